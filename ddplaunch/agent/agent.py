@@ -227,6 +227,7 @@ class Agent:
                 if signum == SIGWINCH:
                     output.show_bars_again(loop.now())
             case node.StopWorkers(signum, ranks, by_cluster):
+                generations.start_notice.end()
                 if generations.inspected is not None:
                     generations.inspected.detach_debuggers()
                 workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)

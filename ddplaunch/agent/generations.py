@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.context import AgentContext, WorkerSetup
 from ddplaunch.agent.events import GroupJoined
+from ddplaunch.agent.start_notice import StartNotice
 from ddplaunch.agent.starter import CannotStart, Starter
 from ddplaunch.agent.workers import CurrentWorkers, Workers
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
-from ddplaunch.report.error_file import JOINED, RAISED, STORE_WANTED
+from ddplaunch.report.error_file import IMPORTED, JOINED, RAISED, STORE_WANTED
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
@@ -46,6 +47,7 @@ class Generations:
         self._inspection: Inspection | None = None
         self._given_up: set[str] = set()  # of what a job can do without
         self._has_joined = False
+        self.start_notice = StartNotice(loop, self.current)
         self.plan = context.draft  # of the last generation, once there is one
 
     # --- its start
@@ -118,6 +120,9 @@ class Generations:
             self.output = self._context.output(setup.plan)  # ranks may have changed
         self.plan = setup.plan
         self.current.workers = Workers(self._loop, setup, self._starter, self.output)
+        if setup.on_terminal and self._context.inputs.spec.verbosity >= 0:
+            first = "starting" if setup.plan.preload is None else f"importing {setup.plan.preload[0]}"
+            self.start_notice.begin(self.output, tuple(sorted(setup.on_terminal)), first)
         self._context.reporter.generation_started(generation.number, generation.port)
 
     def start_no_more(self) -> None:
@@ -132,7 +137,9 @@ class Generations:
         found = self._context.error_files.notifications()
         if JOINED in found and not self._has_joined:
             self._has_joined = True
+            self.start_notice.end()
             self._loop.post(GroupJoined())
+        self.start_notice.imported(found.count(IMPORTED))
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
@@ -152,6 +159,7 @@ class Generations:
             return [node.StartFailed(failure, now)]
         if exit is None:
             return []
+        self.start_notice.end()
         raised = workers.newly_raised() if exit.status != 0 and tells_why else ()
         others = [node.WorkerRaised(other, what, now) for other, what in raised if other != rank]
         return [*others, node.WorkerExited(exit, now)]
@@ -208,6 +216,7 @@ class Generations:
     def reap(self, state: node.State) -> list[WorkerExit]:
         """Release all that the generation held, and give the ends of its workers."""
         workers, self.current.workers = self.current.workers, None
+        self.start_notice.end()
         if workers is not None and self._inspection is not None:
             self.guard("the stacks of the workers are not kept", partial(self._inspection.keep_stacks, workers))
         return workers.reap(state.exits, self._loop.now()) if workers is not None else []

@@ -13,7 +13,7 @@ from ddplaunch.output.streams import Stream
 from ddplaunch.supervise.deadline import soonest
 
 if TYPE_CHECKING:
-    from ddplaunch.output.bars import BarFeed
+    from ddplaunch.output.bars import Bar, BarFeed
     from ddplaunch.output.filter import LineFilter
 
 _NODES_AT_ONCE = 8  # whose bars pass on as often as is seen; of more nodes, less often
@@ -54,6 +54,7 @@ class Output:
         self.muted = False  # what would be shown is dropped and counted
         self.dropped = 0  # bytes so far
         self._hidden = False  # nothing is shown: a debugger has the terminal
+        self._status: tuple[Bar, ...] = ()  # shown in place until a worker writes
 
     def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
         """Expect output of this worker."""
@@ -73,6 +74,8 @@ class Output:
     def received(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
         """Take what a worker wrote."""
         self.written_at[rank] = at
+        if self._status:
+            self.show_status((), "", at)
         self._write(rank, stream, self._plain_text(rank, stream).feed(data, at) if rank in self._on_terminal else data)
         self._show(self._display.feed(rank, stream, data, at), at)
 
@@ -140,6 +143,15 @@ class Output:
         if self._bars is not None and not self._hidden:
             self._bars.flush(at)
 
+    def show_status(self, ranks: tuple[int, ...], text: str, at: float) -> None:
+        """Show in place what these workers do, until one of them writes; an empty text takes it away."""
+        if self._put_bars is None or self._hidden or not (text or self._status):
+            return
+        from ddplaunch.output.bars import Bar  # none without a terminal
+
+        self._status = (Bar(ranks, text),) if text else ()
+        self._feed(self._put_bars).update(at)
+
     def show_bars_again(self, at: float) -> None:
         """Pass on the bars once more: the terminal has another size, or other things on it."""
         if self._bars is not None and not self._hidden:
@@ -163,16 +175,20 @@ class Output:
                 self._put(stream, shown)
 
     def _note_bars(self, put_bars: Callable[[bytes], bool], at: float) -> None:
+        if self._display.bar_ended:
+            self._feed(put_bars).update(at)  # first, since it may now come as a line
+        else:
+            self._feed(put_bars).changed(at)
+        self._display.bars_moved = self._display.bar_ended = False
+
+    def _feed(self, put_bars: Callable[[bytes], bool]) -> BarFeed:
         if self._bars is None:
             from ddplaunch.output.bars import INTERVAL, BarFeed  # most jobs draw none
 
             # however many nodes there are, the command that shows the bars of all gets a limited number of messages
-            self._bars = BarFeed(self._display.bars, put_bars, INTERVAL * max(1.0, self._nodes / _NODES_AT_ONCE))
-        if self._display.bar_ended:
-            self._bars.update(at)  # first, since it may now come as a line
-        else:
-            self._bars.changed(at)
-        self._display.bars_moved = self._display.bar_ended = False
+            interval = INTERVAL * max(1.0, self._nodes / _NODES_AT_ONCE)
+            self._bars = BarFeed(lambda: self._status or self._display.bars(), put_bars, interval)
+        return self._bars
 
     @property
     def is_kept(self) -> bool:

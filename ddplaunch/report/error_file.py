@@ -20,8 +20,8 @@ LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
 _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
 _TORCH = "torch"
-# what a worker writes, see worker/lifecycle.py: it has an exception in its file, has a process group, or lacks torch's store
-RAISED, JOINED, STORE_WANTED = b"rjs"
+# what a worker notifies of, see worker/lifecycle.py: an exception in its file, a process group, torch imported, no store of torch
+RAISED, JOINED, IMPORTED, STORE_WANTED = b"rjis"
 _LONGEST = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
 _SECONDS = 1.0  # for removing folders: a program may have put a million files there; the next job continues
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
@@ -79,12 +79,12 @@ class ErrorFiles:
         """A descriptor that is readable while there are notifications; -1 if there can be none."""
         return self._ends[0]
 
-    def notifications(self) -> set[int]:
-        """Take what workers have written there: RAISED, JOINED, STORE_WANTED, or anything."""
+    def notifications(self) -> bytes:
+        """Take what workers have written there: RAISED, JOINED, IMPORTED, STORE_WANTED, or anything."""
         try:
-            return set(os.read(self._ends[0], 1 << 16))
+            return os.read(self._ends[0], 1 << 16)
         except OSError:  # nothing, or no pipe
-            return set()
+            return b""
 
     def path(self, generation: int, rank: int) -> str:
         """Return the path of the file of a worker; "" if there is no place for it."""

@@ -76,6 +76,7 @@ class Lifecycle:
     def _extend(self, distributed: "Any") -> None:
         """Extend torch.distributed: groups that end without a deadlock, the store as under torchrun, records of collectives."""
         load = self._load
+        self._notify(b"i")
         try:
             process_group = load("process_group")
             process_group["destroy_at_exit"](distributed, lambda: self._failed)
@@ -101,7 +102,7 @@ class Lifecycle:
             pass
 
     def _notify(self, what: bytes) -> None:
-        """Send the agent a byte through its pipe: r for a record, s to host the store, j for a group that was joined.
+        """Send the agent a byte through its pipe: r for a record, i: torch is imported, s: host the store, j: a group was joined.
 
         A pipe, since a signal could hit a process that has got the pid of an agent that ended.
         """

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.agent.start_notice import StartNotice
+from ddplaunch.output.bars import Bar, unpack
+from ddplaunch.output.display import Display
+from ddplaunch.output.sinks import Output
+from ddplaunch.output.streams import BOTH, ShownWorker, Stream
+from tests.loops import FakeLoop
+
+RANKS = (0, 1)
+
+
+class Bed:
+    """Two workers on a terminal, and the rows that stand on it."""
+
+    def __init__(self, pids: tuple[int, ...] = ()) -> None:
+        self.loop = FakeLoop()
+        self.rows: tuple[Bar, ...] = ()
+        self.lines = b""
+        workers = tuple(ShownWorker(rank=rank, local_rank=rank) for rank in RANKS)
+        display = Display(mode="prefix", ranks=workers, terminal=BOTH, live=BOTH)
+        self.output = Output(display, self._put, self._put_bars)
+        running = {rank: SimpleNamespace(pid=pid) for rank, pid in enumerate(pids)}
+        self.workers = SimpleNamespace(waiting=[] if pids else [0, 1], running=running)
+        self.notice = StartNotice(self.loop, SimpleNamespace(workers=self.workers))  # type: ignore[arg-type]
+        for rank in RANKS:
+            self.output.open(rank, None)
+        self.notice.begin(self.output, RANKS, "starting")
+
+    def _put(self, stream: Stream, data: bytes) -> None:
+        assert not self.rows, "a line comes while the row is there"
+        self.lines += data
+
+    def _put_bars(self, message: bytes) -> bool:
+        self.rows = unpack(message)
+        return True
+
+    def wait(self, seconds: float) -> str:
+        """Let so much time pass; return the row."""
+        self.loop.pass_time(seconds)
+        return self.rows[0].text if self.rows else ""
+
+
+def test_the_first_two_seconds_are_silent_and_then_a_row_counts_them() -> None:
+    bed = Bed()
+    assert bed.wait(1.9) == ""
+    assert bed.wait(0.2) == "starting, 2 s"
+    assert bed.wait(10.0) == "starting, 12 s"
+    assert bed.rows[0].ranks == RANKS
+
+
+def test_the_row_is_gone_before_the_first_line_and_comes_no_more() -> None:
+    bed = Bed((os.getpid(), os.getpid()))
+    assert bed.wait(3.0) == "running, nothing printed yet, 3 s"
+    bed.output.received(1, Stream.OUT, b"hello\n", bed.loop.now())
+    assert (bed.rows, bed.lines) == ((), b"[1] hello\n")
+    assert bed.wait(100.0) == ""
+    assert bed.loop.is_idle
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_an_exit_a_group_or_a_stop_ends_it_and_leaves_no_timer(seconds: float) -> None:
+    bed = Bed()
+    bed.wait(seconds)
+    bed.notice.end()
+    assert bed.rows == ()
+    assert bed.loop.is_idle
+
+
+def test_torch_is_imported_until_the_last_worker_has_done_so() -> None:
+    pid = os.getpid()
+    bed = Bed((pid, pid))
+    bed.notice.imported(1)
+    assert bed.wait(2.0) == "importing torch, 2 s"
+    bed.notice.imported(1)
+    assert bed.wait(1.0) == "running, nothing printed yet, 3 s"
+
+
+def test_a_process_that_has_loaded_its_libraries_imports_torch() -> None:
+    torch = "import torch, time; print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", torch], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        bed = Bed((os.getpid(), process.pid))
+        assert bed.wait(2.0) == "importing torch, 2 s"
+        process.communicate(b"\n")
+    assert bed.wait(1.0) == "running, nothing printed yet, 3 s"
+
+
+def test_a_minute_later_it_counts_tens() -> None:
+    bed = Bed()
+    assert bed.wait(61.0) == "starting, 1 min"
+    assert bed.wait(5.0) == "starting, 1 min"
+    assert bed.wait(6.0) == "starting, 1 min 10 s"
+
+
+def test_a_debugger_that_has_the_terminal_is_not_disturbed() -> None:
+    bed = Bed()
+    bed.output.hide(True)
+    assert bed.wait(5.0) == ""
