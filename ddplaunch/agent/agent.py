@@ -76,7 +76,7 @@ class Agent:
         )
         self._shutdown = Shutdown(loop, context, self._signals, pipes, job.requeue)
         self._generations = Generations(loop, context)
-        self._run_socket = RunSocket(loop, context)
+        self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
         self._link: Link | None = None  # until the coordinator is known
         self._state = node.begin(job.policy)
         self._deadline = loop.timer(None, self._deadline_reached)
@@ -195,6 +195,8 @@ class Agent:
                     inspection.forget_client(client)
             case events.ClientsFailed(why):
                 self._run_socket.fail(why)
+            case orders.StreamSent(chunk):
+                self._run_socket.take(chunk)
             # actions of the decision that concern more than the workers
             case node.StartWorkers():
                 generations.begin()

@@ -102,9 +102,10 @@ class Client:
         """Send that the worker has not come by."""
         self.finish(requests.Unreached())
 
-    def hand_over(self) -> socket.socket | None:
-        """Return the connection away, unless it is lost."""
-        self.send(requests.Attached())
+    def hand_over(self, *last: requests.Reply) -> socket.socket | None:
+        """Give the connection away behind these replies, unless it is lost."""
+        for reply in last:
+            self.send(reply)
         if self._sock.fileno() < 0:
             return None
         self._loop.unwatch(self._sock)

@@ -1,4 +1,4 @@
-"""Those that have connected to the socket of the run: bounded in number, size and time. Never waits for any of them."""
+"""Those that have connected to the socket of a run: bounded in number, size and time. Never waits for any of them."""
 
 from __future__ import annotations
 
@@ -7,105 +7,171 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from ddplaunch import __version__
 from ddplaunch.agent.client import Client
 from ddplaunch.agent.context import AgentContext
 from ddplaunch.agent.events import AttachAsked, ClientsFailed, StopAsked
 from ddplaunch.control import requests
+from ddplaunch.control.frames import pack
 from ddplaunch.control.questions import Answer
 from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.link import JobEnd
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.errors import expendable
 from ddplaunch.fields import host as host_name
-from ddplaunch.fields import line, pace, piece, text
+from ddplaunch.fields import line, pace, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
+from ddplaunch.report.other_host import job_in_slurm
 from ddplaunch.report.run_socket import uid_of
 from ddplaunch.supervise.job import SELF_ID, Member
 
 MAX_CLIENTS = 32  # at once
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
+_UNAUTHENTICATED = (
+    "a debugger could run anything, and the nodes of this job have no token by which this one knows node 0: "
+    "see --token-file, or attach on node 0 to the ranks there"
+)
 
 
 class Clients:
-    """They are this user or root, and served one request each."""
+    """They are this user or root, and served one request each: what each asks is posted as `ClientAsked`."""
 
-    def __init__(self, loop: Loop, context: AgentContext, coordinator: Coordinator, listener: socket.socket) -> None:
+    def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._context = context
-        self._coordinator = coordinator
         self._clients: dict[int, Client] = {}  # by number
         self._last = 0  # number given
-        self._acceptor = Acceptor(loop, listener, lambda sock, _: self._guard(partial(self._accepted, sock)))
+        self._acceptor: Acceptor | None = None
+
+    def listen(self, listener: socket.socket) -> None:
+        """Take connections."""
+        self._acceptor = Acceptor(self._loop, listener, lambda sock, _: self._guard(lambda: self.add(sock)))
         self._acceptor.start()
 
-    def _guard(self, call: Callable[[], None]) -> None:
+    def _guard(self, call: Callable[[], object]) -> None:
         expendable(call, lambda why: self._loop.post(ClientsFailed(why)))
 
-    def _accepted(self, sock: socket.socket) -> None:
+    def add(self, sock: socket.socket) -> Client:
+        """Take a client at the other end of this connection."""
         self._last += 1
         client = self._clients[self._last] = Client(self._loop, sock, self._last)
         if (uid := uid_of(sock)) not in (os.getuid(), 0):
             client.refuse(f"this run belongs to another user than {uid}")
         elif len(self._clients) > MAX_CLIENTS:
             client.refuse("too many commands ask this run at once")
+        return client
 
     def get(self, number: int) -> Client | None:
         """Return the client of this number while its connection is there."""
         return self._clients.get(number)
 
+    def forget(self, number: int) -> Client | None:
+        """Forget a client that has gone, and return it."""
+        return self._clients.pop(number, None)
+
+    def reply(self, client: Client, reply: requests.Reply) -> None:
+        """Send a reply; of clients that read too little the slowest is dropped."""
+        client.send(reply)
+        if sum(each.queued for each in self._clients.values()) > MAX_QUEUED:
+            max(self._clients.values(), key=lambda each: each.queued).close()
+
+    def ended(self, end: requests.RunEnded) -> None:
+        """Tell those that wait for it how the job has ended."""
+        for client in [client for client in self._clients.values() if client.awaits_end]:
+            client.finish(end)
+
+    def close(self) -> None:
+        """Drop all, and take none any more; what the kernel has taken still arrives."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for client in list(self._clients.values()):
+            client.close()
+
+
+class RunClients(Clients):
+    """The clients of an agent: that of node 0 answers for the job, any other opens debuggers for it, and says where to ask."""
+
+    def __init__(
+        self, loop: Loop, context: AgentContext, coordinator: Coordinator | None, run_id: Callable[[], str]
+    ) -> None:
+        super().__init__(loop)
+        self._run_id = run_id  # as all nodes know it, "" before they have met
+        self._context = context
+        self._coordinator = coordinator
+        self._of_coordinator: set[Client] = set()
+
+    def add_of_coordinator(self, sock: socket.socket) -> None:
+        """Take a client that has connected to node 0, which asks for it."""
+        self._of_coordinator.add(self.add(sock))
+
     def answer(self, number: int, request: requests.Request) -> None:
         """Answer the request of a client, or post what it asks of the agent."""
         if (client := self._clients.get(number)) is None:
             return
-        client.send(self._run())
+        if self._coordinator is not None:
+            self._answer_for_job(client, request, self._coordinator)
+        elif client not in self._of_coordinator:
+            client.finish(self._elsewhere())
+        elif not isinstance(request.asked, requests.Attach):
+            client.refuse("node 0 answers that itself")
+        elif not self._context.draft.authenticated:
+            client.refuse(_UNAUTHENTICATED)
+        else:
+            self._loop.post(AttachAsked(number, request.asked.rank))
+
+    def _answer_for_job(self, client: Client, request: requests.Request, coordinator: Coordinator) -> None:
+        client.send(self._run(coordinator))
         match request.asked:
             case requests.StopRun():
                 client.awaits_end = True
                 self._loop.post(StopAsked())
             case requests.Attach(rank):
-                self._attach(client, rank)
+                self._attach(client, request, rank, coordinator)
             case question:
                 client.asker = Asker(
                     answered=lambda member, answer: self._guard(
-                        lambda: self._reply(client, _node_reply(member, answer))
+                        lambda: self.reply(client, _node_reply(member, answer))
                     ),
                     done=lambda: self._guard(lambda: client.finish(requests.Done())),
                 )
                 client.limit(request.within)
-                self._coordinator.questions.ask(question, request.within, client.asker)
+                coordinator.questions.ask(question, request.within, client.asker)
 
-    def _attach(self, client: Client, rank: int) -> None:
-        member = _member_of(rank, self._coordinator.state.taking_part)
+    def _attach(self, client: Client, request: requests.Request, rank: int, coordinator: Coordinator) -> None:
+        member = _member_of(rank, coordinator.state.taking_part)
         if member is None:
             client.refuse(f"it has no rank {rank}")
-        elif member.id != SELF_ID:
-            where = f"node {member.place} ({host_name(member.host)})"
-            client.refuse(f"rank {rank} runs on {where}, and a debugger gets only to the ranks of node 0")
-        else:
+        elif member.id == SELF_ID:
             self._loop.post(AttachAsked(client.number, rank))
+        elif (sock := client.hand_over()) is not None:
+            coordinator.open_stream(member.id, sock, pack(requests.encode(request)))
 
-    def _reply(self, client: Client, reply: requests.Reply) -> None:
-        client.send(reply)
-        if sum(each.queued for each in self._clients.values()) > MAX_QUEUED:
-            max(self._clients.values(), key=lambda each: each.queued).close()
-
-    def forget(self, number: int) -> None:
+    def forget(self, number: int) -> Client | None:
         """Have nothing more found out for a client that has gone."""
-        client = self._clients.pop(number, None)
-        if client is not None and client.asker is not None:
-            self._coordinator.questions.forget(client.asker)
+        client = super().forget(number)
+        if client is not None:
+            self._of_coordinator.discard(client)
+            if client.asker is not None and self._coordinator is not None:
+                self._coordinator.questions.forget(client.asker)
+        return client
 
     @property
     def _host(self) -> str:
         return host_name(self._context.inputs.node.host)
 
-    def _run(self) -> requests.Run:
-        state, inputs = self._coordinator.state, self._context.inputs
-        stragglers = self._coordinator.stragglers
+    def _elsewhere(self) -> requests.RunsElsewhere:
+        """Say where the coordinator is."""
+        allocation = self._context.inputs.allocation
+        addresses = allocation.rendezvous.addresses if allocation.rendezvous is not None else ()
+        return requests.RunsElsewhere(
+            run_id=piece(self._run_id()),
+            host=host_name((*allocation.hosts[:1], *addresses, "")[0]),
+            slurm_job=line(job_in_slurm(self._context.inputs.env) if allocation.cluster == "slurm" else ""),
+        )
+
+    def _run(self, coordinator: Coordinator) -> requests.Run:
+        state, inputs = coordinator.state, self._context.inputs
+        stragglers = coordinator.stragglers
         program, members = inputs.spec.program, state.taking_part
         folder = self._context.folder
         return requests.Run(
@@ -125,17 +191,6 @@ class Clients:
             steps_per_second=pace(stragglers.pace) if stragglers is not None else None,
             straggler=piece(str((stragglers and stragglers.straggler) or "")),
         )
-
-    def ended(self, end: JobEnd) -> None:
-        """Tell those that wait for it how the job has ended."""
-        for client in [client for client in self._clients.values() if client.awaits_end]:
-            client.finish(requests.RunEnded(end.status, end.why, text(end.text)))
-
-    def close(self) -> None:
-        """Drop all, and take none any more; what the kernel has taken still arrives."""
-        self._acceptor.close()
-        for client in list(self._clients.values()):
-            client.close()
 
 
 def _member_of(rank: int, members: Iterable[Member]) -> Member | None:

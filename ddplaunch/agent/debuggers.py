@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from ddplaunch.agent.context import AgentContext
 from ddplaunch.agent.workers import CurrentWorkers
+from ddplaunch.control.requests import Attached
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
@@ -103,7 +104,7 @@ class Debuggers:
         elif (
             packet[:1] == b"A"
             and (pending := self._pending.pop(rank, None)) is not None
-            and (visitor := pending.visitor.hand_over()) is not None
+            and (visitor := pending.visitor.hand_over(Attached())) is not None
         ):
             self._attached[rank] = sock, visitor
             self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)

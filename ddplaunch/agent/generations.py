@@ -50,6 +50,13 @@ class Generations:
         self.start_notice = StartNotice(loop, self.current)
         self.plan = context.draft  # of the last generation, once there is one
 
+    @property
+    def run_id(self) -> str:
+        """The name of the run that all nodes know; "" before those that were started one by one have met."""
+        allocation = self._context.inputs.allocation
+        is_known = self.plan is not self._context.draft or allocation.start or allocation.rendezvous is None
+        return self.plan.run_id if is_known else ""
+
     # --- its start
 
     def prepare(self, generation: Generation, address: str | None) -> None:

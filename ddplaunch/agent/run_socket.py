@@ -1,4 +1,4 @@
-"""The socket of the run in the agent's loop, where the job is coordinated. It costs nothing until a client connects.
+"""The socket of the run in the agent's loop: of node 0's, and of the others, which say where to ask. Costs nothing until then.
 
 What fails here never ends a job: its files may have been replaced by those of another version since it started.
 """
@@ -6,20 +6,24 @@ What fails here never ends a job: its files may have been replaced by those of a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ddplaunch.agent.context import AgentContext
+from ddplaunch.agent.pipes import CONTROL
 from ddplaunch.coordinator.link import JobEnd, Link
 from ddplaunch.errors import expendable
+from ddplaunch.fields import text
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.file_messages import LISTEN, pack
 
 if TYPE_CHECKING:  # only a job that is looked into needs it
     from ddplaunch.agent.client import Client
-    from ddplaunch.agent.clients import Clients
+    from ddplaunch.agent.clients import RunClients
     from ddplaunch.control.requests import Request
-    from ddplaunch.coordinator.coordinator import Coordinator
+    from ddplaunch.control.streams import Chunk, Streams
 
 _LONGEST_NAME = 100  # characters of the run's name in that of its socket
 
@@ -27,44 +31,59 @@ _LONGEST_NAME = 100  # characters of the run's name in that of its socket
 class RunSocket:
     """Takes connections from the moment that the writer of files has given it its place."""
 
-    def __init__(self, loop: Loop, context: AgentContext) -> None:
+    def __init__(self, loop: Loop, context: AgentContext, run_id: Callable[[], str]) -> None:
+        """`run_id` gives the name of the run that all nodes know, "" before they have met."""
         self._loop = loop
         self._context = context
-        self._coordinator: Coordinator | None = None
-        self._clients: Clients | None = None
+        self._run_id = run_id
+        self._link: Link | None = None  # while there is a socket
+        self._clients: RunClients | None = None
+        self._streams: Streams | None = None  # of clients that have connected to node 0
+        self._newest = 0  # number of a stream
         self._listens = False
 
     def open(self, link: Link) -> None:
-        """Have the socket made, if the coordinator is here and there is a process that writes files."""
+        """Have the socket made, if there is a process that writes files; of simulated nodes node 0 alone has one."""
         files, context = self._context.files, self._context
-        if link.coordinator is None or files.listener is None:
+        self._link = link
+        if files.listener is None or (link.coordinator is None and context.inputs.spec.simulate):
             return
-        self._coordinator = link.coordinator
         files.listening = self._listening
         name = f"{context.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
         in_folder = context.folder is not None and context.inputs.spec.log_dir is None
         files.put(LISTEN, pack({"name": name, "in_folder": in_folder}))
 
     def _listening(self, reply: Mapping[str, Any]) -> None:
+        if self._link is None:
+            return
         if why := reply.get("why"):
-            self._warn(f"do not reach this run: {why}")
-        elif self._coordinator is not None:
-            assert self._context.files.listener is not None
-            self._listens = True
-            self._loop.watch(self._context.files.listener, lambda: expendable(self._accept, self.fail))
+            if self._link.coordinator is not None:
+                self._warn(f"do not reach this run: {why}")
+            return
+        assert self._context.files.listener is not None
+        self._listens = True
+        self._loop.watch(self._context.files.listener, lambda: expendable(self._accept, self.fail))
+        if self._link.coordinator is not None and self._context.inputs.notifies_starter:
+            place = {"type": "registered", "folder": reply["folder"], "name": reply["name"]}
+            self._context.queue.put(CONTROL, msgspec.json.encode(place))
 
     def _accept(self) -> None:
+        from socket import socket  # with accept()
+
+        files = self._context.files
+        assert files.listener is not None
+        self._loop.unwatch(files.listener)
+        listener, files.listener = socket(fileno=files.listener.detach()), None
+        self._listens = False
+        self._made_clients().listen(listener)
+
+    def _made_clients(self) -> RunClients:
         if self._clients is None:
-            from socket import socket  # with accept()
+            from ddplaunch.agent.clients import RunClients
 
-            from ddplaunch.agent.clients import Clients
-
-            files = self._context.files
-            assert self._coordinator is not None
-            assert files.listener is not None
-            self._loop.unwatch(files.listener)
-            listener, files.listener = socket(fileno=files.listener.detach()), None
-            self._clients = Clients(self._loop, self._context, self._coordinator, listener)
+            assert self._link is not None
+            self._clients = RunClients(self._loop, self._context, self._link.coordinator, self._run_id)
+        return self._clients
 
     def client(self, number: int) -> Client | None:
         """Return the client of this number while its connection is there."""
@@ -74,6 +93,27 @@ class RunSocket:
         """Answer the request of a client."""
         if (clients := self._clients) is not None:
             expendable(lambda: clients.answer(client, request), self.fail)
+
+    def take(self, chunk: Chunk) -> None:
+        """Take a piece of what a client has sent to node 0; with the first one begins a stream, whose numbers ascend."""
+        expendable(lambda: self._take(chunk), self.fail)
+
+    def _take(self, chunk: Chunk) -> None:
+        if self._link is None:
+            return
+        if self._streams is None:
+            from ddplaunch.control.streams import Streams
+
+            self._streams = Streams(self._loop, self._link.send)
+        if chunk.number > self._newest and chunk.data:
+            import socket
+
+            self._newest = chunk.number
+            ours, its = socket.socketpair()
+            its.setblocking(False)
+            self._streams.add(chunk.number, ours)
+            self._made_clients().add_of_coordinator(its)
+        self._streams.take(chunk)
 
     def forget(self, client: int) -> None:
         """Have nothing more found out for a client that has gone."""
@@ -91,13 +131,17 @@ class RunSocket:
     def ended(self, end: JobEnd) -> None:
         """Tell those that wait for it how the job has ended."""
         if (clients := self._clients) is not None:
-            expendable(lambda: clients.ended(end), self.fail)
+            from ddplaunch.control.requests import RunEnded
+
+            expendable(lambda: clients.ended(RunEnded(end.status, end.why, text(end.text))), self.fail)
 
     def close(self) -> None:
         """Take no connections any more, and drop those that there are."""
-        clients, self._clients, self._coordinator = self._clients, None, None
-        if clients is not None:
-            clients.close()
+        parts = self._clients, self._streams
+        self._clients = self._streams = self._link = None
+        for part in parts:
+            if part is not None:
+                part.close()
         if self._listens and (listener := self._context.files.listener) is not None:
             self._loop.unwatch(listener)
             listener.close()

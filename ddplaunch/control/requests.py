@@ -3,7 +3,8 @@
 A request and the replies to it are frames of `frames.py` without a signature: who may connect is the kernel's business. The
 replies to a question are `Run`, a `NodeReply` for each node, as they come, and `Done`; to `StopRun` they are `Run` and, when the
 job has ended, `RunEnded`; to `Attach` they are `Run`, and `Attached` what the worker says then, or `Unreached`. Instead of any of
-them there may be `RequestRefused`.
+them there may be `RequestRefused`, and from a node that is not node 0 `RunsElsewhere`. Where the job was typed, if node 0 is
+elsewhere, its command replies with a `Run` of its own and `TypedHere`, before all that node 0 replies.
 """
 
 from __future__ import annotations
@@ -94,6 +95,21 @@ class RunEnded(Struct, frozen=True, tag="ended"):
     text: Text = ""
 
 
+class TypedHere(Struct, frozen=True, tag="typed"):
+    """The job was typed on this host, and the command that was typed passes questions on to node 0, which replies next."""
+
+    hosts: tuple[Piece, ...]  # by node rank, as ssh is told; none if something else starts the agents
+    python: Piece  # on these
+
+
+class RunsElsewhere(Struct, frozen=True, tag="elsewhere"):
+    """This host has a node of the job, and another the coordinator, which answers for all of them."""
+
+    run_id: Piece  # "": not known before all nodes have met
+    host: Host
+    slurm_job: Line = ""  # its id in Slurm; "" for none
+
+
 class Attached(Struct, frozen=True, tag="attached"):
     """From now on the worker itself replies, with `Said`, and takes lines of text."""
 
@@ -120,7 +136,7 @@ class _Protocol(Struct):
     protocol: Number
 
 
-Reply = Run | NodeReply | Done | RunEnded | Attached | Unreached | Said | RequestRefused
+Reply = Run | NodeReply | Done | RunEnded | TypedHere | RunsElsewhere | Attached | Unreached | Said | RequestRefused
 
 encode = msgspec.json.Encoder().encode
 protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.control.questions import Answered, Ask, NoAnswer, StacksAtEnd
+from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
@@ -126,8 +127,12 @@ class Agents:
                 pass  # it has no part in what it wants killed, or served
             case Answered():
                 self._answered(id, message)
-            case node.HoldTimeout() if not self._coordinator.state.policy.debugs:
+            case node.HoldTimeout(True) if not (
+                self._coordinator.state.policy.debugs or self._coordinator.attaches(id)
+            ):
                 self._dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
+            case Chunk():
+                self._coordinator.take_chunk(id, message)
             case node.ReportIdle() | node.HoldTimeout():
                 self._coordinator.take(id, message)
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():

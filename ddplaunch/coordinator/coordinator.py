@@ -26,9 +26,13 @@ from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
+    from socket import socket
+
     from ddplaunch.control.questions import Answer
+    from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.agents import Agents
     from ddplaunch.coordinator.link import OrderToAll, Report
+    from ddplaunch.coordinator.node_streams import NodeStreams
     from ddplaunch.coordinator.questions import Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
     from ddplaunch.loop.loop import Asked
@@ -61,6 +65,7 @@ class Coordinator:
         self._has_ended = False
         self._over = loop.timer(None, lambda: None)  # then the others have had the time to take note of the end
         self._questions: Questions | None = None
+        self._streams: NodeStreams | None = None
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def join(self, link: Link, member: Member, agents: Agents | None = None) -> None:
@@ -88,6 +93,8 @@ class Coordinator:
             self._agents.state_changed()
         if self._questions is not None and len(self.state.members) < len(before.members):
             self._questions.left(self.state.members)
+        if self._streams is not None and len(self.state.members) < len(before.members):
+            self._streams.left(self.state.members)
 
     def take(self, id: int, report: Report) -> None:
         """Take what an agent reports, unless it was refused or is not a member yet."""
@@ -127,6 +134,27 @@ class Coordinator:
 
             self._questions = Questions(self._loop, lambda: self.state.members, self._order)
         return self._questions
+
+    def open_stream(self, id: int, sock: socket, first: bytes) -> None:
+        """Connect a client to the agent of another node, which gets `first` from it, and may then hold a worker in a debugger."""
+        if self._streams is None:
+            from ddplaunch.coordinator.node_streams import NodeStreams  # few jobs are debugged
+
+            self._streams = NodeStreams(self._loop, self._order, self._stream_ended)
+        self._streams.open(id, sock, first)
+
+    def take_chunk(self, id: int, chunk: Chunk) -> None:
+        """Take what an agent has sent to a client."""
+        if self._streams is not None:
+            self._streams.take(id, chunk)
+
+    def attaches(self, id: int) -> bool:
+        """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
+        return self._streams is not None and id in self._streams
+
+    def _stream_ended(self, id: int) -> None:
+        if id in self.state.held and not self.state.policy.debugs:
+            self.feed(job.TimeoutHeld(id, False))
 
     def joined(self) -> None:
         """Take note that a worker of this generation has a process group."""
@@ -331,6 +359,8 @@ class Coordinator:
     def close(self) -> None:
         """Close all that is open."""
         self._release()
+        if self._streams is not None:
+            self._streams.close()
         if self._agents is not None:
             self._agents.connections.close()
 

@@ -19,6 +19,7 @@ from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 
 if TYPE_CHECKING:
     from ddplaunch.control.questions import Answered, Ask, Forget, Question, StacksAtEnd
+    from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.coordinator import Coordinator
 
 MAX_LEFT = 100  # processes that are named
@@ -92,9 +93,9 @@ SentReport = (
 )
 
 if TYPE_CHECKING:
-    OrderToAll = SentOrder | Ask | Forget
+    OrderToAll = SentOrder | Ask | Forget | Chunk
     Order = OrderToAll | node.StoreOrdered  # the last one to the coordinator's own agent only
-    Report = SentReport | Answered | StacksAtEnd | node.Suspend | node.Resume  # the last two from there only
+    Report = SentReport | Answered | StacksAtEnd | Chunk | node.Suspend | node.Resume  # the last two from there only
 
 
 class QuestionAsked(Struct, frozen=True):
@@ -108,6 +109,12 @@ class QuestionForgotten(Struct, frozen=True):
     """The question of this number need not be answered any more: who has asked is gone."""
 
     number: int
+
+
+class StreamSent(Struct, frozen=True):
+    """The coordinator has sent a piece of what a client says to a worker of this node."""
+
+    chunk: Chunk
 
 
 class Listening(Struct, frozen=True):
@@ -172,10 +179,13 @@ class Link(ABC):
             case _:
                 self._take_question(order)
 
-    def _take_question(self, order: Ask | Forget) -> None:
-        from ddplaunch.control.questions import Ask  # only a job that is looked into needs it
+    def _take_question(self, order: Ask | Forget | Chunk) -> None:
+        from ddplaunch.control.questions import Ask, Forget  # only a job that is looked into needs it
 
-        if isinstance(order, Ask):
-            self._loop.post(QuestionAsked(order.number, order.question))
-        else:
-            self._loop.post(QuestionForgotten(order.number))
+        match order:
+            case Ask(number, question):
+                self._loop.post(QuestionAsked(number, question))
+            case Forget(number):
+                self._loop.post(QuestionForgotten(number))
+            case chunk:
+                self._loop.post(StreamSent(chunk))

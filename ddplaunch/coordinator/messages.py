@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from ddplaunch import fields
 from ddplaunch.control.questions import Answered, Ask, Forget, NoAnswer, StacksAtEnd
+from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator.link import MAX_LEFT, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.errors import below
 from ddplaunch.fields import Backend, Host, Line, Number, Piece, Seconds, decoder, line, piece, text
@@ -79,8 +80,8 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = SentReport | Answered | StacksAtEnd | Hello | Watch | Withdrawal | Pong
-ToAgent = SentOrder | Ask | Forget | Ping
+ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
@@ -189,7 +190,7 @@ def _line_or_none(value: str | None) -> str | None:
 
 # --- when it has arrived: hosts are those of the connections, times those of the receiver's clock
 
-_O = TypeVar("_O", bound="SentOrder | Ask | Forget")
+_O = TypeVar("_O", bound="SentOrder | Ask | Forget | Chunk")
 
 
 def on_arrival(order: _O, at: float) -> _O:

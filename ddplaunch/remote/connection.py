@@ -14,7 +14,7 @@ from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.child import Child
 from ddplaunch.process.start import StartError, Stdio, start, why_not_started
-from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, GreetingDecoder, PipeDecoder
+from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, STREAM, GreetingDecoder, PipeDecoder
 from ddplaunch.remote.remote_job import AgentStart
 from ddplaunch.remote.stdio import OutputPipe
 
@@ -239,6 +239,8 @@ class HostConnection:
                 self._unanswered = 0
             elif tag in (STDOUT, STDERR, OURS, BARS):
                 self._handle_output(tag, content)
+            elif tag == STREAM:
+                self._handler.chunk_received(self, content)
             else:
                 self._handler.report_received(self, content)
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from signal import SIGINT, SIGTERM
+from typing import TYPE_CHECKING
 
 from ddplaunch import __version__, exitcodes
 from ddplaunch.agent import child
-from ddplaunch.agent.events import FrontWaits
+from ddplaunch.agent.events import ClientAsked, ClientGone, ClientsFailed, FrontWaits, StopAsked
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
-from ddplaunch.agent.signals import END_MARGIN, SignalSource
+from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
+from ddplaunch.errors import expendable
 from ddplaunch.fields import Malformed
 from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
@@ -25,6 +28,9 @@ from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, P
 from ddplaunch.remote.remote_job import RemoteJob
 from ddplaunch.remote.startup import QUIT_TIMEOUT, Startup
 from ddplaunch.supervise import node
+
+if TYPE_CHECKING:  # only a job that others than simulated nodes run needs it
+    from ddplaunch.remote.front_socket import FrontSocket
 
 SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, so that one message names all
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed
@@ -66,6 +72,8 @@ class Dispatcher:
         )
         self._addresses: tuple[str, ...] = ()  # of the first host
         self._port: int | None = None  # where the coordinator listens
+        self._world_size = 0  # of the latest generation
+        self._run_socket: FrontSocket | None = None  # for commands typed where the job was, if node 0 runs elsewhere
         self._signum = 0  # the first signal to stop
         self._given_up = 0  # hosts without which the job goes on
         self._front_lost = False
@@ -83,6 +91,8 @@ class Dispatcher:
         while not self._startup.all_closed:
             self._wait()
         verdict = self._statuses.verdict(signum=self._signum, front_lost=self._front_lost)
+        if self._run_socket is not None:
+            self._run_socket.end(verdict.status)
         # of a job that cannot begin agents say that others were cut off: by that host's loss, or by us, because of its error
         if not self._front_lost and not self._statuses.is_prevented:
             self._console.write(self._final_report)
@@ -130,6 +140,15 @@ class Dispatcher:
                 self._forward(signum, escalates)
             case FrontWaits():
                 self._signals.let_front_stop(all_stopped=True)
+            case ClientAsked(number, request) if self._run_socket is not None:
+                self._run_socket.answer(number, request, self._world_size)
+            case StopAsked():
+                # as Ctrl-C does; with another signal if that is ignored here, as after nohup
+                self._signals.received(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
+            case ClientGone(number) if self._run_socket is not None:
+                self._run_socket.forget(number)
+            case ClientsFailed(why):
+                self._no_run_socket(why)
             case node.FrontLost():
                 self._front_lost = True
                 self._console.abandon()
@@ -195,10 +214,12 @@ class Dispatcher:
                 self._port, host.is_ready = port, True
                 for other in self._hosts:
                     self._send_coordinator(other)
+            case messages.Registered() if self._run_socket is None and self._job.starter != "simulate":
+                expendable(lambda: self._open_run_socket(report), self._no_run_socket)
             case messages.Ready():
                 host.is_ready = True
             case messages.Begun(world_size):
-                self._statuses.has_begun = True
+                self._statuses.has_begun, self._world_size = True, world_size
                 self._chaos.begun(world_size)
             case messages.Worker(rank, pid) if self._job.chaos:
                 self._chaos.started(rank, pid)
@@ -217,6 +238,32 @@ class Dispatcher:
                         self._leave(pid, started)
                 self._statuses.ended[host.agent.node_rank] = status
 
+    def chunk_received(self, host: HostConnection, data: bytes) -> None:
+        """Take what the first host's agent replies to a command here.
+
+        Raises:
+            FrameError: it is malformed, or from another host.
+        """
+        try:
+            chunk = messages.chunk(data)
+        except Malformed as error:
+            raise FrameError(f"sent a malformed reply ({error})") from None
+        if host is not self._hosts[0]:
+            raise FrameError("sent a reply that only the first host may send")
+        if (run_socket := self._run_socket) is not None:
+            expendable(lambda: run_socket.take(chunk), self._no_run_socket)
+
+    def _open_run_socket(self, place: messages.Registered) -> None:
+        from ddplaunch.remote.front_socket import FrontSocket
+
+        self._run_socket = FrontSocket.open(self._loop, self._job, self._hosts[0], place)
+
+    def _no_run_socket(self, why: str) -> None:
+        """Do without the socket, because something failed; the job goes on."""
+        if self._run_socket is not None:
+            self._run_socket.close()
+        self._console.notify(f"warning: `ddplaunch ps`, `stop` and `stacks` do not reach this run from here: {why}")
+
     def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:
         """Show output of a host."""
         self._console.show(host, stream, data)
@@ -225,6 +272,8 @@ class Dispatcher:
     def disconnected(self, host: HostConnection) -> None:
         """Handle the end of a host's connection."""
         self._console.forget_bars(host)
+        if host is self._hosts[0] and self._run_socket is not None:
+            self._run_socket.host_lost()
         status = self._statuses.ended.get(host.agent.node_rank)
         if status == exitcodes.BUG:
             self._console.write(host.own_output)

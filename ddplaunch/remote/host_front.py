@@ -25,16 +25,19 @@ from ddplaunch.agent.pipes import (
     Replies,
 )
 from ddplaunch.agent.signals import passed_on
+from ddplaunch.control.streams import Chunk, Streams
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST, of_signal
+from ddplaunch.fields import Malformed
 from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.clock import PROCESS_CLOCK
 from ddplaunch.process.tree import ends_within, has_ended
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
-from ddplaunch.remote.protocol import FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL
+from ddplaunch.remote.protocol import CONNECT, FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, STREAM
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
+from ddplaunch.report import run_socket
 
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 
@@ -66,6 +69,7 @@ class HostFront:
         self._prevented: tuple[int, str] | None = None  # status and text of an agent that never began
         self.left: tuple[tuple[int, int], ...] = ()  # what the agent has left: see `FrontPipes.all_left`
         self._lost = False
+        self._streams: Streams | None = None  # of commands where the job was typed, which ask the agent
         self._question: child.Question | None = None  # to an agent that has to end
         self._ask_again = self._loop.timer(None, self._look_whether_stuck)
         self._is_stuck = False  # the agent has not answered
@@ -219,6 +223,25 @@ class HostFront:
                 self._pipes.pass_on(data[0])
         elif tag == FEWER:
             self._request(ONE_FEWER)
+        elif tag in (CONNECT, STREAM):
+            self._take_chunk(tag, data)
+
+    def _take_chunk(self, tag: bytes, data: bytes) -> None:
+        """Begin or continue the stream of a command that asks the agent over the socket of the run."""
+        if self._streams is None:
+            self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, messages.encode(chunk)))
+        try:
+            if tag == STREAM:
+                self._streams.take(messages.chunk(data))
+                return
+            place = messages.connect(data)
+        except Malformed:
+            self._disconnect()
+            return
+        try:
+            self._streams.add(place.number, run_socket.connect(place.folder, place.name))
+        except (OSError, LaunchError):  # the run has ended, or its agent is stopped, and the kernel keeps no more
+            self._output.put(STREAM, messages.encode(Chunk(place.number)))
 
     def _prevent_start(self, signum: int, *, is_printed: bool = True) -> None:
         """End an agent that has not begun if this signal asks for the end, or, if it is 0, for the loss of the dispatcher."""
@@ -243,6 +266,8 @@ class HostFront:
         self._lost = True
         self._lost_at.cancel()
         self._loop.unwatch(self._input)
+        if self._streams is not None:
+            self._streams.close()
         self._output.abandon()
         if self._pipes is not None:
             self._prevent_start(0)

@@ -12,8 +12,22 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from ddplaunch.control.streams import Chunk
 from ddplaunch.errors import LaunchError
-from ddplaunch.fields import MAX_SEATS, Duration, Host, Keyword, Line, Number, Port, Status, Text, decoder, text
+from ddplaunch.fields import (
+    MAX_SEATS,
+    Duration,
+    Host,
+    Keyword,
+    Line,
+    Number,
+    Piece,
+    Port,
+    Status,
+    Text,
+    decoder,
+    text,
+)
 
 _Stream = Annotated[str, Meta(pattern=r"\A(?:OUT|ERR)\Z")]
 _Pid = Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT
@@ -65,6 +79,14 @@ class CoordinatorAddress(Struct, frozen=True):
     port: Port
 
 
+class Connect(Struct, frozen=True):
+    """To the first host: connect this stream to the socket of the run there."""
+
+    number: Number
+    folder: Piece
+    name: Piece
+
+
 class Addresses(Struct, frozen=True, tag="addresses"):
     """From the first host: the addresses under which others may reach it."""
 
@@ -79,6 +101,13 @@ class Listening(Struct, frozen=True, tag="listening"):
     """From the first host: the coordinator listens."""
 
     port: Port
+
+
+class Registered(Struct, frozen=True, tag="registered"):
+    """From the first host: where the socket of the run lies there."""
+
+    folder: Piece
+    name: Piece
 
 
 class Begun(Struct, frozen=True, tag="begun"):
@@ -128,13 +157,25 @@ class Outcome(Struct, frozen=True, tag="outcome"):
 
 
 Report = (
-    Addresses | Ready | Listening | Begun | Worker | OrderRefused | AgentEnded | FinalReport | FailureText | Outcome
+    Addresses
+    | Ready
+    | Listening
+    | Registered
+    | Begun
+    | Worker
+    | OrderRefused
+    | AgentEnded
+    | FinalReport
+    | FailureText
+    | Outcome
 )
-FromFirst = Addresses | Listening | FailureText | Outcome
+FromFirst = Addresses | Listening | Registered | FailureText | Outcome
 
 encode = msgspec.json.Encoder().encode
 order: Callable[[bytes], Order] = decoder(Order)
 coordinator: Callable[[bytes], CoordinatorAddress] = decoder(CoordinatorAddress)
+connect: Callable[[bytes], Connect] = decoder(Connect)
+chunk: Callable[[bytes], Chunk] = decoder(Chunk)
 report: Callable[[bytes], Report] = decoder(Report)
 
 

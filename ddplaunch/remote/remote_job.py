@@ -23,6 +23,8 @@ class RemoteJob(Struct, frozen=True, kw_only=True):
     """All that the dispatcher needs to know."""
 
     agents: tuple[AgentStart, ...]  # by node rank
+    run_id: str
+    command: tuple[str, ...]  # the program and its arguments
     starter: str
     python: str  # the interpreter on the hosts
     min_nodes: int

@@ -44,9 +44,11 @@ def run_over_ssh(
             hint="debug it in a job of one node, on that host; or start ddplaunch on each node yourself, with --node-rank",
         )
     python = spec.remote_python or sys.executable
-    signals = passed_on(spec.signals)
+    signals, run_id = passed_on(spec.signals), run_id_of(spec)
     job = RemoteJob(
-        agents=_agents(spec, env, allocation, python, reports_to_caller=reports_to_caller),
+        agents=_agents(spec, env, allocation, python, run_id, reports_to_caller=reports_to_caller),
+        run_id=run_id,
+        command=(spec.program.target, *spec.program.args),
         starter=allocation.starter,
         python=python,
         min_nodes=allocation.nnodes[0],
@@ -65,7 +67,7 @@ def run_over_ssh(
 
 
 def _agents(
-    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str, *, reports_to_caller: bool
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str, run_id: str, *, reports_to_caller: bool
 ) -> tuple[AgentStart, ...]:
     try:
         cwd = os.getcwd()
@@ -74,7 +76,6 @@ def _agents(
             f"the current folder: {why_failed(error)}",
             hint="ddplaunch runs on each host in the folder where it was typed: change to one that exists",
         ) from None
-    run_id = run_id_of(spec)
     token = os.urandom(32).hex()
     sent, screen = environment.sent(secret.public(env)), Screen.here(env)
 

@@ -204,7 +204,7 @@ class _Writer:
                 self._socket = folder, name
         listener.close()  # the agent has it too, and is to be the last to close it
         if self._socket is not None:
-            self.reply(listening=True)
+            self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{self._socket[0]}"), name=self._socket[1])
         elif why := run_socket.problem():
             self.reply(listening=False, why=why)
 

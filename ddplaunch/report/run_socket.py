@@ -11,6 +11,8 @@ import stat
 import struct
 from contextlib import suppress
 
+from ddplaunch.errors import LaunchError
+
 NAME = "socket"  # in the folder of a run
 _BACKLOG = 64
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: unix(7), SO_PEERCRED
@@ -73,6 +75,30 @@ def listen(sock: socket.socket, folder: int, name: str) -> None:
         raise
     finally:
         os.umask(before)
+
+
+def connect(folder: str, name: str) -> socket.socket:
+    """Connect to the socket of a run.
+
+    Raises:
+        BlockingIOError: a process listens there, and takes no connections.
+        OSError: no process listens there.
+        LaunchError: it is another user's.
+    """
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.setblocking(False)  # where too many wait already, it is an error
+        sock.connect(address(opened, name))
+        sock.setblocking(True)
+        if (uid := uid_of(sock)) not in (os.getuid(), 0) and os.getuid() != 0:
+            raise LaunchError(f"{folder}/{name} belongs to another user ({uid})")
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.close(opened)
+    return sock
 
 
 def remove_refusing(path: str, name: str) -> None:

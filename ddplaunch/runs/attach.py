@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ddplaunch.control import requests
-from ddplaunch.control.questions import WorkerStatus
 from ddplaunch.errors import LaunchError, below, count, visible
 from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.fields import Malformed
-from ddplaunch.process import tree
 from ddplaunch.runs import client, find, stacks
 from ddplaunch.runs.known import Known, heading
 
@@ -45,9 +43,6 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
     rank = int(asked or 0)
     if size and rank >= size:
         raise find.no_such_ranks(name, [rank], size)
-    for node, worker in find.workers_of(chosen):
-        if worker.rank == rank and node.node_rank:
-            raise _out_of_reach(chosen.run.run_id if chosen.run else name, node, worker)
     try:
         with client.connect(chosen.place) as sock:
             return _talk(sock, known, rank, env, write)
@@ -57,25 +52,6 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
         raise LaunchError(f"run {name} answers what this version does not understand: {error}") from None
     except OSError:
         raise LaunchError(f"run {name} has just ended", status=NODE_LOST) from None
-
-
-def _out_of_reach(run_id: str, node: requests.NodeReply, worker: WorkerStatus) -> LaunchError:
-    rank, pid = worker.rank, worker.pid
-    where = "here" if _is_here(run_id, worker) else f"on {node.host}"
-    return LaunchError(
-        f"rank {rank} runs on node {node.node_rank} ({node.host}), and a debugger gets only to the ranks of node 0",
-        hint=f"`ddplaunch stacks -r {rank}` shows from here where it is; {where} type `py-spy dump --pid {pid}` "
-        f"or `gdb -p {pid}`",
-    )
-
-
-def _is_here(run_id: str, worker: WorkerStatus) -> bool:
-    """Whether this worker of another node is a process of this machine: the node is a simulated one."""
-    try:
-        variables = tree.content(f"/proc/{worker.pid}/environ").split(b"\0")
-    except OSError:
-        return False
-    return f"RANK={worker.rank}".encode() in variables and f"DDPLAUNCH_RUN_ID={run_id}".encode() in variables
 
 
 def _talk(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:

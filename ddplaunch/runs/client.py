@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 from collections.abc import Iterator, Sequence
@@ -45,6 +44,8 @@ class RunReplies(Struct, frozen=True):
     run: requests.Run | None
     nodes: tuple[requests.NodeReply, ...]
     problem: str
+    elsewhere: requests.RunsElsewhere | None = None  # all that a node of it says that is not node 0
+    typed: requests.TypedHere | None = None  # it was typed here, and node 0 is elsewhere
 
 
 def ask_all(places: Sequence[SocketPlace], asked: Question, within: float) -> list[RunReplies]:
@@ -85,20 +86,7 @@ def connect(place: SocketPlace) -> socket.socket:
         OSError: no process listens there.
         LaunchError: it is another user's.
     """
-    folder = os.open(place.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.setblocking(False)  # where too many wait already, it is an error
-        sock.connect(run_socket.address(folder, place.name))
-        sock.setblocking(True)
-        if (uid := run_socket.uid_of(sock)) not in (os.getuid(), 0) and os.getuid() != 0:
-            raise LaunchError(f"{place.path} belongs to another user ({uid})")
-    except BaseException:
-        sock.close()
-        raise
-    finally:
-        os.close(folder)
-    return sock
+    return run_socket.connect(place.folder, place.name)
 
 
 def replies_of(
@@ -137,6 +125,8 @@ class _Conversation:
         self._run: requests.Run | None = None
         self._nodes: list[requests.NodeReply] = []
         self._problem = ""
+        self._typed: requests.TypedHere | None = None
+        self._elsewhere: requests.RunsElsewhere | None = None
         self._is_complete = False
         self.has_gone = False  # it ended before it had answered anything
 
@@ -149,7 +139,7 @@ class _Conversation:
         except OSError:
             data = b""
         if not data:
-            self.has_gone = self._run is None
+            self.has_gone = self._run is None and self._elsewhere is None
             return False
         self._decoder.feed(data)
         try:
@@ -163,8 +153,13 @@ class _Conversation:
 
     def _take(self, reply: requests.Reply) -> bool:
         match reply:
+            case requests.TypedHere():
+                self._typed = self._typed or reply  # the first is of a process here, any other would be of node 0
             case requests.Run():
                 self._run = reply
+            case requests.RunsElsewhere():
+                self._elsewhere = reply
+                return False
             case requests.NodeReply():
                 self._nodes.append(reply)
             case requests.RequestRefused(reason):
@@ -178,7 +173,7 @@ class _Conversation:
     def replies(self) -> RunReplies:
         """What has come."""
         problem = self._problem or ("" if self._is_complete else _why_silent(self._sock))
-        return RunReplies(self._place, self._run, tuple(self._nodes), problem)
+        return RunReplies(self._place, self._run, tuple(self._nodes), problem, self._elsewhere, self._typed)
 
 
 def _why_silent(sock: socket.socket) -> str:

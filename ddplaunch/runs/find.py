@@ -44,11 +44,11 @@ _IN_SHELLS = re.compile(r"[\w.+:@%=-]+")
 
 
 class Elsewhere(Struct, frozen=True):
-    """A run whose folder is here, since the home is shared, and which goes on on another host."""
+    """A run that is asked on another host: its folder is here, since the home is shared, or a node of it that is not node 0."""
 
     run_id: str
     host: str
-    folder: str
+    folder: str  # "": none is here
     slurm_job: str = ""  # its id in Slurm; "" for none, or while that is not known
 
     def line(self, words: Sequence[str]) -> str:
@@ -82,16 +82,39 @@ def folders(env: Mapping[str, str]) -> list[str]:
     return [f"{runs}/{name}" for name in names if not name.startswith(".")]  # such a one is being removed
 
 
+class Found(Struct, frozen=True):
+    """The runs of this user that go on."""
+
+    here: list[RunReplies]  # that are asked here
+    there: list[Elsewhere]
+
+
 def running(env: Mapping[str, str]) -> list[RunReplies]:
-    """Ask all runs of this user on this host how they are."""
+    """Ask all runs of this user that can be asked on this host how they are."""
+    return [replies for replies in _asked(env) if replies.elsewhere is None]
+
+
+def look(env: Mapping[str, str]) -> Found:
+    """Ask all runs of this user on this host how they are, and find those of other hosts."""
+    asked = _asked(env)
+    here = [replies for replies in asked if replies.elsewhere is None]
+    known = {name_of(replies) for replies in here}
+    there = {run.run_id: run for run in _by_folders(env, known)}
+    for replies in asked:
+        if (said := replies.elsewhere) is not None and said.run_id and said.run_id not in known:
+            run = Elsewhere(line(said.run_id), said.host, "", said.slurm_job)
+            there.setdefault(run.run_id, run)
+    return Found(here, list(there.values()))
+
+
+def _asked(env: Mapping[str, str]) -> list[RunReplies]:
     return ask_all(list(places(env)), AskStatus(), ANSWER_WITHIN)
 
 
-def elsewhere(env: Mapping[str, str], here: Sequence[RunReplies]) -> list[Elsewhere]:
-    """Return the runs that go on on other hosts; `here` are those of this one."""
+def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Elsewhere]:
+    """Return the runs that go on on other hosts, by their folders; those that are known are asked here."""
     import socket
 
-    known = {name_of(replies) for replies in here}
     found = []
     for folder in folders(env):
         if os.path.basename(folder) in known or not goes_on(folder, for_sure=True):
@@ -173,14 +196,15 @@ def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) 
     Raises:
         LaunchError: there is none, or it is not clear which.
     """
-    here = [*map(of_running, running(env))]
     if named == "":
         raise LaunchError("no run is named: the argument is empty", hint=_SHOWS)
+    found_runs = look(env)
+    here = [*map(of_running, found_runs.here)]
     if named is None:
         if len(here) == 1:
             return here[0]
         if not here:
-            raise _none(env, "none of your jobs runs here", elsewhere(env, ()), (verb, *options))
+            raise _none(env, "none of your jobs runs here", found_runs.there, (verb, *options))
         raise several(f"{len(here)} of your jobs run here", here, verb, *options)
     if os.sep in named:
         return _by_folder(env, named, here)
@@ -195,8 +219,8 @@ def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) 
             return found[0]
         raise several(f"{line(named)} may be any of {len(found)} jobs that run here", found, verb, *options)
     fitting = newest_first(meant(named, [*map(of_folder, ended)]))
-    ids = {run.run_id for run in fitting}
-    if there := [run for run in elsewhere(env, [run.replies for run in here if run.replies]) if run.run_id in ids]:
+    ids = {run.run_id for run in (*fitting, *meant(named, [Known(run_id=run.run_id) for run in found_runs.there]))}
+    if there := [run for run in found_runs.there if run.run_id in ids]:
         raise _none(env, f"there is no run {line(named)} here", there, (verb, *options))
     if fitting:
         last = fitting[0]

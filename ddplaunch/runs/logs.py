@@ -23,7 +23,7 @@ from ddplaunch.process.regular_file import read_json
 from ddplaunch.report.folders import goes_on
 from ddplaunch.report.run_name import short
 from ddplaunch.report.words import these_ranks
-from ddplaunch.runs import find
+from ddplaunch.runs import find, remote_logs
 from ddplaunch.runs.known import Known, heading, meant, newest_first, of_folder, of_running, several
 from ddplaunch.runs.log_files import LogFile, LogReader, logs_of
 
@@ -104,6 +104,9 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
         say(f"since {want.yesterday} yesterday")
     run, others = _run(env, named, want)
     folder = run.folder
+    if remote_logs.is_elsewhere(run):
+        say(f"logs of {heading(run)}")
+        return remote_logs.show(run, want.ranks, _without_ranks(want.typed), follow=want.follow, say=say)
     say(_heading(run, others))
     logs = _chosen(folder, logs_of(folder), want)
     several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
@@ -125,6 +128,10 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
     if want.follow:
         say(f"{run.name} {_how_it_ended(folder)}")
     return OK
+
+
+def _without_ranks(typed: tuple[str, ...]) -> tuple[str, ...]:
+    return typed[2:] if typed[:1] == ("-r",) else typed
 
 
 class _ShownLog:
@@ -221,7 +228,7 @@ def _run(env: Mapping[str, str], named: str | None, want: Wanted) -> tuple[Known
     ids = {run.run_id for run in running}
     runs = [*running, *(of_folder(folder) for folder in find.folders(env) if os.path.basename(folder) not in ids)]
     if named is None:
-        if not (with_logs := [run for run in runs if run.folder]):
+        if not (with_logs := [run for run in runs if run.folder or remote_logs.is_elsewhere(run)]):
             raise LaunchError("there is no run with logs", hint="`ddplaunch logs FOLDER` reads those of --log-dir")
         latest = newest_first(with_logs)[0] if want.follow else max(with_logs, key=lambda run: run.began)
         return latest, [run for run in running if run is not latest]
@@ -234,7 +241,7 @@ def _run(env: Mapping[str, str], named: str | None, want: Wanted) -> tuple[Known
         raise several(f"{printable(named)} may be any of {len(found)} runs", found, "logs", *want.typed)
     if not found:
         raise find.removed_run(env, named) or find.no_such_run(env, named, runs, "logs")
-    if not found[0].folder:
+    if not found[0].folder and not remote_logs.is_elsewhere(found[0]):
         hint = "see `--log-dir`, and what the command said at its start"
         raise LaunchError(f"run {found[0].name} keeps no logs", hint=hint)
     return found[0], []

@@ -40,8 +40,8 @@ _STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
 
 def show(env: Mapping[str, str], *, as_json: bool) -> str:
     """Ask all running jobs how they are, and return the answer for stdout."""
-    here = find.running(env)
-    there = find.elsewhere(env, here)
+    found = find.look(env)
+    here, there = found.here, found.there
     if as_json:
         import json
 

@@ -2,8 +2,8 @@
 
 A host is a set of Linux namespaces (host.py); a switch, in another network namespace, holds the bridge into which all are
 plugged, so nothing is added to the network of the machine itself, and beds do not meet. Files are shared as on a cluster with
-a network file system, but for /run, /dev/shm, /etc, /sys and /srv, which is the host's local disk. All ends with the process
-that made the bed, killed or not. It needs root.
+a network file system, but for /run, /dev/shm, /etc, /sys, the sockets of runs in /tmp, and /srv, which is the host's local disk.
+All ends with the process that made the bed, killed or not. It needs root.
 
 What a fault looks like to the others: cut and power_cut are silence; crash is a kernel that closes every connection.
 """

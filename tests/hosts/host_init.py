@@ -28,10 +28,13 @@ def mount(source: str, target: str, kind: str = "none", flags: int = 0, options:
 
 
 def own_places() -> None:
-    """Return the host its own /run, /dev/shm, /srv (its local disk) and /etc, and a /sys that shows its own network."""
+    """Give the host its own /run, /dev/shm, /srv (its local disk), /etc and sockets of runs, and a /sys of its own network."""
     mount("run", "/run", "tmpfs", options="mode=755")
     mount("shm", "/dev/shm", "tmpfs", options="mode=1777")
     mount("local", "/srv", "tmpfs", options="mode=1777")
+    sockets = f"/tmp/ddplaunch-{os.getuid()}"  # of runs: /tmp is shared, which a host's is not
+    os.makedirs(sockets, 0o700, exist_ok=True)
+    mount("sockets", sockets, "tmpfs", options="mode=700")
     subprocess.run(["cp", "-a", "/etc", "/run/etc"], check=True)
     mount("/run/etc", "/etc", flags=MS_BIND)
     os.mkdir("/run/cgroup")

@@ -8,8 +8,10 @@ import subprocess
 
 import pytest
 
+from ddplaunch.control.requests import Attach, RequestRefused
 from ddplaunch.report.run_name import short
-from tests.conftest import until
+from ddplaunch.runs import client, find
+from tests.conftest import PATIENCE, until
 from tests.process.terminal import CTRL_C, CTRL_D, ENTER, Terminal, stopped, typed
 from tests.process.test_debug import PDB, enter
 
@@ -32,12 +34,13 @@ def attach(job):
     return lambda run, rank: typed(job, "attach", "-r", rank, run, env={"NO_COLOR": "1"})
 
 
-def finish(job) -> None:
-    """Let the ranks count no further; the job ends well."""
+def finish(job) -> str:
+    """Let the ranks count no further; the job ends well. Give what it has said."""
     (job.home / "signs" / "enough").touch()
     result = job.wait().expect(0)
     assert "[1] counted True" in result.out
     job.nothing_left()
+    return str(result.err)
 
 
 def detached(job, run: str, rank: int, attach) -> Terminal:
@@ -159,25 +162,53 @@ def test_who_cannot_be_attached_to_is_named(job, runs, attach):
     job.wait()
 
 
-def test_a_rank_of_another_node_is_named_with_what_reaches_it_and_ranks_are_completed(job, program, attach):
-    job.start("--nnodes", 2, "--simulate", "--nproc-per-node", 1, program("attached"), "counts", "counts")
+def test_a_rank_of_another_node_is_debugged_from_here_and_ranks_are_completed(job, program, attach):
+    options = ("--nnodes", 2, "--simulate", "--nproc-per-node", 1, "--timeout", "1h")
+    job.start(*options, program("attached"), "count", "count")
     job.signs("ready", 2)
     run = str(job.folder.name)
-
-    def is_refused() -> bool:  # a node that has not answered within a second, as on a busy machine, has told no pid
-        shown = " ".join(attach(run, 1).sees_the_end().split())
-        assert "rank 1 runs on node 1 (node-1), and a debugger gets only to the ranks of node 0" in shown
-        return bool(re.search(r"; here type `py-spy dump --pid (\d+)` or `gdb -p \1`", shown))
+    terminal = attach(run, 1)
+    terminal.sees("rank 1 is held", PDB)
+    assert enter(terminal, "p __import__('signs').RANK") == "1"
+    long = enter(terminal, "p 'x' * 3_000_000")
+    assert long.count("x") >= 3_000_000
+    assert attach(run, 1).sees_the_end() == f"error: run {short(run)}: rank 1 has a debugger already\r\n"
+    terminal.press("c", ENTER)
+    terminal.sees("ddplaunch: rank 1 goes on")
+    assert terminal.status() == 0
+    terminal = detached(job, run, 1, attach)
+    os.kill(terminal.child.pid, signal.SIGKILL)
+    terminal.child.wait()
+    terminal = detached(job, run, 1, attach)
+    terminal.press(CTRL_D)
+    assert terminal.status() == 0
 
     def are_completed() -> bool:
         asked = {"_DDPLAUNCH_COMPLETE": "fish_complete", "COMP_WORDS": f"ddplaunch attach {run} -r ", "COMP_CWORD": ""}
         done = subprocess.run(job.argv(), env={**job.env, **asked}, capture_output=True, text=True, check=False)
         return re.findall(r"(\d)\tpid \d+ on (node-\d), ", done.stdout) == [("0", "node-0"), ("1", "node-1")]
 
-    until(is_refused, "the pid on the other node")
     until(are_completed, "the ranks of both nodes")
-    job.process.send_signal(signal.SIGTERM)
-    job.wait()
+    said = finish(job)
+    assert said.count("node-1) holds a worker in a debugger: --timeout waits until it is left") == 1
+    assert "nobody debugs this job" not in said
+
+
+def test_nodes_that_share_no_secret_open_no_debugger_for_each_other(nodes, program):
+    flags = (program("attached"), "count", "count")
+    for number in range(2):
+        nodes.node(*nodes.static(2, number), *flags)
+    nodes.signs("ready", 2)
+    [run] = until(
+        lambda: [run for run in find.running(nodes.env) if run.run and run.run.folder.startswith(str(nodes.home))],
+        "the run",
+    )
+    with client.connect(run.place) as sock:
+        *_, refused = client.replies_of(sock, Attach(1), PATIENCE)
+    assert isinstance(refused, RequestRefused)
+    assert "the nodes of this job have no token" in refused.reason
+    (nodes.home / "signs" / "enough").touch()
+    assert nodes.statuses() == [0, 0]
 
 
 def test_a_program_that_is_no_python_cannot_be_attached_to(job, attach):

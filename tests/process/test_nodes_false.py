@@ -3,6 +3,7 @@
 import fcntl
 import socket
 import time
+from base64 import b64decode, b64encode
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from ddplaunch.agent.inspection import MAX_QUESTIONS
 from ddplaunch.control import requests
+from ddplaunch.control.frames import LIMIT, Decoder, pack
 from ddplaunch.control.handshake import Server
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
 from ddplaunch.process.start import STACKS_FD
@@ -100,6 +102,12 @@ def test_malformed_stacks_are_dropped_with_one_warning_and_the_node_is_kept(memb
     assert nodes.started[0].err.count("warning: what visitor has sent about its workers was dropped: ") == 1
 
 
+def socket_of(nodes):
+    """Where the socket of the job is."""
+    [place] = until(lambda: [place for place in find.places(nodes.env) if nodes.folder.name in place.name], "a socket")
+    return place
+
+
 WORKER_0 = [0, 0, 1, "cpu", "running", "", 1.0, 0.5, 4096, None]
 
 
@@ -107,7 +115,7 @@ WORKER_0 = [0, 0, 1, "cpu", "running", "", 1.0, 0.5, 4096, None]
     "answer", [{"type": "status", "workers": [WORKER_0]}, {"type": "stacks", **OF_RANK_0}], ids=["status", "stacks"]
 )
 def test_an_answer_about_workers_of_others_is_not_passed_on(member, nodes, answer):
-    [place] = until(lambda: [place for place in find.places(nodes.env) if nodes.folder.name in place.name], "a socket")
+    place = socket_of(nodes)
 
     def ask() -> dict[int | None, Any] | None:
         """The answers by node; None if another `ddplaunch ps` on this machine asked the run in between, or it was too busy."""
@@ -129,6 +137,45 @@ def test_an_answer_about_workers_of_others_is_not_passed_on(member, nodes, answe
     assert answers[1] == NoAnswer("speaks of workers that are not its own")
     dropped = "warning: what visitor has sent about its workers was dropped: it speaks"
     until(lambda: dropped in nodes.started[0].err, "the warning")
+    (nodes.home / "signs" / "go").touch()
+    until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
+    member.say(ended(exits=[ENDED_WELL]))
+    assert member.hear("quit")["status"] == 0
+    member.sock.close()
+    assert nodes.statuses() == [0]
+
+
+def heard_chunk(member: Visitor) -> dict[str, Any]:
+    """Wait for a piece of a stream, or its end."""
+    while (chunk := member.hear("chunk"))["taken"]:
+        pass
+    return chunk
+
+
+def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(member, nodes):
+    nobody = "it holds a worker in a debugger, and nobody debugs this job"
+    with client.connect(socket_of(nodes)) as sock:
+        sock.settimeout(PATIENCE)
+        sock.sendall(pack(requests.encode(requests.Request(requests.Attach(1)))))
+        asked = member.hear("chunk")
+        assert requests.for_agent(b64decode(asked["data"])[4:]).asked == requests.Attach(1)
+        number = asked["number"]
+        member.say({"type": "held", "held": True})
+        for reply in (requests.Attached(), requests.Said("(Pdb) ", asks=True)):
+            member.say({"type": "chunk", "number": number, "data": b64encode(pack(requests.encode(reply))).decode()})
+        member.say({"type": "chunk", "number": number + 1, "data": "bm9uc2Vuc2U="})
+        received, decoder = [], Decoder(LIMIT)
+        while len(received) < 3:
+            decoder.feed(sock.recv(1 << 16))
+            while (frame := decoder.take()) is not None:
+                received.append(requests.for_client(frame))
+        assert [type(reply).__name__ for reply in received] == ["Run", "Attached", "Said"]
+        assert nobody not in nodes.started[0].err
+        sock.sendall(b"where\n")
+        assert b64decode(heard_chunk(member)["data"]) == b"where\n"
+    assert not heard_chunk(member)["data"], "the end"
+    member.say({"type": "held", "held": True})
+    until(lambda: nobody in nodes.started[0].err, "the warning")
     (nodes.home / "signs" / "go").touch()
     until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
     member.say(ended(exits=[ENDED_WELL]))

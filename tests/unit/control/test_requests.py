@@ -42,6 +42,8 @@ TO_CLIENT: list[dict[str, Any]] = [
     {"type": "node", "node_rank": None, "host": "a", "answer": {"type": "none", "reason": "was lost"}},
     {"type": "done"},
     {"type": "ended", "status": 130, "why": "signalled", "text": ""},
+    {"type": "typed", "hosts": ["a", "me@b"], "python": "/usr/bin/python3"},
+    {"type": "elsewhere", "run_id": "20261122-1", "host": "a", "slurm_job": "7"},
     {"type": "attached"},
     {"type": "unreached"},
     {"type": "said", "text": "(Pdb) ", "asks": True, "ends": False},

@@ -89,6 +89,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"type": "pong", "sent": 1.0, "at": 2.0},
     {"type": "answered", "number": 1, "answer": {"type": "status", "workers": [WORKER]}},
     {"type": "answered", "number": 1, "answer": {"type": "none", "reason": "was lost"}},
+    {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,
@@ -99,6 +100,7 @@ TO_AGENT: list[dict[str, Any]] = [
     {"type": "ping", "sent": 1.0},
     {"type": "ask", "number": 1, "question": {"type": "status"}},
     {"type": "forget", "number": 1},
+    {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
 ]
 CASES = [(messages.for_coordinator, message) for message in TO_COORDINATOR] + [
     (messages.for_agent, message) for message in TO_AGENT

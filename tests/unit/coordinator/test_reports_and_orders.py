@@ -20,6 +20,7 @@ from ddplaunch.control.questions import (
     StacksAtEnd,
     WorkerStatus,
 )
+from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.fields import Malformed
@@ -39,7 +40,7 @@ AGREED = Agreed(
     backend="gloo",
     backend_reason="no accelerator",
 )
-REPORTS: list[SentReport | Answered | StacksAtEnd] = [
+REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
     node.ReportStopping(Why.FAILED, SIGTERM),
     node.ReportStopping(Why.FRONT_LOST, 0),
     node.ReportStopping(Why.SIGNALLED, SIGTERM, by_cluster=True),
@@ -49,6 +50,7 @@ REPORTS: list[SentReport | Answered | StacksAtEnd] = [
     node.HoldTimeout(True),
     node.RequestStore(),
     Forward(SIGUSR1),
+    Chunk(1, b"said", 2),
     Answered(1, NodeStatus((WorkerStatus(3, 1, 9, "cpu", "ended", "exit status 3", 1.0, 0.5, 0, None),))),
     StacksAtEnd(4, NodeStacks((), ((0, 3),), (SentProcess(3, 7, "python", (), "stopped", False, (), ""),))),
     NodeEnd(4, (END,), None, (), Traces(oom_kills=1, shm=(64, 8), log_folder="/runs/1")),
@@ -60,7 +62,7 @@ REPORTS: list[SentReport | Answered | StacksAtEnd] = [
         Traces(oom_kills=0, shm=None, log_folder=None),
     ),
 ]
-ORDERS: list[SentOrder | Ask | Forget] = [
+ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
     Generation(number=1, restarts=1, port=29500, agreed=AGREED),
     JobEnd(138, "signalled", "ddplaunch: stopped\n", SIGUSR1, True),
     node.StopOrdered(SIGTERM, NOW),
@@ -69,18 +71,19 @@ ORDERS: list[SentOrder | Ask | Forget] = [
     node.KillOrdered(NOW),
     Ask(1, AskStatus()),
     Forget(1),
+    Chunk(1, b"said", 2),
     Forward(SIGUSR1),
 ]
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: type(report).__name__)
-def test_a_report_arrives_as_it_was_sent(report: SentReport | Answered | StacksAtEnd) -> None:
+def test_a_report_arrives_as_it_was_sent(report: SentReport | Answered | StacksAtEnd | Chunk) -> None:
     arrived = messages.for_coordinator(messages.encode(messages.fitted(report)))
     assert (messages.on_our_clock(arrived, "b", 0.0) if isinstance(arrived, NodeEnd) else arrived) == report
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
-def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder | Ask | Forget) -> None:
+def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder | Ask | Forget | Chunk) -> None:
     arrived = messages.for_agent(messages.encode(messages.fitted(order)))
     assert not isinstance(arrived, messages.Ping)
     later = messages.on_arrival(arrived, NOW + 1000.0)

@@ -20,6 +20,7 @@ REPORTS: list[dict[str, Any]] = [
     {"type": "addresses", "addresses": ["gpu01", "10.0.0.1"]},
     {"type": "ready"},
     {"type": "listening", "port": 29501},
+    {"type": "registered", "folder": "/tmp/ddplaunch-1000", "name": "20261122-1.0123abcd"},
     {"type": "begun", "world_size": 4},
     {"type": "worker", "rank": 3, "pid": 4711},
     {"type": "refused", "message": "no such file", "hint": None, "status": 2},
@@ -59,6 +60,8 @@ CASES: list[tuple[Callable[[bytes], Any], dict[str, Any]]] = [
     *((messages.report, report) for report in REPORTS),
     (messages.order, ORDER),
     (messages.coordinator, {"addresses": ["a"], "port": 1}),
+    (messages.connect, {"number": 1, "folder": "/tmp/ddplaunch-1000", "name": "20261122-1.0123abcd"}),
+    (messages.chunk, {"type": "chunk", "number": 1, "data": TEXT, "taken": 2}),
 ]
 
 
@@ -80,6 +83,6 @@ def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harml
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_refused_in_one_way(payload: bytes) -> None:
-    for decode in (messages.report, messages.order, messages.coordinator):
+    for decode in (messages.report, messages.order, messages.coordinator, messages.connect, messages.chunk):
         with pytest.raises(Malformed):
             decode(payload)

@@ -59,7 +59,7 @@ def test_a_run_of_another_host_is_named_as_long_as_it_goes_on_there(tmp_path, en
     with (folder(tmp_path, "far", "gpu07") / "events.jsonl").open() as held:
         folder(tmp_path, "over", "gpu08")
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert [(run.run_id, run.host) for run in find.elsewhere(env, [])] == [("far", "gpu07")]
+        assert [(run.run_id, run.host) for run in find.look(env).there] == [("far", "gpu07")]
         assert ps.show(env, as_json=False) == f"far: runs on gpu07 (`ssh gpu07 {DDPLAUNCH} ps`)"
         assert json.loads(ps.show(env, as_json=True))[0]["host"] == "gpu07"
         for named in (None, "far", "fa"):
@@ -95,7 +95,7 @@ def test_an_id_in_slurm_that_is_none_goes_on_no_command_line(tmp_path, env, job)
     (path / "plan.json").write_text(json.dumps({"slurm_job": job}))
     with (path / "events.jsonl").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert [run.slurm_job for run in find.elsewhere(env, [])] == [""]
+        assert [run.slurm_job for run in find.look(env).there] == [""]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\n", b"[]\n", b"{}\n", b'{"host": "x"' + b" " * 100_000])
@@ -104,7 +104,7 @@ def test_a_damaged_file_of_events_hides_that_run_only(tmp_path, env, content):
     file.write_bytes(content)
     with file.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert find.elsewhere(env, []) == []
+        assert find.look(env).there == []
 
 
 def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_named():

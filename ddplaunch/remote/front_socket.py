@@ -1,0 +1,162 @@
+"""The socket of the run where it was typed, if node 0 runs elsewhere: it passes questions on to node 0's agent, and ends the job.
+
+It lies and looks like an agent's, so `ps` and the others find it. Each client is a stream over the connection to the first host;
+what comes back is for the client to judge, as that of an agent. No client waits longer than it has said, whatever becomes of that
+host.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from contextlib import suppress
+
+from ddplaunch import __version__
+from ddplaunch.agent.clients import Clients
+from ddplaunch.agent.events import StopAsked
+from ddplaunch.control import requests
+from ddplaunch.control.frames import pack
+from ddplaunch.control.questions import NoAnswer
+from ddplaunch.control.streams import Chunk, Streams
+from ddplaunch.errors import LaunchError
+from ddplaunch.fields import host as host_name
+from ddplaunch.fields import line, piece
+from ddplaunch.loop.loop import Loop, Timer
+from ddplaunch.remote import messages
+from ddplaunch.remote.connection import HostConnection
+from ddplaunch.remote.protocol import CONNECT, STREAM
+from ddplaunch.remote.remote_job import RemoteJob
+from ddplaunch.report import run_socket
+
+_LONGEST_NAME = 100  # characters of the run's name in that of its socket
+_ON_THE_WAY = 0.5  # seconds, beyond those that the nodes have: a client waits for one more than these
+_ATTACH_WITHIN = 8.0  # seconds in which a debugger is there, or the reason why not
+_SILENT = "does not answer"
+
+
+class FrontSocket:
+    """Listens from when node 0's agent does until the job has ended."""
+
+    @classmethod
+    def open(cls, loop: Loop, job: RemoteJob, first: HostConnection, place: messages.Registered) -> FrontSocket | None:
+        """Listen, unless node 0 runs here: `place` is where its own socket lies, on whatever host.
+
+        Raises:
+            OSError: no socket can be made.
+        """
+        with suppress(OSError, LaunchError):
+            run_socket.connect(place.folder, place.name).close()
+            return None
+        return cls(loop, job, first, place)
+
+    def __init__(self, loop: Loop, job: RemoteJob, first: HostConnection, place: messages.Registered) -> None:
+        self._loop = loop
+        self._job = job
+        self._first = first
+        self._place = place
+        self._began = time.monotonic()
+        self._clients = Clients(loop)
+        self._streams = Streams(loop, self._send, self._over)
+        self._deadlines: dict[int, Timer] = {}  # by stream, until the first host has replied
+        self._name = f"{job.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
+        self._folder = run_socket.open_runtime_folder(make=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            run_socket.listen(listener, self._folder, self._name)
+        except OSError:
+            listener.close()
+            os.close(self._folder)
+            raise
+        self._clients.listen(listener)
+
+    # --- clients
+
+    def answer(self, number: int, request: requests.Request, world_size: int) -> None:
+        """Answer a client that wants the job to end; connect any other to node 0. `world_size`: 0 before the job has begun."""
+        if (client := self._clients.get(number)) is None:
+            return
+        run = self._run(world_size)
+        if isinstance(request.asked, requests.StopRun):
+            client.awaits_end = True
+            client.send(run)
+            self._loop.post(StopAsked())
+        elif (sock := client.hand_over(run, self._hosts())) is not None:
+            self._deadlines[number] = self._loop.timer(None, lambda: self._give_up(number, request))
+            is_attach = isinstance(request.asked, requests.Attach)
+            within = _ATTACH_WITHIN if is_attach else request.within + _ON_THE_WAY
+            self._deadlines[number].set(self._loop.now() + within)
+            place = messages.Connect(number, self._place.folder, self._place.name)
+            self._first.send(CONNECT, messages.encode(place))
+            self._send(Chunk(number, pack(requests.encode(request))))
+            self._streams.add(number, sock)
+
+    def forget(self, number: int) -> None:
+        """Forget a client that has gone."""
+        self._clients.forget(number)
+
+    def take(self, chunk: Chunk) -> None:
+        """Take what node 0 has replied."""
+        if (deadline := self._deadlines.get(chunk.number)) is not None and chunk.data:
+            deadline.cancel()
+        self._streams.take(chunk)
+
+    def host_lost(self) -> None:
+        """End what is asked of a host that is gone."""
+        self._streams.close()
+
+    def _give_up(self, number: int, request: requests.Request) -> None:
+        """Say to a client that node 0 does not answer."""
+        host = host_name(str(self._first))
+        if isinstance(request.asked, requests.Attach):
+            replies: tuple[requests.Reply, ...] = (requests.RequestRefused(line(f"node 0 ({host}) {_SILENT}")),)
+        else:
+            replies = requests.NodeReply(0, host, NoAnswer(_SILENT)), requests.Done()
+        self._streams.finish(number, b"".join(pack(requests.encode(reply)) for reply in replies))
+
+    def _send(self, chunk: Chunk) -> None:
+        self._first.send(STREAM, messages.encode(chunk))
+
+    def _over(self, number: int) -> None:
+        if (deadline := self._deadlines.pop(number, None)) is not None:
+            deadline.cancel()
+
+    def _run(self, world_size: int) -> requests.Run:
+        """Return what is known here."""
+        return requests.Run(
+            run_id=piece(self._job.run_id),
+            host=host_name(socket.gethostname()),
+            pid=os.getpid(),
+            folder="",
+            command=piece(shlex.join(self._job.command)),
+            phase="running" if world_size else "rendezvous",
+            seconds=max(0.0, time.monotonic() - self._began),
+            world_size=world_size,
+            nnodes=len(self._job.agents),
+            generation=0,
+            restarts=0,
+            max_restarts=0,
+            ddplaunch=line(__version__),
+        )
+
+    def _hosts(self) -> requests.TypedHere:
+        hosts = tuple(piece(agent.host) for agent in self._job.agents) if self._job.starter == "ssh" else ()
+        return requests.TypedHere(hosts, piece(self._job.python))
+
+    # --- the end
+
+    def end(self, status: int) -> None:
+        """Tell those that wait for it how the job has ended."""
+        self._clients.ended(requests.RunEnded(status, "ended"))
+        self.close()
+
+    def close(self) -> None:
+        """Take no connections any more; a second time changes nothing."""
+        if self._folder >= 0:
+            self._clients.close()
+            self._streams.close()
+            with suppress(OSError):
+                os.unlink(self._name, dir_fd=self._folder)
+            os.close(self._folder)
+            self._folder = -1

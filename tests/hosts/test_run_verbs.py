@@ -1,0 +1,194 @@
+"""Jobs are found, asked and ended where they were typed, though each host has a disk of its own; their other hosts say where."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from pexpect import fdpexpect
+
+from ddplaunch.report.run_name import short
+from tests.conftest import PATIENCE, until
+from tests.hosts import over_ssh
+from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
+
+DDPLAUNCH = f"{os.path.dirname(sys.executable)}/ddplaunch"
+PDB = "(Pdb) "
+STATE = {"XDG_STATE_HOME": "/srv/state"}
+CTRL_D, ENTER = "\x04", "\r"
+
+
+@pytest.fixture(scope="module")
+def three_hosts(make_bed):
+    """Three nodes, and one where jobs are typed."""
+    return make_bed(HOSTS)
+
+
+@pytest.fixture
+def env(job):
+    """Where runs are kept on the disk of each host."""
+    yield {**job.env, "HOME": str(job.bed.home), **STATE}
+    for host in job.bed.alive:
+        subprocess.run(["rm", "-rf", job.bed.path(host, STATE["XDG_STATE_HOME"])], check=True)
+
+
+@pytest.fixture
+def ask(job, env):
+    """Type a verb on a host, and give what comes of it."""
+    return lambda host, *words: job.bed.run(host, job.argv(*words), env=env, cwd=job.home)
+
+
+@pytest.fixture
+def runs(job, program, ask):
+    """Start a job of three nodes on the host where it is typed; give its name once it is known there."""
+
+    def runs(*args: object) -> str:
+        over_ssh.start(job, "--nproc-per-node", 2, *(args or (program("behave"),)), env=STATE)
+        job.signs("ready", 6)
+        return str(until(lambda: (json.loads(ask(LOGIN, "ps", "--json").stdout) or [{}])[0].get("run_id"), "the run"))
+
+    return runs
+
+
+def status_at(ask, host):
+    """What `ps --json` says of the one run."""
+    [run] = json.loads(ask(host, "ps", "--json").stdout)
+    return run
+
+
+def end(job, ask, host=LOGIN):
+    """Have the job end as by Ctrl-C where it was typed."""
+    done = ask(host, "stop")
+    assert "has ended with status 130" in done.stderr, done.stderr
+    assert job.wait(host=LOGIN).status == 130
+
+
+# --- where it was typed
+
+
+def test_a_job_is_asked_and_stopped_where_it_was_typed(job, runs, ask):
+    run = runs()
+    shown = until(lambda: (found := status_at(ask, LOGIN)) and len(found["workers"]) == 6 and found, "all workers")
+    assert (shown["host"], shown["name"], shown["world_size"], shown["problem"]) == ("node0", short(run), 6, "")
+    assert {worker["host"] for worker in shown["workers"]} == set(NODES)
+    stacks = ask(LOGIN, "stacks", short(run), "-r", 5)
+    assert "rank 5: " in stacks.stdout, stacks
+    assert "behave.py" in stacks.stdout
+    assert f"there is no rank 9 in {short(run)}" in ask(LOGIN, "stacks", "-r", 9).stderr
+    end(job, ask)
+    assert ask(LOGIN, "ps").stdout == "none of your jobs runs here\n"
+    assert os.listdir(job.bed.path(LOGIN, f"/tmp/ddplaunch-{os.getuid()}")) == []
+
+
+def test_where_node_0_does_not_answer_a_line_says_so_and_stop_still_ends_the_job(job, runs, ask):
+    run = runs()
+    _, agent = over_ssh.relay_and_agent(job.bed, "node0")
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        shown = ask(LOGIN, "ps").stdout
+        assert shown.startswith(f"{short(run)}: running, 6 workers on 3 nodes, for "), shown
+        assert "  node 0 (node0) does not answer" in shown
+        assert "node 0 (node0) does not answer" in ask(LOGIN, "stacks").stdout
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    end(job, ask)
+
+
+def test_typed_on_node_0_it_is_one_run(job, runs, ask, program):
+    over_ssh.start(job, program("behave"), host="node0", env=STATE)
+    job.signs("ready", 3)
+    until(lambda: len(status_at(ask, "node0")["nodes"]) == 3, "the run")
+    assert "has ended with status 130" in ask("node0", "stop").stderr
+    assert job.wait(host="node0").status == 130
+
+
+# --- where it runs
+
+
+def test_a_host_that_is_not_node_0_says_where_to_ask(job, runs, ask):
+    run = runs()
+    name = short(run)
+    for host in NODES[1:]:
+        assert ask(host, "ps").stdout == f"{name}: runs on node0 (`ssh node0 {DDPLAUNCH} ps`)\n"
+        for named in ((), (name,)):
+            refused = ask(host, "stacks", *named)
+            assert refused.returncode == 2
+            assert f"{name} runs on node0" in refused.stderr
+            assert f"`ssh node0 {DDPLAUNCH} stacks {name}`" in refused.stderr
+    assert len(status_at(ask, "node0")["nodes"]) == 3
+    assert "has ended with status 130" in ask("node0", "stop").stderr
+    assert job.wait(host=LOGIN).status == 130
+    assert all(os.listdir(job.bed.path(host, f"/tmp/ddplaunch-{os.getuid()}")) == [] for host in NODES)
+
+
+# --- debuggers
+
+
+class Debugger:
+    """`ddplaunch attach` in a terminal of a host."""
+
+    def __init__(self, job, host, env, *words):
+        self._terminal, other = os.openpty()
+        env = {**env, "TERM": "dumb", "NO_COLOR": "1"}
+        streams = {"stdin": other, "stdout": other, "stderr": other}
+        argv = ["setsid", "--ctty", *map(str, job.argv("attach", *words))]
+        self.command = job.bed.start(host, argv, env=env, cwd=job.home, **streams)
+        os.close(other)
+        self._screen = fdpexpect.fdspawn(self._terminal, timeout=PATIENCE, encoding="utf-8")
+
+    def sees(self, *texts):
+        """Wait until each of these has come; give what came before the last."""
+        for text in texts:
+            self._screen.expect_exact(text)
+        return self._screen.before
+
+    def types(self, text):
+        """Type this."""
+        self._screen.send(text)
+
+    def close(self):
+        """Close the terminal when the command has ended."""
+        status = self.command.wait(PATIENCE)
+        os.close(self._terminal)
+        return status
+
+
+@pytest.mark.parametrize("host", [LOGIN, "node0"])
+def test_a_debugger_reaches_the_ranks_of_all_nodes(job, runs, env, program, host):
+    runs("--timeout", "1h", program("attached"), *["count"] * 6)
+    for rank in (0, 5):
+        debugger = Debugger(job, host, env, "-r", rank)
+        debugger.sees(f"rank {rank} is held", PDB)
+        debugger.types("p 40 + __import__('signs').RANK" + ENTER)
+        assert f"{40 + rank}" in debugger.sees(PDB)
+        debugger.types(CTRL_D)
+        debugger.sees(f"rank {rank} goes on")
+        assert debugger.close() == 0
+    job.put("enough")
+    result = job.wait(host=LOGIN).expect(0)
+    assert "node 2 (node2) holds a worker in a debugger: --timeout waits until it is left" in result.err
+
+
+# --- logs
+
+
+def test_logs_are_shown_where_the_job_was_typed_though_they_lie_on_its_hosts(job, runs, ask, env, program):
+    run = runs(program("says"))
+    shown = ask(LOGIN, "logs", short(run))
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.split("\n") == [*(f"[{rank}] before {rank}" for rank in range(6)), ""]
+    assert "ddplaunch: ranks 4-5, on node2:" in shown.stderr
+    one = ask(LOGIN, "logs", "-r", 3, "--grep", "before")
+    assert (one.stdout, one.returncode) == ("before 3\n", 0)
+    assert f"there is no rank 9 in {short(run)}: it has ranks 0-5" in ask(LOGIN, "logs", "-r", 9).stderr
+    streams = {"env": env, "cwd": job.home, "stdout": subprocess.PIPE}
+    with job.bed.start(LOGIN, job.argv("logs", "-f"), **streams) as following:
+        said = [following.stdout.readline() for _ in range(6)]
+        job.put("go")
+        said += following.stdout.readlines()
+        assert following.wait(PATIENCE) == 0
+    assert sorted(said[:6]) == [b"[%d] before %d\n" % (rank, rank) for rank in range(6)]
+    assert sorted(said[6:]) == [b"[%d] after %d\n" % (rank, rank) for rank in range(6)]
+    job.wait(host=LOGIN).expect(0)

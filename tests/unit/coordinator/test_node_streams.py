@@ -1,0 +1,69 @@
+"""A stream belongs to the agent that it leads to: no other writes into it, and it ends with that agent."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from ddplaunch.control.streams import Chunk
+from ddplaunch.coordinator.node_streams import NodeStreams
+from ddplaunch.loop.loop import Loop
+
+Sent = list[tuple[Sequence[int], object]]
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return []
+
+
+@pytest.fixture
+def left() -> list[int]:
+    """The agents of which no stream was left, in this order."""
+    return []
+
+
+@pytest.fixture
+def streams(sent: Sent, left: list[int]) -> Iterator[NodeStreams]:
+    loop = Loop()
+    streams = NodeStreams(loop, lambda ids, order: sent.append((ids, order)), left.append)
+    yield streams
+    streams.close()
+    loop.close()
+
+
+@pytest.fixture
+def client(streams: NodeStreams) -> Iterator[socket.socket]:
+    """The client of a stream to agent 7, the first."""
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    streams.open(7, near, b"request")
+    with far:
+        yield far
+
+
+def test_a_stream_is_written_by_its_own_agent_only(streams, client, sent, left):
+    assert sent == [((7,), Chunk(1, b"request"))]
+    streams.take(8, Chunk(1, b"false"))
+    streams.take(8, Chunk(1))
+    streams.take(7, Chunk(2, b"of no stream"))
+    streams.take(7, Chunk(1, b"said"))
+    assert client.recv(100) == b"said"
+    assert 7 in streams
+    assert 8 not in streams
+    streams.take(7, Chunk(1))
+    assert client.recv(100) == b""
+    assert left == [7]
+    assert 7 not in streams
+
+
+def test_a_stream_ends_with_its_agent(streams, client, left):
+    near, other = socket.socketpair()
+    with other:
+        streams.open(8, near, b"request")
+        streams.left({8: None})
+        assert client.recv(100) == b""
+        assert left == [7]
+        assert 8 in streams
