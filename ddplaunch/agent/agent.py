@@ -271,6 +271,8 @@ class Agent:
             return  # two children may have ended at once; nothing is reported after the end
         if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
             event = replace(event, silent=self._generations.silent)
+        elif isinstance(event, node.StopOrdered) and self._generations.plan.nnodes > 1:
+            self._generations.output.failed(elsewhere=True)
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)

@@ -152,6 +152,7 @@ class AgentContext:
             world_size=plan.world_size,
             stamp=self._time_of_day if spec.timestamps else None,
             live=inputs.screen.live,
+            folds_following=spec.verbosity <= 0,
         )
         queue = self.queue
         nodes = plan.nnodes if inputs.allocation.start else 1  # whose bars one terminal shows

@@ -47,6 +47,7 @@ class Generations:
         self._inspection: Inspection | None = None
         self._given_up: set[str] = set()  # of what a job can do without
         self._has_joined = False
+        self._number = 0  # of the generation that was started last
         self.start_notice = StartNotice(loop, self.current)
         self.plan = context.draft  # of the last generation, once there is one
 
@@ -122,9 +123,10 @@ class Generations:
             self._starter.fork_no_more()
 
     def _go_on(self, generation: Generation, setup: WorkerSetup) -> None:
-        self._ready = None
+        self._ready, self._number = None, generation.number
         if generation.agreed is not None:
             self.output = self._context.output(setup.plan)  # ranks may have changed
+        self.output.restart()
         self.plan = setup.plan
         self.current.workers = Workers(self._loop, setup, self._starter, self.output)
         if setup.on_terminal and self._context.inputs.spec.verbosity >= 0:
@@ -150,6 +152,7 @@ class Generations:
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
+            self.output.failed(lambda: self._context.error_files.written(self._number))
             self._loop.post(node.ErrorRecorded(self._loop.now()))
 
     def end_of(self, rank: int, *, tells_why: bool) -> list[node.Event]:
@@ -167,6 +170,8 @@ class Generations:
         if exit is None:
             return []
         self.start_notice.end()
+        if exit.status != 0:
+            self.output.failed(lambda: {rank})
         raised = workers.newly_raised() if exit.status != 0 and tells_why else ()
         others = [node.WorkerRaised(other, what, now) for other, what in raised if other != rank]
         return [*others, node.WorkerExited(exit, now)]
@@ -224,6 +229,7 @@ class Generations:
         """Release all that the generation held, and give the ends of its workers."""
         workers, self.current.workers = self.current.workers, None
         self.start_notice.end()
+        self.output.release(self._loop.now())
         if workers is not None and self._inspection is not None:
             self.guard("the stacks of the workers are not kept", partial(self._inspection.keep_stacks, workers))
         return workers.reap(state.exits, self._loop.now()) if workers is not None else []

@@ -6,8 +6,9 @@ beyond `deadline`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch.output.lines import Lines, LoneLines
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ddplaunch.output.bars import Bar
     from ddplaunch.output.collapse import Collapse, Group
     from ddplaunch.output.finished import Block, FinishedBars
-    from ddplaunch.output.interrupts import Interrupts
+    from ddplaunch.output.tracebacks import Tracebacks
 
 
 class _RawReader:
@@ -73,12 +74,14 @@ class Display:
         world_size: int | None = None,
         stamp: Callable[[float], bytes] | None = None,
         live: Collection[Stream] = (),
+        folds_following: bool = False,
     ) -> None:
         """Show all workers of this node, `ranks`, hidden ones included, in the mode of --output.
 
         `colour` and `terminal` name the streams of the command that get colours and that are a terminal; `template`
         replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all;
-        `stamp` gives what stands before lines that came at a time; `live` are streams whose progress bars are shown in place.
+        `stamp` gives what stands before lines that came at a time; `live` are streams whose progress bars are shown in place;
+        `folds_following`: on a terminal, tracebacks that follow from the failure of another worker become a line.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
         if mode == "rank0":
@@ -98,7 +101,8 @@ class Display:
         self._bars: dict[_Writer, Lines] = {}  # those that draw one
         self.bars_moved = False  # since the caller has set this to False
         self.bar_ended = False
-        self._interrupts: Interrupts | None = None  # once the workers have been interrupted
+        self._tracebacks: Tracebacks | None = None  # where some are folded
+        self._folds_following = folds_following and not self._alone and not self._bare and Stream.ERR in terminal
         self._finished: FinishedBars | None = None  # since the first bar
         self._collapse: Collapse | None = None
         if mode == "collapse" and not self._alone:
@@ -130,8 +134,8 @@ class Display:
         self._wait_no_more(rank, stream)
         self._note_bar(rank, stream, None)
         chunks = self._show(rank, stream, reader.end(), at, reader, has_ended=True)
-        if self._interrupts is not None and stream is Stream.ERR:
-            chunks += self._put(rank, stream, self._interrupts.end(rank), at)
+        if self._tracebacks is not None and stream is Stream.ERR:
+            chunks += self._put(rank, stream, self._tracebacks.end(rank, at), at)
         if self._finished is not None:
             chunks += self._put_blocks(self._finished.end(rank, stream, at), at)
         if self._collapse is not None:
@@ -139,16 +143,41 @@ class Display:
         return chunks
 
     def interrupted(self) -> None:
-        """Note that the workers get Ctrl-C: of the tracebacks that this brings about, several of them, one line is shown."""
-        if self._interrupts is None and not self._alone and not self._bare:
-            with suppress(Exception):  # its file may be gone, or of another version: then each traceback is shown
-                from ddplaunch.output.interrupts import Interrupts  # most jobs end by themselves
+        """Note that the workers get Ctrl-C: of the tracebacks that this brings about, one line is shown for all."""
+        if (tracebacks := self._foldable()) is not None:
+            tracebacks.interrupted()
 
-                self._interrupts = Interrupts()
+    @property
+    def folds_following(self) -> bool:
+        """Whether `failed` is to be called."""
+        return self._folds_following
+
+    def failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
+        """Note that these workers have failed, or one of another node: tracebacks of others may follow from that."""
+        if self._folds_following and (tracebacks := self._foldable()) is not None:
+            tracebacks.failed(ranks, elsewhere=elsewhere)
+
+    def restart(self) -> None:
+        """Note that other workers take the places of those that have ended."""
+        if self._tracebacks is not None:
+            self._tracebacks.restart()
+
+    def release(self, at: float) -> Chunks:
+        """Return the tracebacks that are still held, since no worker is left that could explain them."""
+        return self._put_blocks(_of_stderr(self._tracebacks.flush(inf)), at) if self._tracebacks is not None else []
+
+    def _foldable(self) -> Tracebacks | None:
+        if self._tracebacks is None and not self._alone and not self._bare:
+            with suppress(Exception):  # its file may be gone, or of another version: then each traceback is shown
+                from ddplaunch.output.tracebacks import Tracebacks  # most jobs end by themselves
+
+                self._tracebacks = Tracebacks(folds_following=self._folds_following)
+        return self._tracebacks
 
     def deadline(self) -> float | None:
         """When to call flush, monotonic seconds; None: not before the next feed."""
-        return soonest(self._due, *(part.deadline for part in (self._collapse, self._finished) if part is not None))
+        parts = (self._collapse, self._finished, self._tracebacks)
+        return soonest(self._due, *(part.deadline for part in parts if part is not None))
 
     def flush(self, at: float) -> Chunks:
         """Return what was held back until this time."""
@@ -157,6 +186,8 @@ class Display:
             for (rank, stream), reader in list(self._waiting.items()):
                 chunks += self._show(rank, stream, reader.flush(at), at, reader)
             self._due = soonest(*(reader.deadline for reader in self._waiting.values()))
+        if self._tracebacks is not None:
+            chunks += self._put_blocks(_of_stderr(self._tracebacks.flush(at)), at)
         if self._finished is not None:
             chunks += self._put_blocks(self._finished.flush(at), at)
         if self._collapse is not None:
@@ -215,8 +246,11 @@ class Display:
             return []
         if not self._bare and not self._templated:
             block = without_torchs(rank, block)
-        if self._interrupts is not None and stream is Stream.ERR:
-            block = self._interrupts.feed(rank, block)
+        if stream is Stream.ERR:
+            if self._tracebacks is None and self._folds_following and b"Traceback (" in block:
+                self._foldable()
+            if self._tracebacks is not None:
+                block = self._tracebacks.feed(rank, block, at)
         if self._finished is None or not block:
             return self._put(rank, stream, block, at)
         drawn = isinstance(reader, Lines) and reader.drew
@@ -258,3 +292,7 @@ class Display:
     def _label(self, groups: list[Group], at: float) -> Chunks:
         before = self._stamp(at) if self._stamp is not None else b""
         return [(stream, self._prefixes[stream].of(ranks).add(block, before)) for stream, ranks, block in groups]
+
+
+def _of_stderr(shown: Iterable[tuple[tuple[int, ...], bytes]]) -> list[Block]:
+    return [(ranks, Stream.ERR, block) for ranks, block in shown]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.output.display import Display
@@ -98,6 +98,19 @@ class Output:
     def interrupted(self) -> None:
         """Note that the workers get Ctrl-C."""
         self._display.interrupted()
+
+    def failed(self, ranks: Callable[[], Collection[int]] = tuple, *, elsewhere: bool = False) -> None:
+        """Note that workers have failed, those that `ranks` finds, or one of another node."""
+        if self._display.folds_following and self.is_kept:
+            self._display.failed(ranks(), elsewhere=elsewhere)
+
+    def release(self, at: float) -> None:
+        """Show what waits for other workers to explain it: all have ended."""
+        self._show(self._display.release(at), at)
+
+    def restart(self) -> None:
+        """Note that a generation begins."""
+        self._display.restart()
 
     def ended(self, rank: int, stream: Stream, at: float) -> None:
         """Note that the stream has ended."""

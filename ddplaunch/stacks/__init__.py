@@ -55,11 +55,6 @@ class Sample(Struct, frozen=True, kw_only=True):
     ras: str = ""  # what NCCL's RAS service says of the whole job, if this worker is the one that listens for it
 
     @property
-    def is_unanswered(self) -> bool:
-        """Whether it sleeps where it takes no signal."""
-        return self.state.startswith("in uninterruptible sleep")
-
-    @property
     def main(self) -> tuple[Frame, ...]:
         """The stack of its main thread, innermost frame first."""
         return next((thread.frames for thread in self.threads if thread.is_main), ())

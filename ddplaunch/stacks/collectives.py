@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Call, Group, Sample
-from ddplaunch.stacks.merge import is_in_call, merge, own_place, where
+from ddplaunch.stacks.merge import own_place, where
 
 # whose tensors have equal sizes on all ranks; of others, such as gather, scatter and all_to_all, they may differ
 _EQUAL_SIZES = {
@@ -41,7 +41,7 @@ def explain(samples: Iterable[Sample], cwd: str) -> list[str]:
     ranks = {sample.rank: sample for sample in samples if not sample.child}
     groups = _groups(ranks)
     waits = _waits(groups, ranks)
-    lines = [line for wait in waits[:_MOST] for line in _lines_of(wait, groups, waits, ranks, cwd)]
+    lines = [line for wait in waits[:_MOST] for line in _lines_of(wait, groups, waits, ranks, cwd)[0]]
     return [*_cycle(waits), *lines, *_point_to_point(ranks)]
 
 
@@ -110,8 +110,15 @@ def _is_known(rank: int, ranks: dict[int, Sample]) -> bool:
 
 
 def _lines_of(
-    wait: Wait, groups: dict[str, dict[int, Group]], waits: Sequence[Wait], ranks: dict[int, Sample], cwd: str
-) -> list[str]:
+    wait: Wait,
+    groups: dict[str, dict[int, Group]],
+    waits: Sequence[Wait],
+    ranks: dict[int, Sample],
+    cwd: str,
+    *,
+    placed: bool = False,
+) -> tuple[list[str], frozenset[int]]:
+    """Return the lines about one wait, and the ranks whose place in the program they name; `placed`: of those that wait, too."""
     of_rank = groups[wait.name]
     calls = {rank: call for rank, group in of_rank.items() for call in _calls(group) if call.number == wait.number}
     first = calls[wait.waiting[0]]
@@ -120,14 +127,19 @@ def _lines_of(
     if kinds := _differences(calls):
         called = "; ".join(f"{these_ranks(who)} called {text}" for text, who in kinds)
         lines = [f"the ranks disagree about collective #{wait.number} of {group}: {called}"]
+        named: set[int] = set()
     else:
-        lines = [f"{these_ranks(wait.waiting)} {verb} in {_named(first)} of {group}"]
+        places = {own_place(ranks[rank], cwd) for rank in wait.waiting} if placed else set()
+        named = set(wait.waiting) if len(places) == 1 else set()
+        here = f", {places.pop()}" if named else ""
+        lines = [f"{these_ranks(wait.waiting)} {verb} in {_named(first)} of {group}{here}"]
     instead: dict[str, list[int]] = {}
     for rank in wait.missing:
         instead.setdefault(_instead(rank, wait, of_rank, waits, groups, ranks, cwd), []).append(rank)
     for text, who in list(instead.items())[:_MOST]:
         lines.append(f"  {these_ranks(who)} {'has' if len(who) == 1 else 'have'} not reached it: {text}")
-    return lines
+        named.update(who)
+    return lines, frozenset(named)
 
 
 def _differences(calls: dict[int, Call]) -> list[tuple[str, list[int]]]:
@@ -222,12 +234,22 @@ def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
 
 
 def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
-    """Say where those that still lived were when they had to end, as far as they were in a call, and who waited for whom."""
+    """Say where those that still lived were when they had to end, and who waited for whom; each rank's place once."""
     alive = [sample for sample in samples if not (sample.ended or sample.child)]
-    calling = [group for group in merge(alive) if group.samples[0].is_unanswered or is_in_call(group.samples[0])]
-    lines = [
-        f"{group.who} {'was' if len(group.ranks) == 1 else 'were'} {'in ' if group.samples[0].main else ''}"
-        f"{where(group.samples[0], cwd)}"
-        for group in calling[:_MOST]
+    ranks = {sample.rank: sample for sample in alive}
+    groups = _groups(ranks)
+    waits = _waits(groups, ranks)
+    explained = [_lines_of(wait, groups, waits, ranks, cwd, placed=True) for wait in waits[:_MOST]]
+    named = frozenset[int]().union(*(of_ranks for _, of_ranks in explained))
+    elsewhere: dict[str, list[int]] = {}
+    for sample in alive:
+        if sample.rank not in named and (sample.main or sample.state):
+            text = f"{'in ' if sample.main else ''}{where(sample, cwd)}"
+            elsewhere.setdefault(text, []).append(sample.rank)
+    places = [
+        f"{these_ranks(who)} {'was' if len(who) == 1 else 'were'} {text}"
+        for text, who in list(elsewhere.items())[:_MOST]
     ]
-    return [*lines, *explain(alive, cwd)]
+    if more := [rank for who in list(elsewhere.values())[_MOST:] for rank in who]:
+        places.append(f"{these_ranks(more)} {'was' if len(more) == 1 else 'were'} elsewhere")
+    return [*places, *_cycle(waits), *(line for lines, _ in explained for line in lines), *_point_to_point(ranks)]

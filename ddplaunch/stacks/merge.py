@@ -70,12 +70,6 @@ def own_place(sample: Sample, cwd: str) -> str:
     return place(own, cwd) if own is not None else where(sample, cwd)
 
 
-def is_in_call(sample: Sample) -> bool:
-    """Whether a process is in a function of a library that the program has called."""
-    own = next((number for number, frame in enumerate(sample.main) if not is_library(frame)), 0)
-    return own > 0
-
-
 def is_waiting(sample: Sample) -> bool:
     """Whether a process waits for others in a collective, by torch's recorder or by its stack."""
     pending = any(not call.done for group in sample.groups or () for call in group.calls)

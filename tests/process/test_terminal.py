@@ -17,6 +17,7 @@ from tests.process.terminal import (
     CTRL_Z,
     ENTER,
     PROMPT,
+    Screen,
     Shell,
     Terminal,
     child,
@@ -423,6 +424,46 @@ def test_a_plan_has_colours_where_the_terminal_has_them_and_is_not_broken_where_
     assert ("\x1b[1mcommand:\x1b[0m" in shown) is coloured
     assert ("\x1b" in shown) is coloured
     assert "=" + "x" * 100 + "\r\n" in shown
+
+
+# --- the start, and a failure from which others follow
+
+FOLLOWING = """
+import os, signal, sys, time
+rank, home = int(os.environ["RANK"]), os.path.dirname(__file__)
+def lost(*_):
+    raise RuntimeError(f"[/w/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:{rank}. Check")
+signal.signal(signal.SIGTERM, lost)  # what ends rank 0 is known by then
+open(f"{home}/ready-{rank}", "w").close()
+while rank != 0 or not all(os.path.exists(f"{home}/ready-{other}") for other in (1, 2)):
+    time.sleep(0.01)
+raise ValueError("bad batch")
+"""
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_tracebacks_that_only_follow_are_lines_on_a_terminal_whole_in_the_logs_and_with_v(job, verbose):
+    (job.home / "train.py").write_text(FOLLOWING)
+    words = ["--nproc-per-node", 3, *(["-v"] if verbose else []), job.home / "train.py"]
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", typed(job, *words).sees_the_end())
+    assert "[0] ValueError: bad batch" in shown
+    assert shown.count("Traceback (most") == (3 if verbose else 1)
+    logs = [log.read_text() for log in sorted(job.folder.glob("rank-[12].err"))]
+    assert [log.count("Traceback (most") for log in logs] == [1, 1]
+    assert ("[1-2] RuntimeError: Connection closed by peer, at " in shown) is not verbose
+
+
+def test_a_row_says_that_nothing_was_printed_yet_and_goes_with_the_first_line(job):
+    go = job.home / "go"
+    (job.home / "slow.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('here')"
+    )
+    screen = Screen(typed(job, "--nproc-per-node", 2, job.home / "slow.py"), 80)
+    screen.until(lambda rows: any("[0-1] running, nothing printed yet, " in row for row in rows))
+    go.touch()
+    left = screen.at_end()
+    assert {"[0] here", "[1] here"} <= {row.strip() for row in left}
+    assert not any("nothing printed" in row for row in left)
 
 
 # --- progress bars

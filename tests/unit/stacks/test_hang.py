@@ -1,10 +1,10 @@
-"""What the report of a hang leads with."""
+"""What the report of a hang leads with, and what that of a failure says of the others."""
 
 import pytest
 from msgspec.structs import replace
 
 from ddplaunch.stacks import Call, Group, Sample, Thread
-from ddplaunch.stacks.hang import describe
+from ddplaunch.stacks.hang import describe, describe_end
 from ddplaunch.stacks.merge import is_waiting
 from ddplaunch.supervise.outcome import Frame
 
@@ -73,3 +73,31 @@ def test_nothing_is_guessed(samples: list[Sample]):
 )
 def test_who_waits_in_a_collective_is_describe_by_the_innermost_frame_or_the_recorder(sample: Sample, waits: bool):
     assert is_waiting(sample) is waits
+
+
+def at_the_end(*samples: Sample) -> tuple[str, ...]:
+    return describe_end(samples, "/home/me", of_hang=False).places
+
+
+def test_after_a_failure_those_in_a_collective_are_named_once_with_its_number_and_their_place():
+    assert at_the_end(*IN_IT, at(2, ended=True)) == (
+        "ranks 0-1 wait in broadcast #2 (float32 [4]) of group 0, train.py:88 in step",
+    )
+
+
+def test_after_a_failure_those_in_no_collective_are_named_too_wherever_they_are():
+    loading = Frame(file="/home/me/data.py", line=3, function="load")
+    assert at_the_end(at(1, loading, calls=()), at(2, loading, OWN), at(3, OWN)) == (
+        "ranks 1-2 were in data.py:3 in load",
+        "rank 3 was in train.py:88 in step",
+    )
+
+
+def test_of_a_rank_that_has_no_frame_any_more_nothing_is_said():
+    assert at_the_end(at(1)) == ()
+
+
+def test_many_places_are_not_a_page():
+    found = at_the_end(*(at(rank, replace(OWN, line=rank)) for rank in range(40)))
+    assert len(found) == 17
+    assert found[-1] == "ranks 16-39 were elsewhere"
