@@ -85,7 +85,8 @@ class FinishedBars:
         blocks: list[Block] = []
         # a line may stand behind another that waits: then it waits for as long
         for line in self._waiting:
-            if at >= line.due or self._drawing[line.stream].issubset(line.ranks):
+            is_due = at >= line.due or self._drawing[line.stream].issubset(line.ranks)
+            if is_due and not line.is_out:  # it may have gone with another
                 self._release(line, blocks)
         self._waiting = [line for line in self._waiting if not line.is_out]
         for writer in list(self._held):
