@@ -63,8 +63,11 @@ class FinishedBars:
         self._drawing[stream].add(rank)
 
     def _join(self, rank: int, stream: Stream, line: bytes, key: str, at: float) -> _Line:
-        for waiting in self._waiting:
-            if waiting.stream is stream and waiting.key == key and rank not in waiting.ranks:
+        own = [at for at, line in enumerate(self._waiting) if line.stream is stream and rank in line.ranks]
+        for waiting in self._waiting[
+            own[-1] + 1 if own else 0 :
+        ]:  # an earlier one would come before what the rank wrote before
+            if waiting.stream is stream and waiting.key == key:
                 waiting.ranks.append(rank)
                 return waiting
         new = _Line(stream, line, key, at + WAIT)

@@ -1,7 +1,7 @@
 """What bars leave when they are complete: a line for all ranks that say the same, and every line of each rank in its order."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplaunch.output.bars import is_complete, said
@@ -78,6 +78,8 @@ WRITES = st.lists(
 )
 
 
+@example([(1, "6/6", True, 0.0), (1, "5/5", True, 0.0), (2, "5/5", True, 0.0), (2, "6/6", True, 0.0)])
+@example([(0, "6/6", True, 0.0), (2, "5/5", True, 0.0), (2, "6/6", True, 0.0)])
 @given(WRITES)
 def test_every_line_of_each_rank_is_shown_once_in_its_order_and_none_waits_longer(writes) -> None:
     finished, at = bars(0, 1), 0.0
