@@ -126,6 +126,23 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """Write a time span in its two largest units: "40 ms", "0.1 s", "12 min 4 s", "3 h 2 min"."""
+    seconds = max(seconds, 0.0)
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min" + (f" {rest} s" if rest else "")
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours < 48:
+        return f"{hours} h" + (f" {minutes} min" if minutes else "")
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d" + (f" {hours} h" if hours else "")
+
+
 def some(names: Iterable[str], most: int = 8) -> str:
     """Name things, of many the first ones: "a, b", "a, b and 7 more"."""
     listed = list(names)

@@ -28,8 +28,8 @@ _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a s
 _GRACE_IN_ANOTHER = 25.0
 _HAS_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
 _UNAUTHENTICATED = (
-    "unauthenticated: any process that listens where node 0 should, or that reaches node 0, can join, stop or take over the "
-    "job; to keep others out give all nodes the same DDPLAUNCH_TOKEN or --token-file"
+    "no token: any process that reaches node 0, or listens where node 0 should, can join, stop or take over the job; "
+    "to keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
 )
 _NOT_SIGNALLED = (
     "started by {0}, not by Slurm itself: a signal of Slurm may reach {0} alone, and its end kills the workers; "

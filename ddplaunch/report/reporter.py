@@ -29,6 +29,11 @@ _LONGEST_PROGRAM = 1000  # characters in an event
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
 _OF_THIS_NODE = ("refused", "left", "not_reached", "lost")  # ends that no other node reports
 
+_NO_TOKEN = (
+    "without a token, any process that reaches node 0 can join the job; "
+    "to keep others out, set the same DDPLAUNCH_TOKEN on all nodes"
+)
+
 
 class Reporter:
     """Turns events and actions of the agent into public events and lines for the user."""
@@ -170,9 +175,11 @@ class Reporter:
                 logs = self._who_has_the_terminal(where)
             if self._reports_job:
                 on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
-                open_to_all = "" if plan.authenticated else ", unauthenticated"
+                open_to_all = "" if plan.authenticated else ", no token"
                 backend = f"{plan.backend} ({plan.reasons['backend']})"
                 self.print(f"{count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}{logs}")
+                if not plan.authenticated and plan.workers[0].rank == 0:
+                    self.print(_NO_TOKEN)
             if folder.warning is not None:
                 self.print(f"warning: {folder.warning}")
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)

@@ -6,23 +6,7 @@ from collections.abc import Collection
 from signal import Signals
 
 from ddplaunch.errors import count as count  # noqa: PLC0414 - offered here too
-
-
-def duration(seconds: float) -> str:
-    """Write a time span in its two largest units: "40 ms", "0.1 s", "12 min 4 s", "3 h 2 min"."""
-    seconds = max(seconds, 0.0)
-    if seconds < 0.0995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f}".removesuffix(".0") + " s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min" + (f" {rest} s" if rest else "")
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours < 48:
-        return f"{hours} h" + (f" {minutes} min" if minutes else "")
-    days, hours = divmod(round(seconds / 3600), 24)
-    return f"{days} d" + (f" {hours} h" if hours else "")
+from ddplaunch.errors import duration as duration  # noqa: PLC0414
 
 
 def size(number: int) -> str:

@@ -63,5 +63,5 @@ def test_ranks_are_those_of_mpirun_and_the_first_failure_gives_the_status(by_mpi
     places = [f"[{rank}] {rank} of 4, {rank % 2} on node {rank // 2}, at node0" for rank in range(4)]
     assert (result.status, sorted(result.out.splitlines())) == (7, places), result.err
     assert "error: rank 2 on node1 failed: exit status 7" in result.err
-    assert "unauthenticated" not in result.err
+    assert "token" not in result.err
     job.nothing_left(patience=PATIENCE)

@@ -73,7 +73,7 @@ def test_each_node_has_a_folder_of_its_own_in_that_of_the_run(finished):
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["status"] == 0
         assert str(folder) in finished.started[place].err
-        assert "unauthenticated: " in (folder / "plan.json").read_text(), "nobody is kept out without a token"
+        assert "no token: " in (folder / "plan.json").read_text(), "nobody is kept out without a token"
     assert {path.name for path in finished.folder.iterdir()} == {"node-0", "node-1"}
 
 
@@ -129,9 +129,10 @@ def test_output_is_prefixed_by_the_rank_in_the_whole_job(nodes):
 
 
 def test_each_node_closes_with_a_line_about_the_whole_job(finished):
-    for node in finished.started:
-        first, last = node.err.splitlines()
-        assert first.startswith("ddplaunch: 4 workers on 2 nodes, unauthenticated, gloo ")
+    for place, node in enumerate(finished.started):
+        first, *notes, last = node.err.splitlines()
+        assert [note.split(",")[0] for note in notes] == ([] if place else ["ddplaunch: without a token"])
+        assert first.startswith("ddplaunch: 4 workers on 2 nodes, no token, gloo ")
         assert last.startswith("ddplaunch: 4 workers on 2 nodes finished in ")
 
 

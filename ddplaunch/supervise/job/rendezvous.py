@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ddplaunch.errors import duration
 from ddplaunch.supervise.job.members import Member
 from ddplaunch.supervise.job.state import State
 
@@ -55,15 +56,18 @@ def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
     return tuple(ranked[rank] for rank in range(number))
 
 
-def waiting(state: State) -> str:
-    """Return a line on how many nodes have joined, and which the rendezvous waits for."""
+def waiting(state: State, at: float) -> str:
+    """Return a line on how many nodes have joined, how long the rendezvous has waited, and for which."""
     here, policy = len(state.members), state.policy
     if here >= policy.min_nodes:
         enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
         return f"{enough}; starting unless another joins within {policy.last_call:g} s"
+    assert state.rdzv_deadline is not None
+    waited = duration(round(at - state.rdzv_deadline + policy.rdzv_timeout))
+    after = f"{joined(state)} after {waited} of {duration(policy.rdzv_timeout)}"
     if policy.command:
-        return f"{joined(state)}; on {_command_of_a_missing_node(state)}"
-    return f"{joined(state)}; waiting for {missing(state)}"
+        return f"{after}; on {_command_of_a_missing_node(state)}"
+    return f"{after}; waiting for {missing(state)}"
 
 
 def _command_of_a_missing_node(state: State) -> str:

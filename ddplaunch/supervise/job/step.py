@@ -384,7 +384,7 @@ def _on_deadline(state: State, at: float) -> Result:
             f"the rendezvous timed out: {rendezvous.joined(state)}; missing: {rendezvous.missing(state)}",
         )
     if state.phase is Phase.RENDEZVOUS:
-        return replace(state, notice_at=at + NEXT_NOTICE), (actions.Print(rendezvous.waiting(state)),)
+        return replace(state, notice_at=at + NEXT_NOTICE), (actions.Print(rendezvous.waiting(state, at)),)
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
     line = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
     return replace(state, notice_at=None), (actions.Print(line),)

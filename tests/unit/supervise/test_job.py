@@ -359,9 +359,9 @@ def test_histories(sentence: str) -> None:
 def test_whom_the_job_waits_for_is_said_after_a_while_and_again() -> None:
     policy = Policy(min_nodes=3, max_nodes=3, names=("a", "b", "c"))
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(4.0)])
-    assert actions == [Print("1 of 3 nodes joined (a); waiting for node 1 (b), node 2 (c)")]
+    assert actions == [Print("1 of 3 nodes joined (a) after 3 s of 10 min; waiting for node 1 (b), node 2 (c)")]
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(33.0)])
-    assert len(actions) == 2
+    assert actions[1:] == [Print("1 of 3 nodes joined (a) after 33 s of 10 min; waiting for node 1 (b), node 2 (c)")]
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_whom_the_job_waits_for_is_said_after_a_while_and_again() -> None:
 def test_what_to_type_on_a_missing_node_is_said_where_users_start_it(nodes: int, command: str, said: str) -> None:
     policy = Policy(min_nodes=nodes, max_nodes=nodes, command=tuple(command.split()))
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0)])
-    assert actions == [Print(f"1 of {nodes} nodes joined (a); {said}")]
+    assert actions == [Print(f"1 of {nodes} nodes joined (a) after 3 s of 10 min; {said}")]
 
 
 def test_different_versions_are_a_warning_when_they_meet() -> None:
