@@ -15,7 +15,7 @@ from ddplaunch.agent.context import AgentContext
 from ddplaunch.agent.pipes import CONTROL
 from ddplaunch.coordinator.link import JobEnd, Link
 from ddplaunch.errors import expendable
-from ddplaunch.fields import text
+from ddplaunch.fields import piece, text
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.file_messages import LISTEN, pack
 
@@ -64,7 +64,7 @@ class RunSocket:
         self._listens = True
         self._loop.watch(self._context.files.listener, lambda: expendable(self._accept, self.fail))
         if self._link.coordinator is not None and self._context.inputs.notifies_starter:
-            place = {"type": "registered", "folder": reply["folder"], "name": reply["name"]}
+            place = {"type": "registered", "folder": piece(reply["folder"]), "name": piece(reply["name"])}
             self._context.queue.put(CONTROL, msgspec.json.encode(place))
 
     def _accept(self) -> None:

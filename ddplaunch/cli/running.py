@@ -54,9 +54,9 @@ _json = click.option("--json", "as_json", is_flag=True, help="All that is known,
 @_json
 @click.pass_obj
 def ps(env: Env, as_json: bool) -> int:
-    """Shows your jobs that run on this host, and their workers on all of their hosts: what each does, the share of a CPU
-    since its start, its memory, and for how long it has written nothing. Of jobs on other hosts that share this home it
-    shows where they run. Each job is asked; what does not answer in a second is named.
+    """Shows your jobs that run on this host or were typed here, and their workers on all of their hosts: what each does, the
+    share of a CPU since its start, its memory, and for how long it has written nothing. Of a job that another host answers for
+    it shows where to ask. Each job is asked; what does not answer in a second is named.
     """  # noqa: D205 - the help of a verb is one paragraph
     from ddplaunch.runs import ps as verb
 

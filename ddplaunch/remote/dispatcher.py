@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from functools import partial
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # only a job that others than simulated nodes run needs it
     from ddplaunch.remote.front_socket import FrontSocket
 
 SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, so that one message names all
+_LOOK_WITHIN = 2.0  # seconds to find out whether node 0 is here
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed
 
 
@@ -73,6 +75,7 @@ class Dispatcher:
         self._addresses: tuple[str, ...] = ()  # of the first host
         self._port: int | None = None  # where the coordinator listens
         self._world_size = 0  # of the latest generation
+        self._is_registered = False
         self._run_socket: FrontSocket | None = None  # for commands typed where the job was, if node 0 runs elsewhere
         self._signum = 0  # the first signal to stop
         self._given_up = 0  # hosts without which the job goes on
@@ -141,7 +144,7 @@ class Dispatcher:
             case FrontWaits():
                 self._signals.let_front_stop(all_stopped=True)
             case ClientAsked(number, request) if self._run_socket is not None:
-                self._run_socket.answer(number, request, self._world_size)
+                expendable(partial(self._run_socket.answer, number, request, self._world_size), self._no_run_socket)
             case StopAsked():
                 # as Ctrl-C does; with another signal if that is ignored here, as after nohup
                 self._signals.received(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
@@ -214,8 +217,9 @@ class Dispatcher:
                 self._port, host.is_ready = port, True
                 for other in self._hosts:
                     self._send_coordinator(other)
-            case messages.Registered() if self._run_socket is None and self._job.starter != "simulate":
-                expendable(lambda: self._open_run_socket(report), self._no_run_socket)
+            case messages.Registered() if not self._is_registered and self._job.starter != "simulate":
+                self._is_registered = True
+                expendable(lambda: self._register(report), self._no_run_socket)
             case messages.Ready():
                 host.is_ready = True
             case messages.Begun(world_size):
@@ -253,10 +257,18 @@ class Dispatcher:
         if (run_socket := self._run_socket) is not None:
             expendable(lambda: run_socket.take(chunk), self._no_run_socket)
 
-    def _open_run_socket(self, place: messages.Registered) -> None:
-        from ddplaunch.remote.front_socket import FrontSocket
+    def _register(self, place: messages.Registered) -> None:
+        """Have a socket of the run here, unless node 0, whose own lies at this place, is here."""
+        from ddplaunch.remote.front_socket import FrontSocket, is_here
 
-        self._run_socket = FrontSocket.open(self._loop, self._job, self._hosts[0], place)
+        def known(here: bool) -> None:
+            if not here:
+                self._run_socket = FrontSocket(self._loop, self._job, self._hosts[0], place)
+
+        here = partial(is_here, self._job, place)
+        self._loop.ask(
+            here, False, lambda found: expendable(lambda: known(found), self._no_run_socket), within=_LOOK_WITHIN
+        )
 
     def _no_run_socket(self, why: str) -> None:
         """Do without the socket, because something failed; the job goes on."""

@@ -29,6 +29,7 @@ from ddplaunch.remote.connection import HostConnection
 from ddplaunch.remote.protocol import CONNECT, STREAM
 from ddplaunch.remote.remote_job import RemoteJob
 from ddplaunch.report import run_socket
+from ddplaunch.report.state_folder import runs_folder
 
 _LONGEST_NAME = 100  # characters of the run's name in that of its socket
 _ON_THE_WAY = 0.5  # seconds, beyond those that the nodes have: a client waits for one more than these
@@ -36,22 +37,29 @@ _ATTACH_WITHIN = 8.0  # seconds in which a debugger is there, or the reason why 
 _SILENT = "does not answer"
 
 
+def is_here(job: RemoteJob, place: messages.Registered) -> bool:
+    """Whether node 0 runs on this host, since its socket answers here; its disk may hang.
+
+    The first host has named the place, so only where a run of ours can be is looked at.
+    """
+    if place.folder not in (run_socket.runtime_folder(os.getuid()), f"{runs_folder(job.env)}/{job.run_id}"):
+        return False
+    try:
+        run_socket.connect(place.folder, place.name).close()
+    except (OSError, LaunchError):
+        return False
+    return True
+
+
 class FrontSocket:
     """Listens from when node 0's agent does until the job has ended."""
 
-    @classmethod
-    def open(cls, loop: Loop, job: RemoteJob, first: HostConnection, place: messages.Registered) -> FrontSocket | None:
-        """Listen, unless node 0 runs here: `place` is where its own socket lies, on whatever host.
+    def __init__(self, loop: Loop, job: RemoteJob, first: HostConnection, place: messages.Registered) -> None:
+        """Listen; `place` is where the socket of node 0 lies, on its host.
 
         Raises:
             OSError: no socket can be made.
         """
-        with suppress(OSError, LaunchError):
-            run_socket.connect(place.folder, place.name).close()
-            return None
-        return cls(loop, job, first, place)
-
-    def __init__(self, loop: Loop, job: RemoteJob, first: HostConnection, place: messages.Registered) -> None:
         self._loop = loop
         self._job = job
         self._first = first

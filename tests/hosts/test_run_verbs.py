@@ -123,6 +123,18 @@ def test_a_host_that_is_not_node_0_says_where_to_ask(job, runs, ask):
     assert all(os.listdir(job.bed.path(host, f"/tmp/ddplaunch-{os.getuid()}")) == [] for host in NODES)
 
 
+def test_of_a_job_that_was_started_on_each_node_the_others_say_where_to_ask(job, ask, program):
+    hosts = NODES[:2]
+    for number, host in enumerate(hosts):
+        told = ("--nnodes", 2, "--node-rank", number, "--master-addr", "node0")
+        job.start(*told, program("behave"), host=host, env=STATE)
+    job.signs("ready", 2)
+    assert len(status_at(ask, "node0")["nodes"]) == 2
+    assert f": runs on node0 (`ssh node0 {DDPLAUNCH} ps`)" in ask("node1", "ps").stdout
+    assert "has ended with status 130" in ask("node0", "stop").stderr
+    assert [job.wait(host=host).status for host in hosts] == [130, 130]
+
+
 # --- debuggers
 
 
