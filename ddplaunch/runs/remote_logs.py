@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import IO
+from contextlib import ExitStack
 
 from ddplaunch.control.questions import NodeStatus
 from ddplaunch.control.requests import TypedHere
@@ -60,57 +60,62 @@ def show(
         if asked.world_size and (never := {rank for rank in unknown if rank >= asked.world_size}):
             raise find.no_such_ranks(run.name, never, asked.world_size)
         raise LaunchError(f"it is not known where {these_ranks(unknown)} of {run.name} runs: its node does not answer")
-    lines = [
-        (node, sorted(here), _line(typed, node, run.folder, here if ranks is not None else None, options))
-        for node in sorted(on)
-        if (here := on[node] if ranks is None else on[node] & set(ranks))
-    ]
+    asked_of = {node: sorted(here if ranks is None else here & set(ranks)) for node, here in on.items()}
+    count = sum(map(len, asked_of.values()))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(of_signal(signal.SIGTERM)))  # no ssh outlives this
+    readers = []
+    for node, here in sorted(asked_of.items()):
+        if here:
+            # a host puts the rank before its lines only where it shows several, or all that may come
+            is_bare = len(here) == 1 < count and not (follow and ranks is None)
+            argv = _line(typed, node, run.folder, here if ranks is not None else (), options)
+            readers.append(_Reader(argv, b"[%d] " % here[0] if is_bare else b""))
+            if not follow:
+                say(f"{these_ranks(here)}, on {printable(typed.hosts[node])}:")
+                _write(readers[-1:])
     if follow:
-        return _follow([argv for _, _, argv in lines])
-    status = 0
-    for node, shown, argv in lines:
-        say(f"{these_ranks(shown)}, on {printable(typed.hosts[node])}:")
-        sys.stdout.flush()
-        with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as process:
-            try:
-                status = max(status, process.wait())
-            finally:
-                process.terminate()
-    return status
+        _write(readers)
+    return max((reader.process.returncode for reader in readers), default=0)
 
 
-def _line(typed: TypedHere, node: int, folder: str, ranks: Collection[int] | None, options: Sequence[str]) -> list[str]:
-    chosen = ["-r", compress(ranks)] if ranks is not None else []
+def _line(typed: TypedHere, node: int, folder: str, ranks: Collection[int], options: Sequence[str]) -> list[str]:
+    chosen = ["-r", compress(ranks)] if ranks else []
     command = [typed.python, "-m", "ddplaunch", "logs", folder, *chosen, *options]
     return [*_SSH, "--", typed.hosts[node], f"exec {shlex.join(command)}"]
 
 
-def _follow(lines: Sequence[Sequence[str]]) -> int:
-    """Run these, and write what they print as it comes, in whole lines."""
-    processes = [subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) for argv in lines]
-    out, rests = sys.stdout.buffer, dict.fromkeys(range(len(lines)), b"")
-    try:
-        with selectors.DefaultSelector() as selector:
-            for number, process in enumerate(processes):
-                assert process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, number)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    data = os.read(key.fd, _CHUNK)
-                    whole, newline, rest = (rests[key.data] + data).rpartition(b"\n")
-                    rests[key.data] = rest if data else b""
-                    out.write(whole + newline if data else rest)
-                    if not data:
-                        selector.unregister(key.fileobj)
-                out.flush()
-        return max(process.wait() for process in processes)
-    finally:
-        for process in processes:
-            process.terminate()
-            _close(process.stdout)
+class _Reader:
+    """What one host shows, in whole lines."""
+
+    def __init__(self, argv: Sequence[str], prefix: bytes) -> None:
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self.prefix = prefix
+        self._rest = b""
+
+    def lines(self) -> list[bytes] | None:
+        """Return the lines that have come; None at the end."""
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), _CHUNK)
+        if not data and not self._rest:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n") if data else (self._rest, b"")
+        return lines
 
 
-def _close(file: IO[bytes] | None) -> None:
-    if file is not None:
-        file.close()
+def _write(readers: Sequence[_Reader]) -> None:
+    """Write what these show as it comes, until all have ended."""
+    out = sys.stdout.buffer
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for reader in readers:
+            stack.enter_context(reader.process)
+            stack.callback(reader.process.terminate)  # before it is waited for
+            assert reader.process.stdout is not None
+            selector.register(reader.process.stdout, selectors.EVENT_READ, reader)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if (lines := key.data.lines()) is None:
+                    selector.unregister(key.fileobj)
+                    key.data.process.wait()
+                else:
+                    out.writelines(key.data.prefix + line + b"\n" for line in lines)
+            out.flush()

@@ -195,6 +195,8 @@ def test_logs_are_shown_where_the_job_was_typed_though_they_lie_on_its_hosts(job
     one = ask(LOGIN, "logs", "-r", 3, "--grep", "before")
     assert (one.stdout, one.returncode) == ("before 3\n", 0)
     assert f"there is no rank 9 in {short(run)}: it has ranks 0-5" in ask(LOGIN, "logs", "-r", 9).stderr
+    two = ask(LOGIN, "logs", "-r", "1,4")
+    assert two.stdout == "[1] before 1\n[4] before 4\n"
     streams = {"env": env, "cwd": job.home, "stdout": subprocess.PIPE}
     with job.bed.start(LOGIN, job.argv("logs", "-f"), **streams) as following:
         said = [following.stdout.readline() for _ in range(6)]
