@@ -56,6 +56,16 @@ class Rounds:
         return Measured.of([combined(*taken) for taken in self._taken])
 
 
+@dataclass(frozen=True)
+class Beside:
+    """The same measured of ddplaunch and of torchrun, for the picture."""
+
+    what: str
+    ours: float
+    torchrun: float
+    unit: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """One measured number and what it should be."""
@@ -66,6 +76,7 @@ class Figure:
     target: float | None = None  # None: there to compare with
     more_is_better: bool = False
     how: str = ""  # from which numbers it was made
+    beside: Beside | None = None
 
     @property
     def met(self) -> bool | None:

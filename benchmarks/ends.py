@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from bed import Bed, Figure, Rounds, program
+from bed import Bed, Beside, Figure, Rounds, program
 
 _GRACE = 1.0  # seconds
 
@@ -20,14 +20,16 @@ def crash(bed: Bed) -> Iterator[Figure]:
     mine = Rounds(rounds, lambda: _after_crash(bed, ours, status=3)).of(_milliseconds)
     theirs = Rounds(few, lambda: _after_crash(bed, [*bed.torchrun, "--standalone", *ours[-2:]], status=1))
     how = f"{rounds} rounds; torchrun {theirs.of(_milliseconds):.0f} ms, {few} rounds"
-    yield Figure(name="crash, 8 workers: others gone after", value=mine, unit="ms", target=25, how=how)
+    beside = Beside("one of 8 workers crashes: all are gone", mine / 1e3, theirs.medians()[0], "s")
+    yield Figure(name="crash, 8 workers: others gone after", value=mine, unit="ms", target=25, how=how, beside=beside)
     patient = [*ours, "--grace-period", str(_GRACE)]
     killed = Rounds(few, lambda: _after_crash(bed, patient, "stubborn", status=3) - _GRACE).of(_milliseconds)
     slow = [*bed.torchrun, "--standalone", *ours[-2:], "--shutdown-timeout", str(int(_GRACE))]
     theirs_slow = _after_crash(bed, slow, "stubborn", status=1)
     how = f"{_GRACE:g} s of grace; {few} rounds; torchrun --shutdown-timeout {_GRACE:g}: {theirs_slow:.1f} s"
     name = "crash, others ignore SIGTERM: beyond the grace period"
-    yield Figure(name=name, value=killed, unit="ms", target=50, how=how)
+    beside = Beside("the same, the others ignore SIGTERM", killed / 1e3 + _GRACE, theirs_slow, "s")
+    yield Figure(name=name, value=killed, unit="ms", target=50, how=how, beside=beside)
 
 
 def restart(bed: Bed) -> Iterator[Figure]:
@@ -39,7 +41,7 @@ def restart(bed: Bed) -> Iterator[Figure]:
         *(partial(_restarted, bed, command) for command in ways.values()),
         lambda: _restarted(bed, [*bed.torchrun, "--standalone", "--max-restarts", "1"]),
     )
-    _, fresh, theirs = taken.medians()
+    forked, fresh, theirs = taken.medians()
     how = f"fresh processes {fresh * 1e3:.0f} ms, torchrun {theirs * 1e3:.0f} ms; {rounds} rounds"
     yield Figure(
         name="restart, 4 workers: crash to first line of all",
@@ -47,6 +49,7 @@ def restart(bed: Bed) -> Iterator[Figure]:
         unit="ms",
         target=300,
         how=how,
+        beside=Beside("a crash, and all 4 workers run again", forked, theirs, "s"),
     )
 
 

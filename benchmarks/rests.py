@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bed import Bed, Figure, program
+from bed import Bed, Beside, Figure, program
 
 _WATCHED = 3.0  # seconds
 _PATIENCE = 60.0  # seconds until everything must have come to rest
@@ -26,6 +26,7 @@ def rest(bed: Bed) -> Iterator[Figure]:
         unit="MB",
         target=45,
         how=f"front and agent added up, so shared pages count twice; PSS {ours.pss:.0f} MB; torchrun {theirs.rss:.0f} MB",
+        beside=Beside("memory of the launcher", ours.rss, theirs.rss, "MB"),
     )
     yield Figure(
         name=f"at rest: wake-ups in {_WATCHED:g} s",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bed import Bed, Figure, Measured, Rounds, program
+from bed import Bed, Beside, Figure, Measured, Rounds, program
 
 _USED_BEFORE = 21  # runs; from then on each start also removes the oldest run
 _HANGS = 40.0  # seconds; ten steps take half of that at most
@@ -35,13 +35,15 @@ def hello(bed: Bed) -> Iterator[Figure]:
     how = f"{mine * 1e3:.0f} ms, the loop {by_hand * 1e3:.0f} ms; {rounds} rounds"
     above = taken.of(lambda loop, mine: (mine - loop) * 1e3)
     yield Figure(name="hello, 2 workers: above the shell loop", value=above, unit="ms", target=150, how=how)
+    theirs_at_all, mine = theirs.medians()
     yield Figure(
         name="hello, 2 workers: times faster than torchrun",
         value=theirs.of(lambda theirs, mine: theirs / mine),
         unit="x",
         target=12,
         more_is_better=True,
-        how=f"torchrun {theirs.medians()[0] * 1e3:.0f} ms; {few} rounds",
+        how=f"torchrun {theirs_at_all * 1e3:.0f} ms; {few} rounds",
+        beside=Beside("hello world, 2 workers", mine, theirs_at_all, "s"),
     )
 
 
@@ -94,13 +96,17 @@ def _steps(bed: Bed, workers: int) -> Iterator[Figure]:
     )
     for at, what in enumerate(("first DDP step", "tenth DDP step", "ten DDP steps and out")):
         taken = Rounds(rounds, *(iter([row[at] for row in marks[name]]).__next__ for name in known))
-        took = ", ".join(f"{name} {value:.2f} s" for name, value in zip(known, taken.medians(), strict=True))
+        seconds = dict(zip(known, taken.medians(), strict=True))
+        took = ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
+        label = f"import torch, train ten steps, end: {workers} workers"
+        is_shown = at == 2 and workers in _AT_MOST
         yield Figure(
             name=f"{what}, {workers} worker{'s' * (workers > 1)}: to torchrun",
             value=taken.of(lambda *row: row[0] / row[2]),
             unit="x",
             target=_AT_MOST.get(workers) if at == 2 else None,
             how=f"{took}; {rounds} rounds{without}",
+            beside=Beside(label, seconds["forkserver"], seconds["torchrun"], "s") if is_shown else None,
         )
 
 
