@@ -76,9 +76,9 @@ def whole(folder: str) -> str:
 def of_running(replies: RunReplies) -> Known:
     """Return a run that has answered, or did not in time."""
     run = replies.run
-    known = Known(run_id=name_of(replies), replies=replies, folder=whole(run.folder) if run is not None else "")
     if run is None:
-        return known
+        return replace(of_folder(whole(replies.place.folder)), run_id=name_of(replies), replies=replies)
+    known = Known(run_id=name_of(replies), replies=replies, folder=whole(run.folder))
     try:
         script = shlex.split(run.command)[0]
     except (ValueError, IndexError):  # the command was cut

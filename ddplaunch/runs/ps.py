@@ -9,6 +9,7 @@ from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.errors import count
 from ddplaunch.fields import line as printable
+from ddplaunch.process.regular_file import read_json
 from ddplaunch.report.console import (
     BAD,
     COMMAND,
@@ -29,7 +30,7 @@ from ddplaunch.report.words import duration, size
 from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies
 from ddplaunch.runs.find import Elsewhere
-from ddplaunch.runs.known import name_of
+from ddplaunch.runs.known import name_of, of_running
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "quiet")
 _NUMBERS = ("pid", "cpu", "memory", "quiet")  # flush right
@@ -54,7 +55,7 @@ def render(replies: RunReplies) -> Block:
     """Show one run, and its workers below it."""
     run = replies.run
     if run is None:
-        return line((short(name_of(replies)), NAME), f": {printable(replies.problem)}")
+        return line((short(name_of(replies)), NAME), f": {printable(replies.problem)}{_on_disk(replies)}")
     restarts = f", restart {run.restarts} of {run.max_restarts}" if run.restarts else ""
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
     phase = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}.get(run.phase, run.phase)
@@ -77,6 +78,15 @@ def render(replies: RunReplies) -> Block:
     problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
     parts += [line(f"  {printable(run.straggler)}")] if run.straggler else []
     return section(*parts, *(line(("  " + problem, ODD)) for problem in problems))
+
+
+def _on_disk(replies: RunReplies) -> str:
+    """Say of a run that does not answer what its folder tells: its script, and the process to look at."""
+    plan = read_json(f"{replies.place.folder}/plan.json")
+    pid = plan.get("agent_pid") if isinstance(plan, dict) else None
+    facts = [of_running(replies).program, f"pid {pid}" if isinstance(pid, int) else ""]
+    told = ", ".join(filter(None, facts))
+    return f" ({told})" if told else ""
 
 
 def _row(node: NodeReply, worker: WorkerStatus) -> dict[str, str | Words]:

@@ -97,7 +97,8 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
     agent = int(stat(worker)[1])
     os.kill(agent, signal.SIGSTOP)
     until(lambda: stopped([agent]), "the agent to stop")
-    assert f"{short(name)}: does not answer" in verb("ps").out
+    pid = json.loads((job.folder / "plan.json").read_text())["agent_pid"]
+    assert f"{short(name)}: does not answer (behave.py, pid {pid})" in verb("ps").out
     silent = verb("stop", name)
     assert "does not answer" in silent.err
     assert silent.status == 122
