@@ -28,6 +28,8 @@ from ddplaunch.supervise.job import SELF_ID, Member
 
 MAX_CLIENTS = 32  # at once
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
+TOO_MANY = "too many commands ask this run at once"
+_ATTACH_WITHIN = 6.0  # seconds for the agent of another node, whose worker has half of it
 _UNAUTHENTICATED = (
     "a debugger could run anything, and the nodes of this job have no token by which this one knows node 0: "
     "see --token-file, or attach on node 0 to the ranks there"
@@ -58,7 +60,7 @@ class Clients:
         if (uid := uid_of(sock)) not in (os.getuid(), 0):
             client.refuse(f"this run belongs to another user than {uid}")
         elif len(self._clients) > MAX_CLIENTS:
-            client.refuse("too many commands ask this run at once")
+            client.refuse(TOO_MANY)
         return client
 
     def get(self, number: int) -> Client | None:
@@ -143,8 +145,12 @@ class RunClients(Clients):
             client.refuse(f"it has no rank {rank}")
         elif member.id == SELF_ID:
             self._loop.post(AttachAsked(client.number, rank))
+        elif len(coordinator.streams) >= MAX_CLIENTS:
+            client.refuse(TOO_MANY)
         elif (sock := client.hand_over()) is not None:
-            coordinator.open_stream(member.id, sock, pack(requests.encode(request)))
+            late = requests.RequestRefused(line(f"node {member.place} ({host_name(member.host)}) does not answer"))
+            first, last = (pack(requests.encode(message)) for message in (request, late))
+            coordinator.streams.open(member.id, sock, first, _ATTACH_WITHIN, last)
 
     def forget(self, number: int) -> Client | None:
         """Have nothing more found out for a client that has gone."""

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from ddplaunch.fields import Number
 from ddplaunch.loop.buffer import SendBuffer
-from ddplaunch.loop.loop import READ, WRITE, Loop
+from ddplaunch.loop.loop import READ, WRITE, Loop, Timer
 
 CHUNK = 1 << 15  # bytes
 WINDOW = 16  # chunks
@@ -48,10 +48,18 @@ class Streams:
     def __contains__(self, number: int) -> bool:
         return number in self._streams
 
-    def add(self, number: int, sock: socket.socket) -> None:
-        """Begin a stream: what is read from this socket is sent, and what comes is written to it."""
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def add(self, number: int, sock: socket.socket, within: float | None = None, late: bytes = b"") -> None:
+        """Begin a stream: what is read from this socket is sent, and what comes is written to it.
+
+        Unless the other side sends anything `within` seconds, the stream ends here with the words `late`.
+        """
         sock.setblocking(False)
-        self._streams[number] = _Stream(self._loop, sock, number, self._send, self._over)
+        stream = self._streams[number] = _Stream(self._loop, sock, number, self._send, self._over)
+        stream.give_up = self._loop.timer(None, lambda: self.finish(number, late))
+        stream.give_up.set(None if within is None else self._loop.now() + within)
 
     def take(self, chunk: Chunk) -> None:
         """Take a chunk of the other side; one of a stream that is over changes nothing."""
@@ -87,10 +95,13 @@ class _Stream:
         self._room = WINDOW  # chunks that the other side takes now
         self._kept = 0  # chunks that wait in the buffer
         self._has_ended = False  # the other side has: what waits is all there is
+        self.give_up: Timer | None = None  # the other side, while it has sent nothing
         self._watch()
 
     def take(self, chunk: Chunk) -> None:
         self._room = min(WINDOW, self._room + chunk.taken)
+        if self.give_up is not None and not chunk.taken:
+            self.give_up.cancel()
         if chunk.data and self._kept == WINDOW:  # it knows no window
             self._end()
             return
@@ -152,6 +163,8 @@ class _Stream:
                     self._buffer.put(last)
             except OSError:
                 pass
+            if self.give_up is not None:
+                self.give_up.cancel()
             self._loop.unwatch(self._sock)
             self._sock.close()
             self._over(self._number)

@@ -26,8 +26,6 @@ from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
-    from socket import socket
-
     from ddplaunch.control.questions import Answer
     from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.agents import Agents
@@ -135,13 +133,14 @@ class Coordinator:
             self._questions = Questions(self._loop, lambda: self.state.members, self._order)
         return self._questions
 
-    def open_stream(self, id: int, sock: socket, first: bytes) -> None:
-        """Connect a client to the agent of another node, which gets `first` from it, and may then hold a worker in a debugger."""
+    @property
+    def streams(self) -> NodeStreams:
+        """The clients that are connected to agents of other nodes, which may then hold a worker in a debugger."""
         if self._streams is None:
             from ddplaunch.coordinator.node_streams import NodeStreams  # few jobs are debugged
 
             self._streams = NodeStreams(self._loop, self._order, self._stream_ended)
-        self._streams.open(id, sock, first)
+        return self._streams
 
     def take_chunk(self, id: int, chunk: Chunk) -> None:
         """Take what an agent has sent to a client."""

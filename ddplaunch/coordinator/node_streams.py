@@ -32,13 +32,16 @@ class NodeStreams:
     def __contains__(self, id: int) -> bool:
         return id in self._agents.values()
 
-    def open(self, id: int, sock: socket, first: bytes) -> None:
-        """Connect a socket to an agent, which gets `first` from it."""
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def open(self, id: int, sock: socket, first: bytes, within: float, late: bytes) -> None:
+        """Connect a socket to an agent, which gets `first` from it; without a reply `within` seconds, `late` is the reply."""
         assert len(first) <= CHUNK
         self._last += 1
         self._agents[self._last] = id
         self._sent(Chunk(self._last, first))
-        self._streams.add(self._last, sock)
+        self._streams.add(self._last, sock, within, late)
 
     def take(self, id: int, chunk: Chunk) -> None:
         """Take what an agent has sent."""

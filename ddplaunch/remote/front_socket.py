@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 
 from ddplaunch import __version__
-from ddplaunch.agent.clients import Clients
+from ddplaunch.agent.clients import MAX_CLIENTS, TOO_MANY, Clients
 from ddplaunch.agent.events import StopAsked
 from ddplaunch.control import requests
 from ddplaunch.control.frames import pack
@@ -23,7 +23,7 @@ from ddplaunch.control.streams import Chunk, Streams
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import host as host_name
 from ddplaunch.fields import line, piece
-from ddplaunch.loop.loop import Loop, Timer
+from ddplaunch.loop.loop import Loop
 from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
 from ddplaunch.remote.protocol import CONNECT, STREAM
@@ -66,8 +66,7 @@ class FrontSocket:
         self._place = place
         self._began = time.monotonic()
         self._clients = Clients(loop)
-        self._streams = Streams(loop, self._send, self._over)
-        self._deadlines: dict[int, Timer] = {}  # by stream, until the first host has replied
+        self._streams = Streams(loop, self._send)
         self._name = f"{job.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
         self._folder = run_socket.open_runtime_folder(make=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -90,15 +89,13 @@ class FrontSocket:
             client.awaits_end = True
             client.send(run)
             self._loop.post(StopAsked())
+        elif len(self._streams) >= MAX_CLIENTS:
+            client.refuse(TOO_MANY)
         elif (sock := client.hand_over(run, self._hosts())) is not None:
-            self._deadlines[number] = self._loop.timer(None, lambda: self._give_up(number, request))
-            is_attach = isinstance(request.asked, requests.Attach)
-            within = _ATTACH_WITHIN if is_attach else request.within + _ON_THE_WAY
-            self._deadlines[number].set(self._loop.now() + within)
             place = messages.Connect(number, self._place.folder, self._place.name)
             self._first.send(CONNECT, messages.encode(place))
             self._send(Chunk(number, pack(requests.encode(request))))
-            self._streams.add(number, sock)
+            self._streams.add(number, sock, *self._give_up(request))
 
     def forget(self, number: int) -> None:
         """Forget a client that has gone."""
@@ -106,29 +103,26 @@ class FrontSocket:
 
     def take(self, chunk: Chunk) -> None:
         """Take what node 0 has replied."""
-        if (deadline := self._deadlines.get(chunk.number)) is not None and chunk.data:
-            deadline.cancel()
         self._streams.take(chunk)
 
     def host_lost(self) -> None:
         """End what is asked of a host that is gone."""
         self._streams.close()
 
-    def _give_up(self, number: int, request: requests.Request) -> None:
-        """Say to a client that node 0 does not answer."""
+    def _give_up(self, request: requests.Request) -> tuple[float, bytes]:
+        """Return the seconds in which node 0 has to reply, and the replies to a client if it does not."""
         host = host_name(str(self._first))
+        replies: tuple[requests.Reply, ...]
+        within, replies = (
+            request.within + _ON_THE_WAY,
+            (requests.NodeReply(0, host, NoAnswer(_SILENT)), requests.Done()),
+        )
         if isinstance(request.asked, requests.Attach):
-            replies: tuple[requests.Reply, ...] = (requests.RequestRefused(line(f"node 0 ({host}) {_SILENT}")),)
-        else:
-            replies = requests.NodeReply(0, host, NoAnswer(_SILENT)), requests.Done()
-        self._streams.finish(number, b"".join(pack(requests.encode(reply)) for reply in replies))
+            within, replies = _ATTACH_WITHIN, (requests.RequestRefused(line(f"node 0 ({host}) {_SILENT}")),)
+        return within, b"".join(pack(requests.encode(reply)) for reply in replies)
 
     def _send(self, chunk: Chunk) -> None:
         self._first.send(STREAM, messages.encode(chunk))
-
-    def _over(self, number: int) -> None:
-        if (deadline := self._deadlines.pop(number, None)) is not None:
-            deadline.cancel()
 
     def _run(self, world_size: int) -> requests.Run:
         """Return what is known here."""

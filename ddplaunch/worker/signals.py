@@ -9,6 +9,7 @@ is closed. For the second, its mode says whether a debugger can get in: others l
 group once it is replaced.
 """
 
+import atexit
 import faulthandler
 import os
 import sys
@@ -70,6 +71,11 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], di
         if client is not None:
             client.forget()
 
+    def ignore(original: "Callable[..., Any]" = own.signal) -> None:
+        # an interpreter that ends gives signals their default action back, and this one would kill
+        if own.getsignal(signum) is asked:
+            original(signum, own.SIG_IGN)
+
     def mark(bits: int) -> None:
         try:
             if os.getpid() == worker and is_file_for_stacks(fd):
@@ -81,6 +87,7 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], di
         if own.getsignal(signum) != 0:  # SIG_DFL: a .pth file or sitecustomize has it
             return
         own.signal(signum, asked)
+        atexit.register(ignore)
         os.register_at_fork(after_in_child=forked)
     except Exception:  # noqa: BLE001 - the program does without it
         return

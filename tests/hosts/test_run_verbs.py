@@ -183,6 +183,19 @@ def test_a_debugger_reaches_the_ranks_of_all_nodes(job, runs, env, program, host
     assert "node 2 (node2) holds a worker in a debugger: --timeout waits until it is left" in result.err
 
 
+def test_a_node_that_is_paused_keeps_no_debugger_waiting(job, runs, ask, env, program):
+    runs("--heartbeat-timeout", "5m", program("behave"))
+    _, agent = over_ssh.relay_and_agent(job.bed, "node2")
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        debugger = Debugger(job, LOGIN, env, "-r", 4)
+        debugger.sees("node 2 (node2) does not answer")
+        assert debugger.close() == 2
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    end(job, ask)
+
+
 # --- logs
 
 

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from ddplaunch.control.requests import Attach, RequestRefused, Run
+from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.report.run_name import short
 from ddplaunch.runs import client, find
 from tests.conftest import PATIENCE, until
@@ -34,11 +35,11 @@ def attach(job):
     return lambda run, rank: typed(job, "attach", "-r", rank, run, env={"NO_COLOR": "1"})
 
 
-def finish(job) -> str:
+def finish(job, counted: int = 1) -> str:
     """Let the ranks count no further; the job ends well. Give what it has said."""
     (job.home / "signs" / "enough").touch()
     result = job.wait().expect(0)
-    assert "[1] counted True" in result.out
+    assert f"[{counted}] counted True" in result.out
     job.nothing_left()
     return str(result.err)
 
@@ -211,6 +212,13 @@ def test_nodes_that_share_no_secret_open_no_debugger_for_each_other(nodes, progr
     assert "the nodes of this job have no token" in refused.reason
     (nodes.home / "signs" / "enough").touch()
     assert nodes.statuses() == [0, 0]
+
+
+def test_a_rank_that_ends_is_not_killed_by_the_signal_of_a_debugger(job, runs):
+    runs("count", "late")
+    job.sign("ending")
+    os.kill(job.pids()[1], ATTACH_SIGNAL)
+    finish(job, counted=0)
 
 
 def test_a_program_that_is_no_python_cannot_be_attached_to(job, attach):

@@ -110,6 +110,22 @@ def test_a_side_that_knows_no_window_loses_its_stream(pair: Pair) -> None:
     pair.sides[1].take(Chunk(7))
 
 
+def test_who_hears_nothing_in_time_gives_up_and_who_hears_anything_does_not(pair: Pair) -> None:
+    far = []
+    for number, within in ((2, 0.0), (3, 60.0), (4, 0.0)):
+        near, other = socket.socketpair()
+        other.setblocking(False)
+        far.append(other)
+        pair.sides[0].add(number, near, within, b"it does not answer")
+    pair.sides[0].take(Chunk(4, b"it does"))
+    pair.turn()
+    assert [read(sock) for sock in far] == [b"it does not answer", b"", b"it does"]
+    assert [number in pair.sides[0] for number in (2, 3, 4)] == [False, True, True]
+    assert len(pair.sides[0]) == 3
+    for sock in far:
+        sock.close()
+
+
 def test_who_finishes_a_stream_says_the_last_word(pair: Pair) -> None:
     pair.sides[0].finish(1, b"it does not answer")
     pair.turn()

@@ -39,7 +39,7 @@ def client(streams: NodeStreams) -> Iterator[socket.socket]:
     """The client of a stream to agent 7, the first."""
     near, far = socket.socketpair()
     far.setblocking(False)
-    streams.open(7, near, b"request")
+    streams.open(7, near, b"request", 60.0, b"late")
     with far:
         yield far
 
@@ -62,7 +62,7 @@ def test_a_stream_is_written_by_its_own_agent_only(streams, client, sent, left):
 def test_a_stream_ends_with_its_agent(streams, client, left):
     near, other = socket.socketpair()
     with other:
-        streams.open(8, near, b"request")
+        streams.open(8, near, b"request", 60.0, b"late")
         streams.left({8: None})
         assert client.recv(100) == b""
         assert left == [7]
