@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 FRONT = "README.md"  # the page with the ways in, before which the site has the beginning of the project's README
-_FRONT_ENDS = "## On one machine"
+_FRONT_ENDS = "## Coming from torchrun"
 ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)(?=[)#])")
 _MARK = re.compile(r"^(```console) wrong$", re.MULTILINE)  # commands that a test is not to take for right ones

@@ -34,7 +34,7 @@ _NAMES = [
 _NOT_EACH_TIME = re.compile(
     r"  \S.* (lost contact with it|(was|were) stopped by SIGTERM in .*|finished with status 0)"
     r"|.*, start 0|.* attempt 0, port PORT|\[0-3\] .*"
-    r"|rank \d failed first|  rank \d  +pid PID  cpu|  both ranks failed with the same error"
+    r"|rank \d failed first|  ranks? \S+ waits? in .*|  rank \d  +pid PID  cpu|  both ranks failed with the same error"
 )
 
 
