@@ -12,7 +12,7 @@ import pytest
 
 import ddplaunch
 from ddplaunch.agent.pipes import CONTROL
-from ddplaunch.remote.protocol import greeting, pack
+from ddplaunch.remote.protocol import STREAM, greeting, pack
 from ddplaunch.remote.startup import MAX_STARTING
 from tests.conftest import PATIENCE, send_again, until
 
@@ -309,19 +309,25 @@ def test_hosts_that_hear_nothing_end_their_workers(job, env, program):
     job.nothing_left(patience=PATIENCE)
 
 
+NOT_FIRST = "sent a report that only the first host may send"
+
+
 @pytest.mark.parametrize(
-    ("lie", "said"),
+    ("tag", "lie", "said"),
     [
-        (b'{"type":"addresses","addresses":["127.0.0.9"]}', "sent a report that only the first host may send"),
-        (b'{"type":"listening","port":9}', "sent a report that only the first host may send"),
-        (b'{"type":"worker","rank":0,"pid":-1}', "sent a malformed report (Expected `int` >= 2 - at `$.pid`)"),
-        (b'{"type":"ready"' + b"[" * 100_000, "sent a malformed report (JSON is malformed: "),
-        (b'{"type":"\xff"}', "sent a malformed report ("),
+        (CONTROL, b'{"type":"addresses","addresses":["127.0.0.9"]}', NOT_FIRST),
+        (CONTROL, b'{"type":"listening","port":9}', NOT_FIRST),
+        (CONTROL, b'{"type":"registered","folder":"/tmp","name":"socket"}', NOT_FIRST),
+        (CONTROL, b'{"type":"worker","rank":0,"pid":-1}', "sent a malformed report (Expected `int` >= 2 - at `$.pid`)"),
+        (CONTROL, b'{"type":"ready"' + b"[" * 100_000, "sent a malformed report (JSON is malformed: "),
+        (CONTROL, b'{"type":"\xff"}', "sent a malformed report ("),
+        (STREAM, b'{"type":"chunk","number":1,"data":"aGVsbG8="}', "sent a reply that only the first host may send"),
+        (STREAM, b'{"type":"chunk","number":1,"data":"?"}', "sent a malformed reply ("),
     ],
-    ids=["addresses", "listening", "pid", "depth", "bytes"],
+    ids=["addresses", "listening", "registered", "pid", "depth", "bytes", "reply", "malformed reply"],
 )
-def test_a_host_that_reports_what_is_not_its_own_is_refused(job, env, ssh, program, lie, said):
-    (ssh / "lies").write_bytes(greeting() + pack(CONTROL, lie))
+def test_a_host_that_reports_what_is_not_its_own_is_refused(job, env, ssh, program, tag, lie, said):
+    (ssh / "lies").write_bytes(greeting() + pack(tag, lie))
     start(job, env, program("place"), hosts="127.0.0.1,lying")
     result = job.wait().expect(122)
     assert f"error: lying: lost: {said}" in result.err
