@@ -235,10 +235,11 @@ class Agent:
                 workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.KillWorkers(ranks):
                 workers.end(SIGKILL, ranks, time.monotonic())
-            case node.CaptureStacks(within, if_joined, ras):
+            case node.CaptureStacks(within, if_joined, ras, silently):
                 may_wait = workers.may_have_joined or not if_joined
                 if not may_wait or not generations.guard(
-                    "stacks are missing", lambda: generations.inspection.take_stacks(workers, within, ras=ras)
+                    "stacks are missing",
+                    lambda: generations.inspection.take_stacks(workers, within, ras=ras, silently=silently),
                 ):
                     loop.post(node.StacksCaptured(loop.now()))  # else they would be stopped late
             case node.FindStuck(ranks):

@@ -41,39 +41,41 @@ class Inspection:
         self._observer: Observer | None = None
         self._debuggers: Debuggers | None = None
         self._asked: dict[int, Asked[Any]] = {}  # the children that answer, by the number of the question
-        self.samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
+        self._before: tuple[Sample, ...] = ()  # where the workers were when they had to end
+        self.samples: tuple[Sample, ...] = ()  # the same, if it is to be told
 
     def begin(self) -> None:
         """Forget what was seen of the last generation."""
-        self._observer, self.samples = None, ()
+        self._observer, self._before, self.samples = None, (), ()
 
-    def take_stacks(self, workers: Workers, within: float, *, ras: bool) -> None:
-        """Find out where these workers are, which have to end."""
-        self._taker.take(workers.running.values(), within, partial(self._stacks_taken, workers), made=tuple, ras=ras)
+    def take_stacks(self, workers: Workers, within: float, *, ras: bool, silently: bool) -> None:
+        """Find out where these workers are, which have to end; `silently`: to be told only if some do not move any more."""
+        reply = partial(self._stacks_taken, workers, silently=silently)
+        self._taker.take(workers.running.values(), within, reply, made=tuple, ras=ras)
 
-    def _stacks_taken(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
+    def _stacks_taken(self, workers: Workers, samples: Sequence[Sample] | None, *, silently: bool) -> None:
         if workers is self._current.workers:  # those of the generation before have ended by themselves
-            self.samples = tuple(samples or ())
-            waiting = frozenset(self._standing()) if self.samples else frozenset[int]()
-            self._loop.post(node.StacksCaptured(self._loop.now(), waiting))
+            from ddplaunch.stacks.merge import is_waiting
 
-    def _standing(self, samples: Sequence[Sample] | None = None) -> dict[int, object]:
-        """Where each worker stands that waits in a collective, by rank; without samples, by those that were taken for its end."""
-        from ddplaunch.stacks.merge import is_waiting, standing
-
-        found = self.samples if samples is None else samples
-        return {one.rank: standing(one) for one in found if not (one.child or one.ended) and is_waiting(one)}
+            self._before = tuple(samples or ())
+            self.samples = () if silently else self._before
+            known = _of_workers(self._before)
+            waiting = frozenset(rank for rank, sample in known.items() if is_waiting(sample))
+            self._loop.post(node.StacksCaptured(self._loop.now(), frozenset(known), waiting))
 
     def look_for_stuck(self, workers: Workers, ranks: Collection[int], within: float) -> None:
-        """Find out which of these workers still wait where they did when their stacks were taken."""
+        """Find out which of these workers stand where they did when their stacks were taken."""
         running = [workers.running[rank] for rank in ranks if rank in workers.running]
         self._taker.take(running, within, partial(self._stuck_found, workers), made=tuple)
 
     def _stuck_found(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
         if workers is self._current.workers:
-            before = self._standing()
-            stuck = (rank for rank, at in self._standing(samples or ()).items() if before.get(rank) == at)
-            self._loop.post(node.StuckFound(frozenset(stuck), self._loop.now()))
+            from ddplaunch.stacks.merge import standing
+
+            before, now = _of_workers(self._before), _of_workers(samples or ())
+            stuck = frozenset(rank for rank in before.keys() & now if standing(before[rank]) == standing(now[rank]))
+            self.samples = self._before if stuck else self.samples
+            self._loop.post(node.StuckFound(stuck, self._loop.now()))
 
     def keep_stacks(self, workers: Workers) -> None:
         """Write where these workers were to the folder of the run, if that is known."""
@@ -157,3 +159,8 @@ class Inspection:
         """Release all."""
         if self._debuggers is not None:
             self._debuggers.close()
+
+
+def _of_workers(samples: Sequence[Sample]) -> dict[int, Sample]:
+    """Return the samples of workers whose stacks are known, by rank."""
+    return {one.rank: one for one in samples if one.main and not (one.child or one.ended)}

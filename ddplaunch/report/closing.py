@@ -80,9 +80,9 @@ def render_still_running(written: Mapping[int, int], left: float) -> str:
 
 
 def render_stuck(ranks: Sequence[int], seconds: float) -> str:
-    """Say who is killed before the grace period is over: "rank 0, asked to end, still waits ... after 5 s: SIGKILL"."""
-    waits, its = ("waits", "its") if len(ranks) == 1 else ("wait", "their")
-    return f"{these_ranks(ranks)}, asked to end, still {waits} in {its} collective after {duration(seconds)}: SIGKILL"
+    """Say who is killed before the grace period is over: "rank 0 was asked to end and has not moved for 5 s: SIGKILL"."""
+    was, has = ("was", "has") if len(ranks) == 1 else ("were", "have")
+    return f"{these_ranks(ranks)} {was} asked to end and {has} not moved for {duration(seconds)}: SIGKILL"
 
 
 def render_stopped(signum: int, after: float | None, exits: Sequence[WorkerExit]) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from ddplaunch.supervise.outcome import Frame, WorkerError
 
-# installed packages, the standard library, and what has no file: <frozen runpy>, <string>
-_LIBRARY = re.compile(r"^<|.*/(?:site|dist)-packages/|.*/lib(?:64)?/python\d+(?:\.\d+)?t?/|.*/python\d+\.zip/")
+# installed packages, ours in a clone, the standard library, and what has no file: <frozen runpy>, <string>
+_LIBRARY = re.compile(
+    r"^<|.*/(?:site|dist)-packages/|.*/ddplaunch/worker/[^/]+$|.*/lib(?:64)?/python\d+(?:\.\d+)?t?/|.*/python\d+\.zip/"
+)
 _TRACEBACK_FRAME = r'^ *File "([^"]+)", line (\d+), in (.+)(?:\n {4,}(?!File ")(\S.*))?'
 _FAULT_FRAME = r'^  File "([^"]+)", line (\d+) in (.+)$'
 _BOOTSTRAP = "/ddplaunch/worker/bootstrap.py"  # lies below the program's first frame

@@ -25,8 +25,11 @@ _WRAPPERS = {
     "_fn",
     "<lambda>",
 }
-# where torch calls a collective, and waits for it
-_COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/c10d_logger.py")
+# where torch calls a collective, and waits for it, or for the other ranks to come
+_COLLECTIVES = (
+    *(f"torch/distributed/{name}.py" for name in ("distributed_c10d", "c10d_logger", "rendezvous")),
+    "ddplaunch/worker/store.py",  # the store that rank 0 hosts, which waits for all
+)
 _MOST_FRAMES = 24  # of a stack that are shown
 
 

@@ -1,6 +1,7 @@
 """Rank 0 computes without a word while the other waits in a barrier; then rank 1 does not come to the next collective.
 
-`torch_still.py deaf`: SIGTERM ends neither of them, and rank 1 ends once rank 0 has.
+`torch_still.py deaf`: SIGTERM ends neither of them, and rank 1 ends once rank 0 has. `torch_still.py saves`: so it does, in the
+handler of SIGTERM.
 """
 
 import os
@@ -25,11 +26,17 @@ if RANK == 0:
     compute(3)  # longer than it may hang
 dist.barrier()
 put(f"evaluated-{RANK}")
-if "deaf" in sys.argv:
-    signal.signal(signal.SIGTERM, lambda *_: None)
-if RANK == 1:
+
+
+def save(*_):
     while not os.path.exists(os.path.join(FOLDER, "rank-0-has-ended")):
-        time.sleep(600 if "deaf" not in sys.argv else 0.5)  # that is no movement
+        time.sleep(0.1)
     sys.exit()
+
+
+if sys.argv[1:]:
+    signal.signal(signal.SIGTERM, save if sys.argv[1] == "saves" else signal.SIG_IGN)
+if RANK == 1:
+    time.sleep(600)
 threading.Thread(target=compute, args=[600], daemon=True).start()  # as NCCL does, which waits for a GPU with a busy CPU
 dist.all_reduce(torch.ones(4))

@@ -106,14 +106,38 @@ def test_the_report_names_the_stacks_that_the_node_of_the_missing_rank_keeps(job
     assert stacks[2] == "node-1"
 
 
-def test_a_rank_that_stays_in_the_collective_of_a_hang_is_killed_long_before_the_grace_period_is_over(job, program):
-    """No handler of Python runs while its thread is in C; one that is in no collective keeps its time."""
+def test_a_rank_that_does_not_move_after_a_hang_is_killed_long_before_the_grace_period_is_over(job, program):
+    """No handler of Python runs while its thread is in C; one that saves in a handler keeps its time."""
     options = ("--hang-timeout", "2s", "--grace-period", 60)
-    job.start("--nproc-per-node", 2, *FORKED, *options, program("torch_still"), "deaf")
+    job.start("--nproc-per-node", 2, *FORKED, *options, program("torch_still"), "saves")
     until(lambda: job.events("kill_sent"), "the SIGKILL")
     assert [event["ranks"] for event in job.events("kill_sent")] == ["0"]
     (job.home / "signs" / "rank-0-has-ended").touch()
     result = job.wait().expect(123)
-    assert "rank 0, asked to end, still waits in its collective after 5 s: SIGKILL" in result.err
+    assert "rank 0 was asked to end and has not moved for 5 s: SIGKILL" in result.err
     assert "2 workers ended in" in result.err
     assert "rank 0 by SIGKILL" in result.err
+
+
+def test_so_is_one_that_stands_still_elsewhere_than_in_a_collective(job, program):
+    options = ("--hang-timeout", "2s", "--grace-period", 60)
+    job.start("--nproc-per-node", 2, *FORKED, *options, program("torch_still"), "deaf")
+    assert "ranks 0-1 were asked to end and have not moved for 5 s: SIGKILL" in job.wait().expect(123).err
+
+
+def test_ctrl_c_while_a_rank_waits_for_one_that_does_not_come_does_not_take_the_grace_period(
+    job, program, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
+    job.start("--nproc-per-node", 2, *FORKED, "--grace-period", 60, program("torch_never_comes"))
+    job.signs("ready", 2)
+
+    def is_waiting() -> bool:
+        assert main.main(["stacks", job.folder.name]) == 0
+        return "rank 0: init_process_group" in capsys.readouterr().out
+
+    until(is_waiting, "the rank that waits")
+    job.process.send_signal(signal.SIGINT)
+    result = job.wait().expect(130)
+    assert "rank 0 was asked to end and has not moved for 5 s: SIGKILL" in result.err
+    assert "rank 0 was in init_process_group" in result.err

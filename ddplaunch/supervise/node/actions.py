@@ -38,16 +38,17 @@ class CaptureStacks(Struct, frozen=True):
     """Capture the stacks of all workers, to explain the stop; answer `StacksCaptured` within this many seconds.
 
     `if_joined`: only if a worker has a process group, in which it may wait for others; else the answer comes at once.
-    `ras`: the job hangs, and NCCL may know why.
+    `ras`: the job hangs, and NCCL may know why. `silently`: nobody is told of them unless workers do not move any more.
     """
 
     within: float
     if_joined: bool = False
     ras: bool = False
+    silently: bool = False
 
 
 class FindStuck(Struct, frozen=True):
-    """Find the workers that still wait where they did when their stacks were captured; answer `StuckFound`."""
+    """Find the workers that stand where they did when their stacks were captured; answer `StuckFound`."""
 
     ranks: frozenset[int]
 
@@ -66,7 +67,7 @@ class NameRunning(Struct, frozen=True):
 
 
 class NameStuck(Struct, frozen=True):
-    """Print which workers are killed because they still wait in a collective, this many seconds after they were asked to end."""
+    """Print which workers are killed because they have not moved in these seconds since they were asked to end."""
 
     ranks: frozenset[int]
     seconds: float

@@ -86,11 +86,12 @@ class StacksCaptured(Struct, frozen=True):
     """The stacks of the workers were captured, or cannot be."""
 
     at: float
-    waiting: frozenset[int] = frozenset()  # ranks that wait for others in a collective
+    known: frozenset[int] = frozenset()  # ranks whose stacks are known
+    waiting: frozenset[int] = frozenset()  # those of them that wait for others in a collective
 
 
 class StuckFound(Struct, frozen=True):
-    """These workers still wait in the same collective, at the same line, as when their stacks were captured."""
+    """These workers stand at the same line, in the same collective if in any, as when their stacks were captured."""
 
     ranks: frozenset[int]
     at: float

@@ -61,7 +61,6 @@ class DelayedStop(Struct, frozen=True, kw_only=True):
     signum: int
     until: float  # then ddplaunch sends the signal in any case
     for_stacks: bool = False  # whether it waits for the workers' stacks, not for the cluster
-    job_hangs: bool = False  # whether the job is stopped because no worker made progress
 
 
 class State(Struct, frozen=True, kw_only=True):
@@ -109,8 +108,9 @@ class State(Struct, frozen=True, kw_only=True):
 
     # while the workers are stopped
     delayed_stop: DelayedStop | None = None
-    in_collective: frozenset[int] = frozenset()  # when a job that hangs was stopped: ranks that waited in a collective
-    stuck_deadline: float | None = None  # when to look whether these ranks still wait there
+    job_hangs: bool = False  # they are stopped because none made progress
+    compared: frozenset[int] = frozenset()  # ranks whose stacks before the stop are compared with later ones
+    stuck_deadline: float | None = None  # when to do that
     last_sweep: Sweep | None = None
     left: tuple[str, ...] = ()  # processes that the last sweep found
 

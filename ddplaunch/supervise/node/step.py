@@ -342,7 +342,7 @@ def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
     if state.suspended_at is not None:
         # a stop now would let the workers go on: it is due as soon as they are resumed
         return replace(state, delayed_stop=replace(state.delayed_stop, until=state.suspended_at)), ()
-    return stop_with_stacks(state, event.at, event.waiting)
+    return stop_with_stacks(state, event.at, event.known, event.waiting)
 
 
 # --- debuggers: a worker that failed has the terminal, others wait for it, some are attached to

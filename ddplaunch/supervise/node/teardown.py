@@ -5,7 +5,7 @@ Each function returns the state after it and the actions to carry out, as `step`
 
 from __future__ import annotations
 
-from signal import SIGKILL, SIGTERM
+from signal import SIGINT, SIGKILL, SIGTERM
 
 from msgspec.structs import replace
 
@@ -18,7 +18,10 @@ TIDY_TIMEOUT = 3.0  # seconds for processes that clean up: torch's manager of sh
 EXPECTED_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
 SILENCE = 30.0  # seconds without any output after which Ctrl-C may be meant for a job that hangs
 SLOW_STOP = 5.0  # seconds of a long stop after which the workers that still run are named, and again
-# seconds from stop to SIGKILL for a worker that waits in a collective of a job that hangs: no handler of Python runs there
+STACKS_WITHIN = (
+    1.0  # seconds that Ctrl-C waits at most for stacks, which come in a tenth of one unless the machine is busy
+)
+# seconds from stop to SIGKILL for a worker that has not moved since: no handler of Python runs in a collective, for example
 HANG_GRACE = 5.0
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 
@@ -38,7 +41,8 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
 
     `by_cluster`: the cluster signals the workers itself. If ddplaunch received that signal on this node, they have had it too;
     if the coordinator's order came first, it is still to come.
-    `explained`: the workers' stacks are captured before, where the user wants that and this kind of stop allows it.
+    `explained`: the workers' stacks are captured before, where the user wants that and this kind of stop allows it. After Ctrl-C
+    they are in any case, to know later which workers stand where they stood.
     """
     is_ordered = why in _ORDERED
     reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
@@ -49,9 +53,9 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     state = _with_grace_period(replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING), at)
     if by_cluster and is_ordered and state.alive:
         return replace(state, delayed_stop=DelayedStop(signum=signum, until=at + EXPECTED_WITHIN)), resumes
-    captures_stacks = explained and why in _EXPLAINED and state.policy.stacks_within and not by_cluster
-    if captures_stacks and state.alive and not state.debugger:
-        state, captures = _stop_after_stacks(state, signum, at)
+    captures_stacks = (explained or signum == SIGINT) and why in _EXPLAINED and not by_cluster
+    if captures_stacks and state.policy.stacks_within and state.alive and not state.debugger:
+        state, captures = _stop_after_stacks(state, signum, at, explained=explained)
         return state, (*captures, *then)
     in_debugger = state.debugger if why is Why.FAILED else frozenset()  # there the user decides when it ends
     then = (actions.StopWorkers(signum, state.policy.ranks - in_debugger, by_cluster), *then)
@@ -63,26 +67,31 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     return state, (*then, *sweeps)
 
 
-def _stop_after_stacks(state: State, signum: int, at: float) -> Result:
+def _stop_after_stacks(state: State, signum: int, at: float, *, explained: bool) -> Result:
     """Capture the workers' stacks first: when they are known, or time is up, `send_stop` and the grace period follow."""
-    within, interval = state.policy.stacks_within, state.policy.progress_interval
+    interval = state.policy.progress_interval
+    within = state.policy.stacks_within if explained else min(STACKS_WITHIN, state.policy.stacks_within)
     # the coordinator does not say why it orders a stop, but without progress for so long it is for that
     hangs = state.why is Why.COORDINATOR and 0 < _LEAST_CHECKS * interval <= at - state.idle_since
-    delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True, job_hangs=hangs)
-    state = replace(_with_grace_period(state, at + within), delayed_stop=delayed)
-    return state, (actions.CaptureStacks(within, if_joined=state.why in _SOON and not interval, ras=hangs),)
+    delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True)
+    state = replace(_with_grace_period(state, at + within), delayed_stop=delayed, job_hangs=hangs)
+    if_joined = explained and state.why in _SOON and not interval
+    return state, (actions.CaptureStacks(within, if_joined=if_joined, ras=hangs, silently=not explained),)
 
 
-def stop_with_stacks(state: State, at: float, in_collective: frozenset[int] = frozenset()) -> Result:
+def stop_with_stacks(
+    state: State, at: float, known: frozenset[int] = frozenset(), waiting: frozenset[int] = frozenset()
+) -> Result:
     """Ask the workers to end, now that their stacks are known or their time is up; the grace period begins.
 
-    `in_collective`: ranks that wait in a collective. In a job that hangs most of them never get to a handler of the signal,
-    so that it is checked soon whether they still wait there.
+    `known`: ranks whose stacks are known, `waiting`: those of them that wait for others. It is checked soon whether these moved:
+    all in a job that hangs, after Ctrl-C only those that wait for others, where no handler of the signal runs.
     """
     state = _with_grace_period(state, at)
-    hangs = state.delayed_stop is not None and state.delayed_stop.job_hangs
-    if hangs and in_collective and state.policy.grace_period > HANG_GRACE:
-        state = replace(state, in_collective=in_collective, stuck_deadline=at + HANG_GRACE)
+    is_interrupted = state.delayed_stop is not None and state.delayed_stop.signum == SIGINT
+    compared = known if state.job_hangs else waiting if is_interrupted else frozenset[int]()
+    if compared and state.policy.grace_period > HANG_GRACE:
+        state = replace(state, compared=compared, stuck_deadline=at + HANG_GRACE)
     return send_stop(state)
 
 
@@ -101,18 +110,23 @@ def _with_grace_period(state: State, at: float) -> State:
 
 
 def look_for_stuck(state: State, at: float) -> Result:
-    """Ask which of the ranks that waited in a collective when the job hung still do; its cause may have ended since."""
+    """Ask which ranks have not moved since the stop; its cause may have ended since.
+
+    Where the job does not hang, a worker may have to end what the others wait for: they wait in vain once one has ended.
+    """
     state = replace(state, stuck_deadline=None)
-    if not (ranks := state.in_collective & state.alive):
+    if not (ranks := state.compared & state.alive):
         return state, ()
+    if not state.job_hangs and not state.exits:
+        return replace(state, stuck_deadline=at + HANG_GRACE), ()
     if state.warning_deadline is not None:
         state = replace(state, warning_deadline=at + SLOW_STOP)  # the others are named once these are killed
     return state, (actions.FindStuck(ranks),)
 
 
 def kill_stuck(state: State, ranks: frozenset[int]) -> Result:
-    """Kill the workers that still wait in the same collective, and say so."""
-    stuck = ranks & state.in_collective & state.alive
+    """Kill the workers that have not moved, and say so."""
+    stuck = ranks & state.compared & state.alive
     return state, (actions.NameStuck(stuck, HANG_GRACE), actions.KillWorkers(stuck)) if stuck else ()
 
 

@@ -94,7 +94,7 @@ STUCK = (*FIRST, *looks(2, 3, 4, 5), StacksCaptured(5.5, WAIT))
 LONG = {**HUNG, "policy": replace(LOOKING, grace_period=30.0)}
 
 
-def test_those_that_waited_in_a_collective_when_the_job_hung_are_looked_at_again_after_five_seconds():
+def test_those_whose_place_is_known_when_a_job_hangs_are_looked_at_again_after_five_seconds():
     state, _ = one_node(*STUCK, **LONG)
     assert (state.node.deadline, state.node.phase_deadline) == (10.5, 35.5)
     assert one_node(*STUCK, DeadlineReached(10.5), **LONG)[1] == [FindStuck(WAIT)]
@@ -104,7 +104,7 @@ def test_those_that_waited_in_a_collective_when_the_job_hung_are_looked_at_again
     assert one_node(*STUCK, *gone, *over, **LONG)[1] == [NameRunning(frozenset({1}), 25.0)]
 
 
-def test_those_that_still_wait_then_are_killed_and_the_others_keep_their_time():
+def test_those_that_have_not_moved_then_are_killed_and_the_others_keep_their_time():
     looked = (*STUCK, DeadlineReached(10.5))
     state, actions = one_node(*looked, StuckFound(frozenset({0}), 10.6), **LONG)
     assert actions == [NameStuck(frozenset({0}), 5.0), KillWorkers(frozenset({0}))]
@@ -117,6 +117,24 @@ def test_a_job_that_does_not_hang_and_one_with_a_short_grace_period_kill_nobody_
     assert one_node(*STUCK, **{**HUNG, "policy": replace(LOOKING, grace_period=5.0)})[0].node.stuck_deadline is None
     moving = (*FIRST, *looks(2, 3), *look(4, moved=True), SignalReceived(SIGINT, 5.0), StacksCaptured(5.5, WAIT))
     assert one_node(*moving, **LONG)[0].node.stuck_deadline is None
+
+
+INTERRUPTED = (*STARTED, SignalReceived(SIGINT, 5.0), StacksCaptured(5.1, ALL, WAIT))
+
+
+def test_after_ctrl_c_those_that_waited_for_others_are_looked_at_again_once_one_has_ended():
+    assert one_node(*INTERRUPTED, **LONG)[0].node.deadline == 10.1
+    again = (*INTERRUPTED, DeadlineReached(10.1))
+    state, actions = one_node(*again, **LONG)
+    assert (actions, state.node.stuck_deadline) == ([], 15.1)  # the rank that they wait for may be saving
+    assert one_node(*again, DeadlineReached(10.1), **LONG)[1] == [NameRunning(ALL, 25.0)]
+    assert one_node(*again, ended(1, 11.0), DeadlineReached(15.1), **LONG)[1] == [FindStuck(WAIT)]
+    assert one_node(*INTERRUPTED, ended(1, 6.0), DeadlineReached(10.1), **LONG)[1] == [FindStuck(WAIT)]
+
+
+def test_after_another_signal_of_the_user_they_keep_their_time():
+    terminated = (*STARTED, SignalReceived(SIGTERM, 5.0), StacksCaptured(5.1, ALL, WAIT))
+    assert one_node(*terminated, **LONG)[0].node.stuck_deadline is None
 
 
 def test_what_is_found_of_a_stop_that_is_suspended_kills_nobody_and_the_time_to_look_moves():

@@ -349,8 +349,7 @@ def test_those_that_do_not_say_where_they_are_are_stopped_all_the_same():
     assert after(*late, policy=EXPLAINING)[1] == []
 
 
-def test_the_users_stop_does_not_wait_for_that_and_a_second_one_kills():
-    assert after(*FIRST, SignalReceived(SIGINT, 1.0), policy=EXPLAINING)[1][0] == StopWorkers(SIGINT, ALL)
+def test_the_users_second_stop_does_not_wait_for_that():
     impatient = (*TAKING, SignalReceived(SIGINT, 1.1))
     assert after(*impatient, policy=EXPLAINING)[1][0] == KillWorkers(ALL)
     assert after(*impatient, StacksCaptured(1.2), policy=EXPLAINING)[1] == []
@@ -364,9 +363,16 @@ def test_the_first_ctrl_c_of_a_job_that_was_silent_for_long_asks_where_the_worke
     assert after(*FIRST, silent, SignalReceived(SIGINT, 50.1), policy=EXPLAINING)[1][0] == KillWorkers(ALL)
 
 
-def test_a_stop_signal_of_a_scheduler_and_ctrl_c_while_something_is_printed_ask_nobody():
-    for signal in (SignalReceived(SIGTERM, 50.0, silent=40.0), SignalReceived(SIGINT, 50.0, silent=2.0)):
-        assert after(*FIRST, signal, policy=EXPLAINING)[1][0] == StopWorkers(signal.signum, ALL)
+def test_a_stop_signal_of_a_scheduler_asks_nobody():
+    signal = SignalReceived(SIGTERM, 50.0, silent=40.0)
+    assert after(*FIRST, signal, policy=EXPLAINING)[1][0] == StopWorkers(SIGTERM, ALL)
+
+
+def test_ctrl_c_while_something_is_printed_asks_briefly_and_tells_nobody():
+    brief = CaptureStacks(1.0, silently=True)
+    assert after(*FIRST, SignalReceived(SIGINT, 50.0, silent=2.0), policy=EXPLAINING)[1][0] == brief
+    began = (GenerationBegun(0, SECOND, 0.1), *(node.WorkerStarted(rank, 0.2) for rank in sorted(SECOND)))
+    assert elsewhere(*began, StopOrdered(SIGINT, 50.0), policy=EXPLAINING)[1] == [brief]
 
 
 def test_ctrl_c_on_another_node_is_no_other():
@@ -374,7 +380,6 @@ def test_ctrl_c_on_another_node_is_no_other():
     assert elsewhere(*began, StopOrdered(SIGINT, 50.0, silent=40.0), policy=EXPLAINING)[1] == [
         CaptureStacks(2.0, if_joined=True)
     ]
-    assert elsewhere(*began, StopOrdered(SIGINT, 50.0), policy=EXPLAINING)[1] == [StopWorkers(SIGINT, SECOND)]
 
 
 def test_where_nobody_lives_nobody_is_asked():
