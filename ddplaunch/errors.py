@@ -20,8 +20,11 @@ class LaunchError(Exception):
     """A mistake of the user or a fact of the machine, in one sentence; never a bug of ours.
 
     `message` is in lower case, has no final period and names the value and where it came from;
-    `hint` is what to type instead; `status` is the exit status of the command.
+    `hint` is what to type instead; `status` is the exit status of the command. `then`, if there is one, is to be called once the
+    error is printed, since it may take seconds.
     """
+
+    then: Callable[[], None] | None = None
 
     def __init__(self, message: str, *, hint: str | None = None, status: int = USAGE) -> None:
         super().__init__(message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -301,7 +302,14 @@ def _job(ctx: click.Context) -> JobSpec:
     assert isinstance(ctx.command, JobCommand)
     forms = [option.opts[0] for option in ctx.command.own_options]
     before = (*(["plan"] if forms else []), *line.before)
-    _check(spec, env, before)
+    try:
+        _check(spec, env, before)
+    except LaunchError as error:
+        if not forms:
+            from ddplaunch.launcher import dispatch
+
+            error.then = partial(dispatch.give_up, spec, env, error)
+        raise
     for note in _notes(spec, env, before, forms):
         write_stderr(visible(f"note: {below(note)}\n"))
     return spec

@@ -114,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         failure = not_imported(error)
     text = failure.render()
     write_stderr(coloured(text) if use_colour(os.environ, os.isatty(2)) else text)
+    if failure.then is not None:
+        failure.then()
     return failure.status
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -100,11 +101,23 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
             serve=serve,
         )
     except LaunchError as error:
-        if allocation.rendezvous is not None and not spec.no_control:
-            from ddplaunch.coordinator.withdraw import withdraw  # few jobs need it
-
-            withdraw(spec, allocation, env, error)
+        _withdraw(spec, allocation, env, error)
         raise
+
+
+def give_up(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> None:
+    """Tell node 0, if the job has several nodes and this is another one, that this node cannot even be planned."""
+    with suppress(LaunchError):  # then it is not known where node 0 is
+        allocation, secret = _allocation(spec, env)
+        if allocation.starter != "srun" and not allocation.start:
+            _withdraw(spec, allocation, env if secret is None else {**env, token.VARIABLE: secret}, why)
+
+
+def _withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> None:
+    if allocation.rendezvous is not None and not spec.no_control:
+        from ddplaunch.coordinator.withdraw import withdraw  # few jobs need it
+
+        withdraw(spec, allocation, env, why)
 
 
 def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:

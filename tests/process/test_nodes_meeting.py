@@ -64,6 +64,16 @@ def test_a_node_that_gives_up_tells_node_0_why(nodes, program):
     assert nodes.statuses() == [0, 2, 0]
 
 
+def test_a_node_that_lacks_the_script_tells_node_0_once_its_own_error_is_printed(nodes, program):
+    first = nodes.node(*nodes.static(2, 0), program("place"))
+    nodes.answers(1)
+    second = nodes.node(*nodes.static(2, 1), "/nowhere/train.py")
+    first.says(f"ddplaunch: node 1 ({socket.gethostname()}) does not take part: /nowhere/train.py does not exist\n")
+    assert nodes.ends(second)[0].err.startswith("error: /nowhere/train.py does not exist\n")
+    nodes.node(*nodes.static(2, 1), program("place"))
+    assert nodes.statuses() == [0, 2, 0]
+
+
 def test_ctrl_c_before_all_nodes_are_there_names_no_time(nodes, program):
     started = [nodes.node(*nodes.static(3, place), program("place")) for place in (0, 1)]
     started[0].says("2 of 3 nodes joined")
