@@ -23,7 +23,7 @@ from ddplaunch.agent.run_socket import RunSocket
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.coordinator import link as orders
-from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, SentReport
+from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, SentReport, Warned
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
@@ -94,6 +94,8 @@ class Agent:
                 self._reporter.write(error.render())
                 self._shutdown.leave_early(self._state)
                 return error.status
+            if self._job.inputs.allocation.has_one_screen:
+                self._reporter.warn_all = lambda text: self._report(Warned(line(text)))
             opened.callback(link.close)
             self._run_socket.open(link)
             opened.callback(self._run_socket.close)
@@ -340,6 +342,7 @@ class Agent:
     def _exit(self, status: int) -> None:
         """Conclude: nothing is left, and this node ends with this status."""
         assert self._link is not None
+        self._reporter.warn_all = None  # node 0 says nothing more
         self._exits = self._generations.reap(self._state) or self._exits
         self._reporter.output_dropped(self._generations.output.dropped)
         if self._link.end is None:  # the coordinator did not answer, and the user does not wait for it

@@ -198,7 +198,7 @@ class Generations:
 
     def _give_up(self, without: str, why: str) -> None:
         self._given_up.add(without)
-        self._context.reporter.print(f"warning: {without}: {why}")
+        self._context.reporter.warn(f"{without}: {why}")
 
     @property
     def samples(self) -> tuple[Sample, ...]:

@@ -55,12 +55,13 @@ class Inspection:
 
     def _stacks_taken(self, workers: Workers, samples: Sequence[Sample] | None, *, silently: bool) -> None:
         if workers is self._current.workers:  # those of the generation before have ended by themselves
-            from ddplaunch.stacks.merge import is_waiting
-
             self._before = tuple(samples or ())
             self.samples = () if silently else self._before
-            known = _of_workers(self._before)
-            waiting = frozenset(rank for rank, sample in known.items() if is_waiting(sample))
+            known, waiting = _of_workers(self._before), frozenset[int]()
+            if known:
+                from ddplaunch.stacks.merge import is_waiting  # what has taken them was found, so this is
+
+                waiting = frozenset(rank for rank, sample in known.items() if is_waiting(sample))
             self._loop.post(node.StacksCaptured(self._loop.now(), frozenset(known), waiting))
 
     def look_for_stuck(self, workers: Workers, ranks: Collection[int], within: float) -> None:

@@ -69,7 +69,7 @@ class Starter:
             context.reporter.print(context.inputs.why_cold)
         self._stacks_size, why = stacks_size()
         if why:
-            context.reporter.print(f"warning: where workers are cannot be shown, as by `ddplaunch stacks`: {why}")
+            context.reporter.warn(f"where workers are cannot be shown, as by `ddplaunch stacks`: {why}")
         self._given = (loop, context)
         self._handled: tuple[int, ...] = ()
         self._forker: Forker | None = None

@@ -61,3 +61,8 @@ class Allocation(Struct, frozen=True, kw_only=True):
     authenticated: bool = True  # the agents share a secret, or do not talk
     identity: str = ""  # unique to the job, known to all its agents: "slurm 84.0"; "" if there is no such name
     notes: tuple[str, ...] = ()  # what a reader of the plan should know, one sentence each
+
+    @property
+    def has_one_screen(self) -> bool:
+        """Whether the output of all nodes is shown in one place."""
+        return bool(self.start) or self.cluster in ("slurm", "mpi")

@@ -18,7 +18,7 @@ from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentReport
+from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentReport, Warned
 from ddplaunch.coordinator.messages import Hello
 from ddplaunch.coordinator.trust import speaks_for_others, why_refused, why_too_much
 from ddplaunch.errors import below
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _NO_MEMBER = -1  # no member's id
 _HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each is logged
 _LEAST_HELLOS = 10_000
+_WARNINGS = 20  # of each connection
 
 
 class Agents:
@@ -67,6 +68,7 @@ class Agents:
         self._said_hello = 0  # agents, those that are gone included
         self._refusals: set[str] = set()  # that were printed
         self._warned: set[int] = set()  # of whom it was printed that something was dropped
+        self._warnings: Counter[int] = Counter()  # what each has to do without
         self._end: JobEnd | None = None
         self.connections = Connections(
             loop,
@@ -133,6 +135,10 @@ class Agents:
                 self._dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
             case Chunk():
                 self._coordinator.take_chunk(id, message)
+            case Warned():
+                self._warnings[id] += 1
+                if self._warnings[id] <= _WARNINGS:
+                    self._coordinator.take(id, message)
             case node.ReportIdle() | node.HoldTimeout():
                 self._coordinator.take(id, message)
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
@@ -208,6 +214,7 @@ class Agents:
         for known in (self._hellos, self._waiting, self._ranks, self._reports):
             known.pop(id, None)
         self._warned.discard(id)
+        del self._warnings[id]
         if self._end is not None:
             return  # they close as ordered
         if id in self._watchers:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
-from ddplaunch.coordinator.link import Forward, Generation, JobEnd, Link, NodeEnd
+from ddplaunch.coordinator.link import Forward, Generation, JobEnd, Link, NodeEnd, Warned
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.port import PortTaken, Reservation, reserve
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.coordinator.node_streams import NodeStreams
     from ddplaunch.coordinator.questions import Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
+    from ddplaunch.coordinator.warnings import Warnings
     from ddplaunch.loop.loop import Asked
     from ddplaunch.stacks import Sample
 
@@ -64,6 +65,7 @@ class Coordinator:
         self._over = loop.timer(None, lambda: None)  # then the others have had the time to take note of the end
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
+        self._warnings: Warnings | None = None
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def join(self, link: Link, member: Member, agents: Agents | None = None) -> None:
@@ -108,6 +110,8 @@ class Coordinator:
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
             case Forward(signum):
                 self.forward(signum)
+            case Warned(text):
+                self._warn(self.state.members[id], text)
             case _ if (event := job.event_of(report, id, now)) is not None:
                 self.feed(event)
             case _:
@@ -123,6 +127,15 @@ class Coordinator:
                 self._questions.take(member.id, report)
             case StacksAtEnd(generation) if generation == self.state.generation and not member.has_ended:
                 self._samples[member.id] = received(report.stacks, member.host)
+
+    def _warn(self, member: Member, text: str) -> None:
+        if self._warnings is None:
+            from ddplaunch.coordinator.warnings import Warnings  # most jobs lack nothing
+
+            self._warnings = Warnings(self._loop, self._reporter.print, lambda: len(self.state.members))
+        self._warnings.add(member, text)
+        if self._has_ended:
+            self._warnings.flush()
 
     @property
     def questions(self) -> Questions:
@@ -313,6 +326,8 @@ class Coordinator:
             self._asked.give_up()
 
     def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
+        if self._warnings is not None:
+            self._warnings.flush()
         if self.stragglers is not None:
             self.stragglers.end()
             self._reporter.pace = self.stragglers.last_pace

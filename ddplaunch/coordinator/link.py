@@ -81,6 +81,12 @@ class NodeEnd(Struct, frozen=True, tag="ended"):
     traces: Traces
 
 
+class Warned(Struct, frozen=True, tag="warned"):
+    """Something that this node has to do without, for a line of node 0 about all nodes of which that holds."""
+
+    text: Line
+
+
 SentReport = (
     node.ReportStopping
     | node.ReportNotice
@@ -89,6 +95,7 @@ SentReport = (
     | node.HoldTimeout
     | node.RequestStore
     | NodeEnd
+    | Warned
     | Forward
 )
 

@@ -42,7 +42,6 @@ _STACKS_WITHIN = 2.0  # seconds
 _LOOKS = 4  # whether workers move, in --hang-timeout
 _AT_REST = 20.0  # seconds from look to look without it: three make the minute after which a word is said
 _PTY = ": `srun --pty` gives one to the first node"
-_ONE_SCREEN = ("slurm", "mpi")  # clusters that show the output of all nodes in one place
 
 
 def run(
@@ -93,7 +92,7 @@ def run(
         debugpy.check(draft.interpreter, token.public(env))
     signals = passed_on(spec.signals)
     if reports_job is None:
-        reports_job = 0 in draft.ranks or allocation.cluster not in _ONE_SCREEN
+        reports_job = 0 in draft.ranks or not allocation.has_one_screen
     raise_open_files()
     warm, why_cold = _warm(draft, token.public(env))
     inputs = JobInputs(

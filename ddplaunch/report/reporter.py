@@ -91,6 +91,8 @@ class Reporter:
         self.master_port: int | None = None  # of the last generation
         self._kept_plan: Plan | None = None  # the one that the folder shows
         self._has_warned = False
+        self.warn_all: Callable[[str], None] | None = None  # has node 0 warn, if it shows the output of all nodes
+        self._warnings: list[str] = []  # that wait until it is known whether there are other nodes
         self._dropped = 0  # bytes reported
         self._pause: Pause | None = None  # reported
         self._oom_kills_before = cgroup.oom_kills("/")
@@ -180,8 +182,9 @@ class Reporter:
                 self.print(f"{count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}{logs}")
                 if not plan.authenticated and plan.workers[0].rank == 0:
                     self.print(_NO_TOKEN)
-            if folder.warning is not None:
-                self.print(f"warning: {folder.warning}")
+            for what in (*self._warnings, *([folder.warning] if folder.warning is not None else [])):
+                self.warn(what)
+            self._warnings.clear()
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
 
     def _who_has_the_terminal(self, where: str) -> str:
@@ -281,17 +284,26 @@ class Reporter:
         if self._verbosity >= 0:
             self._write_last(f"ddplaunch: {text}\n")
 
-    def warn(self, what: str | None) -> None:
+    def warn(self, what: str) -> None:
+        """Warn of what this node has to do without; where node 0 shows the output of all nodes, it says so for all of them."""
+        if self.plan is None:
+            self._warnings.append(what)
+        elif self.plan.nnodes > 1 and self.warn_all is not None:
+            self.warn_all(what)
+        else:
+            self.print(f"warning: {what}")
+
+    def _warn_of_folder(self, what: str | None) -> None:
         """Warn, once for the whole job, that something could not be written; None: nothing to warn of."""
         if what and not self._has_warned:
             self._has_warned = True
             self.emit("notice", text=what)
-            self.print(f"warning: {what}")
+            self.warn(what)
 
     def report_folder(self) -> None:
         """Report what there is to say of the run folder, and was not said yet."""
         if self._folder is not None and self.plan is not None:
-            self.warn(self._folder.problem)
+            self._warn_of_folder(self._folder.problem)
             if (news := self._folder.news(self._on(self.plan.workers[0].rank))) is not None:
                 self.emit("notice", text=news)
                 self.print(news)
@@ -299,7 +311,7 @@ class Reporter:
     def leave_folder(self) -> None:
         """Report what could not be written in the end."""
         if self._folder is not None and self.plan is not None:
-            self.warn(self._folder.problem)
+            self._warn_of_folder(self._folder.problem)
             if (left := self._folder.leave(self._on(self.plan.workers[0].rank))) is not None:
                 self.print(left)
 

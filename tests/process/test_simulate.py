@@ -45,6 +45,12 @@ def test_a_script_and_a_folder_for_logs_whose_names_are_no_text_do_not_lose_a_no
     assert "lost" not in result.err
 
 
+def test_what_all_nodes_have_to_do_without_is_said_once(job, program):
+    result = job.run("--nnodes", 3, "--simulate", "--no-python", "true", env={"XDG_STATE_HOME": "/proc"}).expect(0)
+    assert result.err.count("no logs are kept") == 1
+    assert "ddplaunch: warning: on all 3 nodes: no logs are kept: " in result.err
+
+
 def test_each_node_has_its_ranks_and_a_name_and_finds_rank_0(job, program):
     result = job.run("--nnodes", 3, "--nproc-per-node", 2, "--simulate", program("place")).expect(0)
     places = [json.loads(place)["variables"] for place in job.signs("place", 6)]

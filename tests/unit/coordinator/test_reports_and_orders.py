@@ -22,7 +22,7 @@ from ddplaunch.control.questions import (
 )
 from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport
+from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport, Warned
 from ddplaunch.fields import Malformed
 from ddplaunch.plan import Agreed, SeatRun
 from ddplaunch.supervise import node
@@ -50,6 +50,7 @@ REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
     node.HoldTimeout(True),
     node.RequestStore(),
     Forward(SIGUSR1),
+    Warned("no logs are kept: the disk is full"),
     Chunk(1, b"said", 2),
     Answered(1, NodeStatus((WorkerStatus(3, 1, 9, "cpu", "ended", "exit status 3", 1.0, 0.5, 0, None),))),
     StacksAtEnd(4, NodeStacks((), ((0, 3),), (SentProcess(3, 7, "python", (), "stopped", False, (), ""),))),
