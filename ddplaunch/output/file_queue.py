@@ -262,7 +262,8 @@ class FileQueue:
 
     def _lose_writer(self) -> None:
         if not self._ending:
-            self.replied({"problem": "the process that writes the logs has ended"})
+            who = f"the process that writes the logs{f' (pid {self.pid})' if self.pid else ''}"
+            self.replied({"problem": f"{who} has ended, perhaps killed: output is shown, but no longer kept"})
         self.close()
 
     def close(self) -> None:

@@ -385,6 +385,16 @@ def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later
     assert json.loads((job.folder / "summary.json").read_text())["status"] == result.status
 
 
+def test_a_writer_that_is_killed_is_named_with_what_follows_and_the_job_goes_on(job):
+    process = job.behave("all=done_when_told")
+    (writer,) = {*children(child(process.pid))} - {*job.pids().values()}
+    os.kill(writer, signal.SIGKILL)
+    (job.home / "signs" / "go").touch()
+    result = job.wait().expect(0)
+    lost = f"the process that writes the logs (pid {writer}) has ended, perhaps killed: output is shown, but no longer kept"
+    assert result.err.count(f"ddplaunch: warning: {lost}\n") == 1
+
+
 def test_what_a_simulated_node_leaves_to_a_writer_whose_disk_hangs_is_written_later(job, program):
     job.start("--simulate", "--nnodes", 2, "--nproc-per-node", 1, program("behave"), "all=default")
     pids = {rank: int(job.sign(f"ready-{rank}")) for rank in (0, 1)}

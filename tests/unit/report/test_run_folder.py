@@ -20,7 +20,8 @@ def test_a_folder_that_was_never_made_has_no_place():
     assert (folder.path, folder.is_settled) == ("/runs/run", False)
     its.close()
     assert folder.is_settled
-    assert (folder.path, folder.problem) == (None, "the process that writes the logs has ended")
+    ended = "the process that writes the logs has ended, perhaps killed: output is shown, but no longer kept"
+    assert (folder.path, folder.problem) == (None, ended)
 
 
 def test_a_writer_for_which_there_is_no_room_leaves_no_descriptor():
