@@ -18,7 +18,7 @@ from ddplaunch.agent.workers import CurrentWorkers, Workers
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
-from ddplaunch.report.error_file import IMPORTED, JOINED, RAISED, STORE_WANTED
+from ddplaunch.report.error_file import IMPORTED, IMPORTING, JOINED, RAISED, STORE_WANTED
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
@@ -148,7 +148,7 @@ class Generations:
             self._has_joined = True
             self.start_notice.end()
             self._loop.post(GroupJoined())
-        self.start_notice.imported(found.count(IMPORTED))
+        self.start_notice.imports(found.count(IMPORTING), found.count(IMPORTED))
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:

@@ -24,20 +24,20 @@ class StartNotice:
         self._timer = loop.timer(None, self._show, may_rest=True)
         self._began = 0.0
         self._first = ""
-        self._imported = 0  # workers that have torch
+        self._importing = 0  # workers that have begun to import torch, and not finished
         self._given: tuple[Output, tuple[int, ...]] | None = None
 
     def begin(self, output: Output, ranks: tuple[int, ...], first: str) -> None:
         """Watch these ranks, whose output is shown on a terminal; `first` says what happens before they have processes."""
         self._first = first
         self._began = self._loop.now()
-        self._imported = 0
+        self._importing = 0
         self._given = (output, ranks)
         self._timer.set(self._began + PATIENCE)
 
-    def imported(self, workers: int) -> None:
-        """Note that so many more workers have imported torch."""
-        self._imported += workers
+    def imports(self, begun: int, finished: int) -> None:
+        """Note that so many more workers have begun and finished to import torch."""
+        self._importing += begun - finished
 
     def end(self) -> None:
         """Take the row away, and show none until the next generation."""
@@ -62,16 +62,4 @@ class StartNotice:
         workers = self._current.workers
         if workers is None or workers.waiting:
             return self._first
-        running = workers.running.values()
-        if self._imported < len(running) and (self._imported or any(_has_loaded_torch(one.pid) for one in running)):
-            return "importing torch"
-        return "running, nothing printed yet"
-
-
-def _has_loaded_torch(pid: int) -> bool:
-    """Return whether a process has mapped a library of torch, as `import torch` does in its first moments."""
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as maps:
-            return b"/libtorch" in maps.read()
-    except OSError:  # it has ended
-        return False
+        return "importing torch" if self._importing > 0 else "running, nothing printed yet"

@@ -21,7 +21,7 @@ _SHM = "/dev/shm"
 _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
 _TORCH = "torch"
 # what a worker notifies of, see worker/lifecycle.py: an exception in its file, a process group, torch imported, no store of torch
-RAISED, JOINED, IMPORTED, STORE_WANTED = b"rjis"
+RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED = b"rjtis"
 _LONGEST = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
 _SECONDS = 1.0  # for removing folders: a program may have put a million files there; the next job continues
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
@@ -80,7 +80,7 @@ class ErrorFiles:
         return self._ends[0]
 
     def notifications(self) -> bytes:
-        """Take what workers have written there: RAISED, JOINED, IMPORTED, STORE_WANTED, or anything."""
+        """Take what workers have written there: RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, or anything."""
         try:
             return os.read(self._ends[0], 1 << 16)
         except OSError:  # nothing, or no pipe

@@ -62,6 +62,26 @@ def when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
         sys.meta_path.insert(0, AfterImport(name, then))
 
 
+def when_importing(name: str, then: "Callable[[], None]") -> None:
+    """Call `then` once the program begins to import that module."""
+    if name not in sys.modules:
+        sys.meta_path.insert(0, BeforeImport(name, then))
+
+
+class BeforeImport:
+    """A finder that calls `then` when one module is first looked for, finds nothing itself, and removes itself."""
+
+    def __init__(self, name: str, then: "Callable[[], None]") -> None:
+        self.name = name
+        self.then = then
+
+    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> None:
+        """Leave the search to the other finders."""
+        if name == self.name:
+            sys.meta_path.remove(self)
+            self.then()
+
+
 class AfterImport:
     """A finder that waits for one module, calls `then` with it when it has been imported, and removes itself."""
 

@@ -466,6 +466,20 @@ def test_a_row_says_that_nothing_was_printed_yet_and_goes_with_the_first_line(jo
     assert not any("nothing printed" in row for row in left)
 
 
+def test_a_row_says_that_torch_is_imported_while_it_is(job):
+    waits = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)"
+    (job.home / "torch").mkdir()
+    (job.home / "torch" / "__init__.py").write_text(waits.format(f"{job.home}/imported"))
+    (job.home / "torch" / "distributed.py").touch()
+    script = job.home / "train.py"
+    script.write_text(f"import torch.distributed\n{waits.format(f'{job.home}/end')}")
+    screen = Screen(typed(job, "--start-method", "spawn", "--nproc-per-node", 2, script), 80)
+    for says, then in (("importing torch, ", "imported"), ("running, nothing printed yet, ", "end")):
+        screen.until(lambda rows, says=says: any(f"[0-1] {says}" in row for row in rows))
+        (job.home / then).touch()
+    screen.at_end()
+
+
 # --- progress bars
 
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -74,24 +72,14 @@ def test_an_exit_a_group_or_a_stop_ends_it_and_leaves_no_timer(seconds: float) -
     assert bed.loop.is_idle
 
 
-def test_torch_is_imported_until_the_last_worker_has_done_so() -> None:
-    pid = os.getpid()
-    bed = Bed((pid, pid))
-    bed.notice.imported(1)
+def test_torch_is_imported_from_the_first_worker_that_begins_to_the_last_that_has_it() -> None:
+    bed = Bed((os.getpid(), os.getpid()))
+    bed.notice.imports(1, 0)
     assert bed.wait(2.0) == "importing torch, 2 s"
-    bed.notice.imported(1)
-    assert bed.wait(1.0) == "running, nothing printed yet, 3 s"
-
-
-def test_a_process_that_has_loaded_its_libraries_imports_torch() -> None:
-    torch = "import torch, time; print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", torch], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        bed = Bed((os.getpid(), process.pid))
-        assert bed.wait(2.0) == "importing torch, 2 s"
-        process.communicate(b"\n")
-    assert bed.wait(1.0) == "running, nothing printed yet, 3 s"
+    bed.notice.imports(1, 1)
+    assert bed.wait(1.0) == "importing torch, 3 s"
+    bed.notice.imports(0, 1)
+    assert bed.wait(1.0) == "running, nothing printed yet, 4 s"
 
 
 def test_a_minute_later_it_counts_tens() -> None:
