@@ -71,7 +71,7 @@ class Lifecycle:
             if sharing:
                 settings["share"](sharing)
             if port:
-                0 and settings["when_importing"]("torch", lambda: self._notify(b"t"))
+                settings["when_importing"]("torch", lambda: self._notify(b"t"))
                 settings["when_imported"]("torch.distributed", self._extend)
 
     def _extend(self, distributed: "Any") -> None:
@@ -103,7 +103,7 @@ class Lifecycle:
             pass
 
     def _notify(self, what: bytes) -> None:
-        """Send the agent a byte through its pipe: r for a record, t: torch is wanted, i: it is imported, s: host the store, j: a group was joined.
+        """Send the agent a byte through its pipe, see RAISED and the others in report/error_file.py.
 
         A pipe, since a signal could hit a process that has got the pid of an agent that ended.
         """
