@@ -1,14 +1,15 @@
-"""The error of a command that cannot be carried out: raised anywhere, printed once, in `cli/main.py`; and words for messages."""
+"""The error of a command that cannot be carried out: raised anywhere, printed once, in `cli/main.py`."""
 
 from __future__ import annotations
 
 import errno
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, USAGE
+from ddplaunch.words import why_failed
 
 ERROR, HINT = "1;31", "1;36"  # how their labels are shown: SGR codes, for red and cyan in bold
 MORE_OPEN_FILES = (
@@ -118,52 +119,9 @@ def write_stderr(text: str) -> None:
             pass
 
 
-def why_failed(error: OSError) -> str:
-    """Return why a system call failed, as it reads after a colon: "permission denied"."""
-    text = error.strerror or str(error)
-    return text[:1].lower() + text[1:]
-
-
-def count(number: int, noun: str) -> str:
-    """Count things: "1 worker", "4 workers"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Write a time span in its two largest units: "40 ms", "0.1 s", "12 min 4 s", "3 h 2 min"."""
-    seconds = max(seconds, 0.0)
-    if seconds < 0.0995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f}".removesuffix(".0") + " s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min" + (f" {rest} s" if rest else "")
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours < 48:
-        return f"{hours} h" + (f" {minutes} min" if minutes else "")
-    days, hours = divmod(round(seconds / 3600), 24)
-    return f"{days} d" + (f" {hours} h" if hours else "")
-
-
-def some(names: Iterable[str], most: int = 8) -> str:
-    """Name things, of many the first ones: "a, b", "a, b and 7 more"."""
-    listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
-
-
 def expendable(call: Callable[[], object], failed: Callable[[str], None]) -> None:
     """Call what a job can do without: what fails in it, such as files of another version, goes to `failed` and ends no job."""
     try:
         call()
     except Exception as error:  # noqa: BLE001
         failed(f"{type(error).__name__}: {error}")
-
-
-def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the word that was probably meant, None if none is similar; `cutoff` is difflib's, 1 means equal."""
-    from difflib import get_close_matches  # only mistakes need it
-
-    known = list(words)
-    longer = [candidate for candidate in known if len(word) > 3 and candidate.startswith(word)]
-    return next(iter(longer or get_close_matches(word, known, n=1, cutoff=cutoff)), None)

@@ -27,7 +27,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.variables import environment
 from ddplaunch.report.causes import CAUSES
-from ddplaunch.report.events import SCHEMA, VERSION
+from ddplaunch.runlog.events import SCHEMA, VERSION
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 from docs import code_map
 

@@ -27,9 +27,9 @@ from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, SentReport, Warned
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
-from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.process.linux import keep_freed_memory
 from ddplaunch.report.closing import render_stuck
+from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase
 from ddplaunch.supervise.outcome import WorkerExit

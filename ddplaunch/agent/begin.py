@@ -14,7 +14,7 @@ from ddplaunch import exitcodes
 from ddplaunch.agent import child
 from ddplaunch.errors import own_imports
 from ddplaunch.process.linux import become_subreaper
-from ddplaunch.report.writer_start import start_writer
+from ddplaunch.runlog.file_queue import start_writer
 
 if TYPE_CHECKING:
     from ddplaunch.agent.job import AgentJob

@@ -23,7 +23,7 @@ from ddplaunch.fields import line, pace, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.report.other_host import job_in_slurm
-from ddplaunch.report.run_socket import uid_of
+from ddplaunch.runlog.run_socket import uid_of
 from ddplaunch.supervise.job import SELF_ID, Member
 
 MAX_CLIENTS = 32  # at once

@@ -19,7 +19,6 @@ from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import visible
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.display import Display
-from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import BOTH, ShownWorker, Stream
 from ddplaunch.plan import Plan
@@ -28,11 +27,12 @@ from ddplaunch.plan.variables import of_terminal
 from ddplaunch.process.program import working_directory
 from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.report.error_file import ErrorFiles
-from ddplaunch.report.events import Event
 from ddplaunch.report.other_host import job_in_slurm
 from ddplaunch.report.paint import Paint
 from ddplaunch.report.reporter import Reporter
-from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run
+from ddplaunch.runlog.events import Event
+from ddplaunch.runlog.file_queue import FileQueue
+from ddplaunch.runlog.run_folder import LOG_LIMIT, RunFolder, folder_of_run
 from ddplaunch.spec import JobSpec, Streams, default
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds

@@ -17,7 +17,7 @@ from ddplaunch.coordinator.link import JobEnd, Link
 from ddplaunch.errors import expendable
 from ddplaunch.fields import piece, text
 from ddplaunch.loop.loop import Loop
-from ddplaunch.output.file_messages import LISTEN, pack
+from ddplaunch.runlog.file_queue import LISTEN, pack
 
 if TYPE_CHECKING:  # only a job that is looked into needs it
     from ddplaunch.agent.client import Client

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
-from ddplaunch.report.words import duration
+from ddplaunch.words import duration
 
 if TYPE_CHECKING:
     from ddplaunch.agent.workers import CurrentWorkers

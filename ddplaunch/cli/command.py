@@ -14,9 +14,10 @@ from typing import Any
 import click
 
 from ddplaunch import __version__
-from ddplaunch.errors import LaunchError, did_you_mean, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NOT_WRITTEN, OK, of_signal
 from ddplaunch.output.streams import use_colour
+from ddplaunch.words import did_you_mean, why_failed
 
 Rows = Sequence[tuple[str, str]]
 

@@ -16,7 +16,8 @@ from contextlib import suppress
 import click
 
 from ddplaunch.cli.command import Command, show
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
+from ddplaunch.words import why_failed
 
 _LONGEST = 1 << 16  # bytes of a file of ours
 _MARK = "made by `ddplaunch shim`"
@@ -98,7 +99,7 @@ _OWN_FOLDER = "name a folder of its own: `ddplaunch shim ~/torchrun-shim`"
 
 def _check_owner(folder: str, opened: int) -> None:
     """Check that nobody else decides what lies in the folder: from its place in PATH it runs as you."""
-    from ddplaunch.report.folders import replaceable_by  # a start of a job through the shim does not need it
+    from ddplaunch.runlog.folders import replaceable_by  # a start of a job through the shim does not need it
 
     found = os.fstat(opened)
     why = ""

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from ddplaunch.cluster import Allocation, Rendezvous, Task, checks, endpoints, hostlist, local
 from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.cluster.hostlist import Host
-from ddplaunch.errors import LaunchError, count
+from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import count
 
 
 def allocate(

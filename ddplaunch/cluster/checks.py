@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import LaunchError, count
+from ddplaunch.errors import LaunchError
 from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import count
 
 if TYPE_CHECKING:  # one node needs no list of hosts
     from ddplaunch.cluster.hostlist import Host

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import digits
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import why_failed
 
 _LARGEST = 2**32  # what Slurm counts its special steps down from
 

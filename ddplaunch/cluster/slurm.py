@@ -20,10 +20,11 @@ from ddplaunch.cluster import Allocation, Task, allocate, checks, endpoints, hos
 from ddplaunch.cluster.allocate import started_elsewhere
 from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts, printable
 from ddplaunch.cluster.hostlist import Host
-from ddplaunch.errors import LaunchError, count
+from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import digits
 from ddplaunch.options.token import RDZV_PORT, TASKS_PER_NODE
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import count
 
 NEEDS = "SLURM_JOB_ID"
 

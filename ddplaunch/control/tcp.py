@@ -9,7 +9,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
-from ddplaunch.errors import why_failed
+from ddplaunch.words import why_failed
 
 CLOSED = "connection closed"
 RESET = "connection reset"

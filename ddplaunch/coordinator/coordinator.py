@@ -20,10 +20,10 @@ from ddplaunch.net.port import PortTaken, Reservation, reserve
 from ddplaunch.plan import Plan
 from ddplaunch.report.closing import Whereabouts
 from ddplaunch.report.job_reporter import JobReporter
-from ddplaunch.report.words import signal_name
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
+from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.control.questions import Answer

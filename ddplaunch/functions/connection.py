@@ -22,7 +22,7 @@ from typing import Any
 from ddplaunch.functions import pickling
 from ddplaunch.loop.loop import READ, WRITE, Loop
 from ddplaunch.process.linux import memory_file
-from ddplaunch.report.run_socket import uid_of
+from ddplaunch.runlog.run_socket import uid_of
 
 # the same in worker/call.py, which runs where ddplaunch need not be
 NONCE = 32  # bytes; a proof has as many

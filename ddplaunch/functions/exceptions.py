@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ddplaunch import exitcodes
 from ddplaunch.options.table import BY_NAME
-from ddplaunch.report.words import these_ranks
+from ddplaunch.words import these_ranks
 
 E = TypeVar("E", bound="JobError")
 

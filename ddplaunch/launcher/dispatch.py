@@ -17,7 +17,7 @@ from ddplaunch.cluster.discover import discover
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token
 from ddplaunch.process import terminal
-from ddplaunch.report.state_folder import state_folder
+from ddplaunch.runlog.folders import state_folder
 from ddplaunch.spec import Given, JobSpec
 
 if TYPE_CHECKING:

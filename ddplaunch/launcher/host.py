@@ -18,12 +18,13 @@ from msgspec.structs import replace
 
 from ddplaunch.agent.pipes import CONTROL
 from ddplaunch.cluster.endpoints import LOOPBACK
-from ddplaunch.errors import LaunchError, own_imports, why_failed
+from ddplaunch.errors import LaunchError, own_imports
 from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
 from ddplaunch.fields import Malformed
 from ddplaunch.remote import messages
 from ddplaunch.remote.protocol import COORDINATOR, ORDER, PLAIN_SIGNAL, SIGNAL
 from ddplaunch.remote.stdio import InputPipe, claim_stdio
+from ddplaunch.words import why_failed
 
 if TYPE_CHECKING:  # for the others see main
     from ddplaunch.remote.host_front import HostFront

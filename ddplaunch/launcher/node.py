@@ -23,10 +23,10 @@ from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.report.error_file import ErrorFiles
-from ddplaunch.report.run_name import run_id_of
-from ddplaunch.report.words import duration
+from ddplaunch.runlog.folders import run_id_of
 from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.supervise.node import Policy
+from ddplaunch.words import duration
 
 if TYPE_CHECKING:  # one node needs none of it, or its agent alone
     from socket import socket

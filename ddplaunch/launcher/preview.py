@@ -16,7 +16,7 @@ from ddplaunch.plan.ranks import count_workers, ranks_of_all
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.report import plan_view
 from ddplaunch.report.console import Look, written
-from ddplaunch.report.run_name import run_id_of
+from ddplaunch.runlog.folders import run_id_of
 from ddplaunch.spec import JobSpec
 
 

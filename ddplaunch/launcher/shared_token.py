@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ddplaunch.devices.sysfs import mounts
-from ddplaunch.report.folders import make_all
+from ddplaunch.runlog.folders import make_all
 
 # of proc_pid_mountinfo(5); not those that are as often one host's own: 9p, virtiofs, most of fuse
 _SHARED = frozenset((

@@ -6,8 +6,9 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import bind, for_all_addresses
+from ddplaunch.words import why_failed
 
 _BACKLOG = 4096  # connections that wait to be accepted, if net.core.somaxconn allows for them
 

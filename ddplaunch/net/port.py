@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.process.linux import of_open_files
+from ddplaunch.words import why_failed
 
 
 class PortTaken(Exception):

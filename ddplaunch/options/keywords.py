@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from ddplaunch.errors import did_you_mean
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.spec import Given, Source
+from ddplaunch.words import did_you_mean
 
 
 def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Given]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.spec import Given, Source
+from ddplaunch.words import did_you_mean
 
 # set for workers, and so never read as a default: a job started inside a worker is another job
 WORKER_VARIABLES = frozenset(f"DDPLAUNCH_{name}" for name in ("RUN_ID", "BACKEND", "DEVICE", "INIT_METHOD", "LOG_DIR"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.options.conflicts import Resolved, drop_lower, not_together
 from ddplaunch.options.durations import duration
 from ddplaunch.options.option import Reach
@@ -14,6 +14,7 @@ from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.table import ALIAS_OF, BY_NAME
 from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.spec import Given, JobSpec, Program, ProgramKind, Source, default
+from ddplaunch.words import why_failed
 
 _LARGEST = 1 << 20  # characters of a file of variables
 # these differ from worker to worker: one value for all would be wrong for all but one

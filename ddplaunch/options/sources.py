@@ -7,11 +7,12 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddplaunch.errors import LaunchError, did_you_mean, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.options import token
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import BY_NAME, OPTIONS
 from ddplaunch.spec import Given, Source
+from ddplaunch.words import did_you_mean, why_failed
 
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file

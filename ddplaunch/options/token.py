@@ -6,8 +6,9 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import why_failed
 
 VARIABLE = "DDPLAUNCH_TOKEN"
 # not secret, but for agents only as well: set for a Slurm step that ddplaunch starts

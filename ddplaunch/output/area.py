@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ddplaunch.output.bars import LONGEST, OPEN, Bar, condense, kinds
 from ddplaunch.output.prefix import RESET
-from ddplaunch.plan.ranks import compress
+from ddplaunch.words import compress
 
 _SHARE = 3  # a third of the screen at most
 _WIDEST_RANKS = 14  # characters; others are counted

@@ -8,8 +8,8 @@ from math import inf
 
 from msgspec import Struct
 
-from ddplaunch.plan.ranks import compress
 from ddplaunch.supervise.deadline import soonest
+from ddplaunch.words import compress
 
 INTERVAL = 0.1  # seconds between two redraws; faster is not seen
 LONGEST = 500  # characters of a bar that are passed on: no terminal is wider

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch.output.streams import ShownWorker
-from ddplaunch.plan.ranks import compress
+from ddplaunch.words import compress
 
 ESCAPE = b"\x1b"
 RESET = b"\x1b[m"

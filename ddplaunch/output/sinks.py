@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.output.display import Display
-from ddplaunch.output.file_queue import Log
 from ddplaunch.output.plain import PlainText
 from ddplaunch.output.prefix import Prefix
 from ddplaunch.output.streams import Stream
+from ddplaunch.runlog.file_queue import Log
 from ddplaunch.supervise.deadline import soonest
 
 if TYPE_CHECKING:

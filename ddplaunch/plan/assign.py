@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from ddplaunch.cluster import Allocation, Task
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
-from ddplaunch.errors import LaunchError, count
+from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec, ProgramKind
+from ddplaunch.words import count
 
 if TYPE_CHECKING:
     from ddplaunch.devices.torch_build import TorchBuild

@@ -10,7 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.devices import Core, Device
-from ddplaunch.errors import LaunchError, count
+from ddplaunch.errors import LaunchError
+from ddplaunch.words import count
 
 TORCHRUN_MODES = ("node", "socket", "exclusive", "core-complex")
 

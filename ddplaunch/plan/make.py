@@ -11,11 +11,12 @@ from msgspec import Struct
 from ddplaunch.cluster import Allocation, Task
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
-from ddplaunch.errors import LaunchError, count
+from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, Seat, WorkerPlan, assign, variables
 from ddplaunch.plan.ranks import count_workers, host_of, place_of, ranks_of_all, seats_like
 from ddplaunch.plan.variables import threads
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
+from ddplaunch.words import count
 
 if TYPE_CHECKING:
     from ddplaunch.devices.torch_build import TorchBuild

@@ -1,28 +1,18 @@
-"""How many workers each node has, and ranks written as ranges. Pure."""
+"""How many workers each node has. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
-from ddplaunch.errors import LaunchError, count
+from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Seat
 from ddplaunch.plan.assign import too_few_devices
 from ddplaunch.spec import JobSpec
-
-
-def compress(ranks: Iterable[int]) -> str:
-    """Write ranks as ascending ranges, each rank once: "0-2,4"."""
-    ranges: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+from ddplaunch.words import count
 
 
 def count_workers(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[int, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ddplaunch.errors import count
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import count
 
 
 def of_place(

@@ -11,8 +11,9 @@ import signal
 import sys
 import termios
 
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NOT_EXECUTABLE
+from ddplaunch.words import why_failed
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36

@@ -8,9 +8,10 @@ import sys
 import zipimport
 from collections.abc import Iterator
 
-from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.spec import Program, ProgramKind
+from ddplaunch.words import did_you_mean
 
 _LOOKED_AT = 1 << 20  # bytes of a script
 

@@ -12,9 +12,10 @@ from signal import SIGKILL
 from msgspec import Struct
 
 from ddplaunch import __version__, exitcodes
-from ddplaunch.errors import LaunchError, some
+from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NODE_LOST, NOT_EXECUTABLE, NOT_FOUND, RENDEZVOUS, USAGE
 from ddplaunch.report.closing import render_stopped
+from ddplaunch.words import some
 
 _SSH_FAILED = 255  # ssh(1); any other status is that of the remote command
 _SHOWN = 8  # lines

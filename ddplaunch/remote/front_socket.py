@@ -28,8 +28,8 @@ from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
 from ddplaunch.remote.protocol import CONNECT, STREAM
 from ddplaunch.remote.remote_job import RemoteJob
-from ddplaunch.report import run_socket
-from ddplaunch.report.state_folder import runs_folder
+from ddplaunch.runlog import run_socket
+from ddplaunch.runlog.folders import runs_folder
 
 _LONGEST_NAME = 100  # characters of the run's name in that of its socket
 _ON_THE_WAY = 0.5  # seconds, beyond those that the nodes have: a client waits for one more than these

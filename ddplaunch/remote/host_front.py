@@ -37,7 +37,7 @@ from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
 from ddplaunch.remote.protocol import CONNECT, FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, STREAM
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
-from ddplaunch.report import run_socket
+from ddplaunch.runlog import run_socket
 
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 

@@ -12,15 +12,16 @@ from functools import partial
 
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.options import token as secret
 from ddplaunch.output.streams import Screen
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.remote import commands, dispatcher, environment, messages
 from ddplaunch.remote import order as orders
 from ddplaunch.remote.remote_job import AgentStart, RemoteJob
-from ddplaunch.report.run_name import run_id_of
+from ddplaunch.runlog.folders import run_id_of
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import why_failed
 
 
 def run_over_ssh(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ddplaunch.errors import some
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.start import handled_signals
 from ddplaunch.remote.connection import HostConnection, HostPhase
+from ddplaunch.words import some
 
 MAX_STARTING = 64  # hosts whose agent is being started
 NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named

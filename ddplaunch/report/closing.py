@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ddplaunch.errors import MORE_OPEN_FILES, below
-from ddplaunch.report.words import count, duration, signal_name, size, these_ranks, tilde
 from ddplaunch.supervise.outcome import StartFailure, Traces, Why, WorkerExit
+from ddplaunch.words import count, duration, signal_name, size, these_ranks, tilde
 
 if TYPE_CHECKING:  # an agent that joins others needs none of it
     from ddplaunch.supervise.job import State

@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.evidence import Evidence
-from ddplaunch.report.words import count, signal_name, size
 from ddplaunch.supervise.outcome import WorkerExit
+from ddplaunch.words import count, signal_name, size
 
 
 class Cause(Struct, frozen=True, kw_only=True):

@@ -23,9 +23,9 @@ from ddplaunch.report.stack import (
     source_lines,
     syntax_error_lines,
 )
-from ddplaunch.report.words import count, duration, size, tilde
 from ddplaunch.supervise.first_failure import failed_itself
 from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, Frame, Traces, WorkerExit
+from ddplaunch.words import count, duration, size, tilde
 
 _MESSAGE_LINES = 20  # of an exception's message, besides the first
 _STDERR_LINES = 12

@@ -22,12 +22,12 @@ from ddplaunch.report.closing import (
 )
 from ddplaunch.report.paint import plain
 from ddplaunch.report.reporter import Reporter
-from ddplaunch.report.words import count, duration
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, State
 from ddplaunch.supervise.job.step import OWN_END
 from ddplaunch.supervise.outcome import ClusterEnding, Traces, Why, WorkerExit
+from ddplaunch.words import count, duration
 
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from ddplaunch.plan.ranks import compress
+from ddplaunch.words import compress
 
 HOST = "127.0.0.1"
 

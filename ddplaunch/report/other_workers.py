@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from signal import SIGKILL
 
 from ddplaunch.report.stack import frames_of, place, relevant_frames
-from ddplaunch.report.words import duration, signal_name, these_ranks
 from ddplaunch.supervise.first_failure import failed_at, failed_itself, follows
 from ddplaunch.supervise.outcome import Frame, WorkerExit
+from ddplaunch.words import duration, signal_name, these_ranks
 
 _MOST_FAILURES = 5  # later failures with a line of their own
 _LONGEST = 120  # characters of a later failure's message

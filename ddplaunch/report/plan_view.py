@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.plan import HIDDEN, Plan, WorkerPlan
-from ddplaunch.plan.ranks import compress
 from ddplaunch.plan.variables import environment, of_generation
 from ddplaunch.report import console
 from ddplaunch.report.console import COMMAND, NAME, NOTE, ODD, Block, line, section, sentence
-from ddplaunch.report.words import count, these_ranks
 from ddplaunch.spec import JobSpec, Source
+from ddplaunch.words import compress, count, these_ranks
 
 PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved only when a job starts
 

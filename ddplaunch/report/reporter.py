@@ -13,14 +13,13 @@ from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process.clock import Pause
 from ddplaunch.report.closing import render_still_running, render_stopped, render_stopping
-from ddplaunch.report.events import Event, Reader, of_action, of_event
 from ddplaunch.report.paint import Paint
-from ddplaunch.report.run_folder import RunFolder
-from ddplaunch.report.summary import left_after, summary
-from ddplaunch.report.words import count, duration, tilde
+from ddplaunch.runlog.events import Event, Reader, left_after, of_action, of_event, summary
+from ddplaunch.runlog.run_folder import RunFolder
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why, WorkerExit
+from ddplaunch.words import count, duration, tilde
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent

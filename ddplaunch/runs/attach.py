@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ddplaunch.control import requests
-from ddplaunch.errors import LaunchError, below, count, visible
+from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.fields import Malformed
 from ddplaunch.runs import client, find, stacks
 from ddplaunch.runs.known import Known, heading
+from ddplaunch.words import count
 
 UNREACHED = 1  # the exit status where no debugger gets in, since the worker runs no Python
 _FIRST_REPLY = 10.0  # seconds

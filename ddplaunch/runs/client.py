@@ -16,7 +16,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Malformed
 from ddplaunch.loop.frames import FrameError
 from ddplaunch.process import clock, tree
-from ddplaunch.report import run_socket
+from ddplaunch.runlog import run_socket
 
 _CHUNK = 1 << 16  # bytes
 _MOST_REPLIES = 100_000  # of one run

@@ -13,18 +13,15 @@ from msgspec import Struct
 
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
-from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.fields import host as host_name
 from ddplaunch.fields import line
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.parsers import ranks as parse_ranks
-from ddplaunch.plan.ranks import compress
 from ddplaunch.process.regular_file import read_json
-from ddplaunch.report import old_runs, other_host, run_socket
-from ddplaunch.report.folders import goes_on, parts_of
-from ddplaunch.report.run_name import short
-from ddplaunch.report.state_folder import runs_folder
-from ddplaunch.report.words import these_ranks
+from ddplaunch.report import other_host
+from ddplaunch.runlog import old_runs, run_socket
+from ddplaunch.runlog.folders import goes_on, parts_of, runs_folder, short
 from ddplaunch.runs.client import RunReplies, SocketPlace, ask_all
 from ddplaunch.runs.known import (
     Known,
@@ -36,6 +33,7 @@ from ddplaunch.runs.known import (
     several,
     start_of,
 )
+from ddplaunch.words import compress, did_you_mean, some, these_ranks, why_failed
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
 _SHOWN = 5  # nodes that have a line each

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from ddplaunch import fields
 from ddplaunch.errors import LaunchError
 from ddplaunch.process.regular_file import open_regular
-from ddplaunch.report import run_name, run_socket
-from ddplaunch.report.folders import OF_A_NODE, parts_of
-from ddplaunch.report.words import duration
+from ddplaunch.runlog import folders, run_socket
+from ddplaunch.runlog.folders import OF_A_NODE, parts_of
 from ddplaunch.runs.client import RunReplies
+from ddplaunch.words import duration
 
 _HEAD = 1 << 14  # bytes of the events of a run in which its start stands
 _SHOWN = 8  # runs that an error lists
@@ -42,7 +42,7 @@ class Known(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The name that people see and type."""
-        return run_name.short(self.run_id)
+        return folders.short(self.run_id)
 
     @property
     def program(self) -> str:

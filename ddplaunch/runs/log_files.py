@@ -10,9 +10,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.process.regular_file import open_regular, read_json
-from ddplaunch.report.log_times import offset_at
+from ddplaunch.runlog.log import offset_at
+from ddplaunch.words import why_failed
 
 CHUNK = 1 << 20  # bytes read at once, and the longest line that is kept in one piece
 STREAMS = ("out", "err")

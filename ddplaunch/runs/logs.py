@@ -10,22 +10,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from msgspec import Struct
 
-from ddplaunch.errors import LaunchError, some
+from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import OK
 from ddplaunch.fields import line as printable
 from ddplaunch.options.durations import duration
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import moves
-from ddplaunch.plan.ranks import compress
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.process.regular_file import read_json
-from ddplaunch.report.folders import goes_on
-from ddplaunch.report.run_name import short
-from ddplaunch.report.words import these_ranks
+from ddplaunch.runlog.folders import goes_on, short
 from ddplaunch.runs import find, remote_logs
 from ddplaunch.runs.known import Known, heading, meant, newest_first, of_folder, of_running, several
 from ddplaunch.runs.log_files import LogFile, LogReader, logs_of
+from ddplaunch.words import compress, some, these_ranks
 
 _TIME_OF_DAY = re.compile(r"\d\d?:\d\d(:\d\d)?")
 _INTERVAL = 0.2  # seconds between two looks for what is new

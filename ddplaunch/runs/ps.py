@@ -7,7 +7,6 @@ from typing import Any
 
 from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
-from ddplaunch.errors import count
 from ddplaunch.fields import line as printable
 from ddplaunch.process.regular_file import read_json
 from ddplaunch.report.console import (
@@ -25,12 +24,12 @@ from ddplaunch.report.console import (
     table,
     written,
 )
-from ddplaunch.report.run_name import short
-from ddplaunch.report.words import duration, size
+from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies
 from ddplaunch.runs.find import Elsewhere
 from ddplaunch.runs.known import name_of, of_running
+from ddplaunch.words import count, duration, size
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "quiet")
 _NUMBERS = ("pid", "cpu", "memory", "quiet")  # flush right

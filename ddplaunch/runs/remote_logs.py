@@ -16,10 +16,9 @@ from ddplaunch.control.requests import TypedHere
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import of_signal
 from ddplaunch.fields import line as printable
-from ddplaunch.plan.ranks import compress
-from ddplaunch.report.words import these_ranks
 from ddplaunch.runs import find
 from ddplaunch.runs.known import Known
+from ddplaunch.words import compress, these_ranks
 
 _CHUNK = 1 << 16  # bytes
 _SSH = ("ssh", "-T", "-x", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")

@@ -9,9 +9,9 @@ from ddplaunch.control import requests
 from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.fields import Malformed
-from ddplaunch.report.words import duration
 from ddplaunch.runs import client, find
 from ddplaunch.runs.known import heading
+from ddplaunch.words import duration
 
 _FIRST_REPLY = 5.0  # seconds
 _SENT = 0.2

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Call, Group, Sample
 from ddplaunch.stacks.merge import own_place, where
+from ddplaunch.words import these_ranks
 
 # whose tensors have equal sizes on all ranks; of others, such as gather, scatter and all_to_all, they may differ
 _EQUAL_SIZES = {

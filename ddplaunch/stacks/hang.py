@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch.report.closing import Whereabouts
-from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.collectives import at_the_end, awaited, explain
 from ddplaunch.stacks.merge import is_waiting, merge, where
+from ddplaunch.words import these_ranks
 
 _MOST = 16  # places that are named
 _MOST_LINES = 80  # of RAS

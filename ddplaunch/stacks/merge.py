@@ -7,11 +7,10 @@ from itertools import groupby
 
 from msgspec import Struct
 
-from ddplaunch.errors import count
 from ddplaunch.report.stack import is_library, place
-from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Sample
 from ddplaunch.supervise.outcome import Frame
+from ddplaunch.words import count, these_ranks
 
 # what calls a function that it was given: its name says nothing about what is done
 _WRAPPERS = {

@@ -15,9 +15,9 @@ from msgspec.structs import asdict
 
 from ddplaunch.control.questions import MAX_ENTRIES, MAX_MEMBERS, MAX_SERIES, MAX_SETS, NodeArrivals, SentArrivals
 from ddplaunch.fields import duration, number, piece, size
-from ddplaunch.plan.ranks import compress
 from ddplaunch.stacks.arrivals import Arrivals, arrivals
 from ddplaunch.stacks.recorder import answers, members_of
+from ddplaunch.words import compress
 
 _PACE = 0.005  # seconds between two looks
 _LOOKS = 5  # at both clocks: the quickest counts

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.report.words import duration
 from ddplaunch.stacks.arrivals import Arrivals, middle
+from ddplaunch.words import duration
 
 LEAST_STEPS = 20  # that are compared before anything is said
 _MOST_STEPS = 800

@@ -11,11 +11,11 @@ from contextlib import suppress
 from msgspec import Struct
 
 from ddplaunch import __version__
-from ddplaunch.errors import why_failed
 from ddplaunch.process.fork_requests import ServerLost
 from ddplaunch.process.guard import Guard
-from ddplaunch.report import run_socket
+from ddplaunch.runlog import run_socket
 from ddplaunch.warm import inherited
+from ddplaunch.words import why_failed
 
 ANSWER_WITHIN = 1.0  # seconds
 MOST = 4  # that a user has on a machine; each may hold what torch takes of memory

@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ddplaunch.errors import why_failed
 from ddplaunch.plan import Plan
 from ddplaunch.plan.variables import of_warm_interpreter
 from ddplaunch.process.linux import detach
-from ddplaunch.report import run_socket
+from ddplaunch.runlog import run_socket
 from ddplaunch.warm import find
+from ddplaunch.words import why_failed
 
 VARIABLE = "DDPLAUNCH_WARM"
 LOCK_TIMEOUT = 0.2  # seconds

@@ -9,12 +9,11 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from ddplaunch.errors import count
-from ddplaunch.report import run_socket
 from ddplaunch.report.console import NAME, Look, line, section, table, written
-from ddplaunch.report.words import duration
+from ddplaunch.runlog import run_socket
 from ddplaunch.warm import find
 from ddplaunch.warm.prepare import VARIABLE
+from ddplaunch.words import count, duration
 
 _COLUMNS = ("pid", "interpreter", "has imported", "runs", "is kept")
 

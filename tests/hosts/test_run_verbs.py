@@ -9,7 +9,7 @@ import sys
 import pytest
 from pexpect import fdpexpect
 
-from ddplaunch.report.run_name import short
+from ddplaunch.runlog.folders import short
 from tests.conftest import PATIENCE, until
 from tests.hosts import over_ssh
 from tests.hosts.over_ssh import HOSTS, LOGIN, NODES

@@ -6,7 +6,7 @@ What other runs on this machine keep warm is out of its reach, and it takes no w
 import sys
 
 from ddplaunch.__main__ import main
-from ddplaunch.report import run_socket
+from ddplaunch.runlog import run_socket
 from ddplaunch.warm import find, prepare
 
 if __name__ == "__main__":

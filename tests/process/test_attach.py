@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.control.requests import Attach, RequestRefused, Run
 from ddplaunch.process.start import ATTACH_SIGNAL
-from ddplaunch.report.run_name import short
+from ddplaunch.runlog.folders import short
 from ddplaunch.runs import client, find
 from tests.conftest import PATIENCE, until
 from tests.process.terminal import CTRL_C, CTRL_D, ENTER, Terminal, stopped, typed

@@ -127,7 +127,7 @@ def test_a_module_of_the_command_that_is_missing_is_named(job, slow_files, modul
     assert named in ended.err.splitlines()[0]
 
 
-@pytest.mark.parametrize("module", ["report/file_writer.py", "output/log.py"])
+@pytest.mark.parametrize("module", ["runlog/file_writer.py", "runlog/log.py"])
 def test_without_a_module_that_writes_logs_it_is_said_why_there_are_none(job, slow_files, module):
     Path(slow_files["PYTHONPATH"], "sitecustomize.py").unlink()
     Path(slow_files["PYTHONPATH"], "ddplaunch", module).unlink()

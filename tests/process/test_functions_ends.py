@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.functions import connection, request
-from ddplaunch.report import folders
+from ddplaunch.runlog import folders
 from tests.conftest import PATIENCE, let_the_echo_die, until
 from tests.process.calling import Program
 from tests.process.terminal import CTRL_C, Terminal

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from ddplaunch.process.tree import look
-from ddplaunch.report import run_socket
+from ddplaunch.runlog import run_socket
 from ddplaunch.warm import find, show
 from tests.conftest import PATIENCE, Job, Result, until
 from tests.process import keeping

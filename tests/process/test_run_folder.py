@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.process.tree import children, look
-from ddplaunch.report.events import SCHEMA
+from ddplaunch.runlog.events import SCHEMA
 from tests.conftest import PATIENCE, Job, events_in, until
 from tests.process.terminal import child, held, stopped
 from tests.runs import aged, run_of
@@ -332,7 +332,7 @@ def test_the_run_of_a_job_goes_once_it_is_old_and_its_logs_are_said_to_be_remove
 
 MAKE = """
 import os, sys, time
-from ddplaunch.report import folders, old_runs
+from ddplaunch.runlog import folders, old_runs
 root, name, go = sys.argv[1:]
 print("ready", flush=True)
 while not os.path.exists(go):

@@ -19,7 +19,7 @@ from ddplaunch.control.frames import LIMIT, Decoder, pack
 from ddplaunch.control.questions import AskStacks, AskStatus, NoAnswer, NodeStatus
 from ddplaunch.process.start import STACKS_FD
 from ddplaunch.process.tree import children
-from ddplaunch.report import run_socket
+from ddplaunch.runlog import run_socket
 from ddplaunch.runs import client, find
 from ddplaunch.runs.client import RunReplies, SocketPlace
 from ddplaunch.stacks.sent import received

@@ -12,8 +12,8 @@ import pytest
 
 from ddplaunch.cli import main
 from ddplaunch.process import tree
-from ddplaunch.report import run_socket
-from ddplaunch.report.run_name import short
+from ddplaunch.runlog import run_socket
+from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
 from ddplaunch.runs.client import SocketPlace, connect
 from tests.conftest import Job, Result, until

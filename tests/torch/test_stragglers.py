@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from ddplaunch.cli import main
-from ddplaunch.report.events import SCHEMA
+from ddplaunch.runlog.events import SCHEMA
 from tests.conftest import until
 
 pytestmark = [

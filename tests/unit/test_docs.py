@@ -16,8 +16,8 @@ from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.output.collapse import WAIT
 from ddplaunch.output.lines import MAX_LINE, UPDATE_INTERVAL
-from ddplaunch.report.old_runs import ROOM
-from ddplaunch.report.run_folder import LOG_LIMIT
+from ddplaunch.runlog.old_runs import ROOM
+from ddplaunch.runlog.run_folder import LOG_LIMIT
 from ddplaunch.spec import default
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.node import CAUSE_TIMEOUT, KILL_TIMEOUT

@@ -94,7 +94,7 @@ def test_a_job_of_one_node_imports_nothing_of_other_kinds_of_job(whole_job):
 
 def test_the_process_that_writes_files_imports_nothing_heavy(tmp_path):
     """It says nothing of its imports in a job: it has no stderr."""
-    writer = imports(tmp_path, "-c", "import ddplaunch.report.file_writer") - imports(tmp_path, "-c", "pass")
+    writer = imports(tmp_path, "-c", "import ddplaunch.runlog.file_writer") - imports(tmp_path, "-c", "pass")
     assert not heavy(writer)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
 LOOPS = (
-    "agent", "control", "coordinator", "output", "remote", "report", "slurm/srun.py", "slurm/watcher.py", "supervise",
+    "agent", "control", "coordinator", "output", "remote", "report", "runlog", "slurm/srun.py", "slurm/watcher.py", "supervise",
 )  # fmt: skip
 
 # calls that may take as long as something outside wants; `ask` waits itself, `Loop.ask` does not
@@ -28,15 +28,14 @@ HARMLESS = {
     "agent/store.py": "/dev/null",
     "coordinator/agents.py": "before there are workers",
     "coordinator/join.py": "before the job begins; the front can kill the agent",
-    "output/log.py": "the process that writes files",
     "remote/front_socket.py": "a folder in /tmp, and workers on other hosts",
     "remote/stdio.py": "/dev/null",
     "report/error_file.py": "files in memory",
-    "report/file_writer.py": "the process that writes files",
-    "report/folders.py": "the process that writes files",
-    "report/old_runs.py": "the process that writes files, and commands that look for runs",
-    "report/log_times.py": "the process that writes files, and ddplaunch logs",
-    "report/run_socket.py": "the process that writes files, and commands that look for runs",
+    "runlog/file_writer.py": "the process that writes files",
+    "runlog/folders.py": "the process that writes files",
+    "runlog/old_runs.py": "the process that writes files, and commands that look for runs",
+    "runlog/log.py": "the process that writes files, and ddplaunch logs",
+    "runlog/run_socket.py": "the process that writes files, and commands that look for runs",
     "slurm/srun.py": "/dev/null",
 }
 

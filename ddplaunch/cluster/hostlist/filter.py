@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ddplaunch.cluster.hostlist.brackets import expand
 from ddplaunch.cluster.hostlist.host import Host, shown, wrong
 from ddplaunch.cluster.hostlist.hostfile import parse_devices
-from ddplaunch.errors import some
+from ddplaunch.words import some
 
 
 def include(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NOT_FOUND, OK
 from ddplaunch.slurm.submit import output, script
 from ddplaunch.slurm.submit.check import check, check_output
 from ddplaunch.slurm.submit.request import USAGE, SbatchOption, SubmitRequest
 from ddplaunch.slurm.submit.sbatch_options import KNOWN, SHORT
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import why_failed
 
 if TYPE_CHECKING:
     from ddplaunch.slurm.submit.follow import Submitted

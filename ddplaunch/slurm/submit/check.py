@@ -7,12 +7,13 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.errors import LaunchError
 from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.process.program import check as check_program
 from ddplaunch.slurm.submit.output import is_complete
 from ddplaunch.slurm.submit.request import SubmitRequest
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import why_failed
 
 _NODES = re.compile(r"(\d+)(?:-(\d+))?")
 

@@ -15,11 +15,12 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from ddplaunch.errors import below, visible, why_failed, write_stderr
+from ddplaunch.errors import below, visible, write_stderr
 from ddplaunch.exitcodes import of_signal
 from ddplaunch.slurm.scontrol import ScontrolError, UnknownJob, show_jobs
 from ddplaunch.slurm.submit import job_state
 from ddplaunch.slurm.submit.output import Tail, output_files
+from ddplaunch.words import why_failed
 
 POLL_INTERVAL = 0.25  # seconds between two reads of the output
 FIRST_INTERVAL, LONGEST_INTERVAL = 1.0, 5.0  # seconds between two queries of slurmctld

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.errors import duration
 from ddplaunch.supervise.job.members import Member
 from ddplaunch.supervise.job.state import State
+from ddplaunch.words import duration
 
 
 def why_refused(state: State, member: Member) -> str | None:

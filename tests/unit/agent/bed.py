@@ -19,7 +19,6 @@ from ddplaunch.cluster.local import alone
 from ddplaunch.coordinator.local_link import coordinate_alone
 from ddplaunch.devices import Hardware
 from ddplaunch.devices.node import Node
-from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.plan import WorkerPlan
@@ -27,6 +26,7 @@ from ddplaunch.plan.make import make_plan
 from ddplaunch.process.child import Child, End, Usage
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.report.error_file import ErrorFiles
+from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise.node import Policy
 from tests.loops import FakeLoop
 from tests.unit.builders import spec

@@ -14,8 +14,7 @@ import pytest
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import SignalOrigin, SignalSource
-from ddplaunch.output.file_messages import PROGRESS
-from ddplaunch.output.file_queue import FileQueue
+from ddplaunch.runlog.file_queue import PROGRESS, FileQueue
 from ddplaunch.supervise.node import Policy, begin
 from tests.loops import FakeLoop
 

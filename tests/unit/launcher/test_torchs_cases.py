@@ -14,7 +14,7 @@ from ddplaunch.cluster.discover import discover
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
-from ddplaunch.report.run_name import run_id_of
+from ddplaunch.runlog.folders import run_id_of
 from ddplaunch.spec import JobSpec, StreamChoice, Streams
 from tests.unit.plan.test_make import node
 

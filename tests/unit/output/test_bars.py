@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.output import bars
 from ddplaunch.output.bars import Bar, BarFeed, condense, pack, unpack
-from ddplaunch.plan.ranks import compress
+from ddplaunch.words import compress
 
 
 def shown(*texts: str) -> list[tuple[str, str]]:

@@ -14,8 +14,8 @@ from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply, Run
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Malformed
-from ddplaunch.report import run_socket
 from ddplaunch.report.console import Look, written
+from ddplaunch.runlog import run_socket
 from ddplaunch.runs import find, ps
 from ddplaunch.runs.client import RunReplies, SocketPlace
 

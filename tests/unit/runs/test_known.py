@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.control.requests import Run
-from ddplaunch.report import run_name, run_socket
+from ddplaunch.runlog import folders, run_socket
 from ddplaunch.runs import find, known
 from ddplaunch.runs.client import RunReplies, SocketPlace
 from ddplaunch.runs.known import Known, heading, meant, newest_first, several
@@ -105,8 +105,8 @@ def test_of_many_runs_the_newest_are_listed():
 
 
 def test_the_short_name_is_the_end_of_the_long_one_and_is_like_no_word_and_no_number():
-    names = [run_name.run_id_of(spec()) for _ in range(200)]
-    shorts = [run_name.short(name) for name in names]
+    names = [folders.run_id_of(spec()) for _ in range(200)]
+    shorts = [folders.short(name) for name in names]
     assert len(set(shorts)) > 195
     assert all(
         name.endswith(f"-{short}") and name[:8] == time.strftime("%Y%m%d")
@@ -126,11 +126,11 @@ def test_the_short_name_is_the_end_of_the_long_one_and_is_like_no_word_and_no_nu
     ],
 )
 def test_a_name_that_was_asked_for_is_its_own_short_name(run_id, short):
-    assert run_name.short(run_id) == short
+    assert folders.short(run_id) == short
 
 
 def test_a_job_has_the_name_that_was_asked_for():
-    assert run_name.run_id_of(spec(run_id="mine")) == "mine"
+    assert folders.run_id_of(spec(run_id="mine")) == "mine"
 
 
 # --- what a run says, and its folder holds

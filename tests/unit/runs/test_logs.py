@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.output.log import BoundedLog
-from ddplaunch.plan.ranks import compress
-from ddplaunch.report import log_times, run_socket
-from ddplaunch.report.folders import lock
-from ddplaunch.report.log_times import LogTimes, offset_at
+from ddplaunch.runlog import log as log_module
+from ddplaunch.runlog import run_socket
+from ddplaunch.runlog.folders import lock
+from ddplaunch.runlog.log import BoundedLog, LogTimes, offset_at
 from ddplaunch.runs import find, logs
 from ddplaunch.runs.log_files import LogFile, LogReader
+from ddplaunch.words import compress
 
 NOW = 1000.0
 
@@ -243,10 +243,10 @@ def test_since_leaves_out_what_was_written_before(tmp_path):
 
 
 def test_the_times_of_a_run_of_months_take_little_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_times, "_DOUBLES", 1000)
+    monkeypatch.setattr(log_module, "_DOUBLES", 1000)
     folder = os.open(tmp_path, os.O_RDONLY)
     times = LogTimes(folder)
     for at in range(0, 1_000_000, 10):
         times.note("rank-0.out", at, float(at))
     os.close(folder)
-    assert (tmp_path / log_times.NAME).stat().st_size < 14_000
+    assert (tmp_path / log_module.TIMES).stat().st_size < 14_000

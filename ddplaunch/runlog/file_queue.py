@@ -1,44 +1,85 @@
-"""What is to be written to files, on its way to the process that writes them. Touches no file, and never blocks.
+"""What is to be written to files, on its way to the process that writes them; and the start of that process.
 
-A disk may hang, as that of a file server that does not respond, and what writes to it is then in uninterruptible sleep. So that
-is a process of its own (`report/file_writer.py`), which can be left behind; a thread would keep its process from ending.
+A disk may hang, as that of a file server that does not respond, and what writes to it is then in uninterruptible sleep. So a
+process of its own writes (`runlog/file_writer.py`), which can be left behind; a thread would keep its process from ending. The
+queue touches no file, and never blocks.
 """
 
 from __future__ import annotations
 
+import gc
+import marshal
 import os
+import signal
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ddplaunch.errors import not_imported
 from ddplaunch.loop import loop as loops
 from ddplaunch.loop.buffer import SendBuffer
-from ddplaunch.loop.frames import Decoder
+from ddplaunch.loop.frames import WORD, Decoder, head
+from ddplaunch.loop.frames import pack as frame
 from ddplaunch.loop.loop import Loop, Timer
-from ddplaunch.output.file_messages import (
-    CLOSE,
-    END,
-    EVENT,
-    HEADER,
-    LONGEST_REPLY,
-    MISSING,
-    OPEN,
-    PROGRESS,
-    WRITE,
-    header,
-    values_of,
-)
+from ddplaunch.process.linux import detach, memory_file, of_open_files, signal_at_end_of
 
-if TYPE_CHECKING:
-    import socket
-
-    Reply = Mapping[str, Any]
+Reply = Mapping[str, Any]
 
 HOLD = 32 << 20  # bytes waiting from which the workers' pipes are left alone, as long as the disk takes any
 LIMIT = 64 << 20  # bytes waiting from which output is dropped
 HANG_TIMEOUT = 3.0  # seconds without progress after which the disk hangs; a second look comes RECHECK later
 RECHECK = 1.0  # seconds: after a pause of everything the writer needs a moment, too
 _ROOM = 1 << 20  # bytes beyond LIMIT for what is no output
+
+# Messages and replies are frames: of a message what it is, for which log, and the content; of a reply packed values.
+PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
+HEADER = WORD + 5  # bytes: the length word, what it is, and for which log
+
+# what a message is; the number of a log is 0 where there is none
+MAKE = b"m"  # the folder of the run; packed
+OPEN = b"o"  # a log; packed: its name and limit
+WRITE = b"w"
+MISSING = b"d"  # so many bytes of a log were dropped
+CLOSE = b"c"
+EVENT = b"e"  # for events.jsonl; packed
+JSON = b"j"  # a file of JSON as a whole; packed: its name and its content
+REPLACE = b"r"  # a file as a whole: its name, a newline, its content
+REMOVE = b"u"  # a file elsewhere; its path
+LISTEN = b"l"  # at the socket of the run; packed
+END = b"."
+LONGEST_REPLY = 1 << 20  # bytes
+
+
+def pack(values: Any) -> bytes:
+    """Pack values that JSON can hold for a fork of this process, which writes them as JSON: that takes longer to import."""
+    try:
+        return marshal.dumps(values)
+    except ValueError:  # some are of a class of their own, as signals are
+        import json
+
+        return marshal.dumps(json.loads(json.dumps(values)))
+
+
+def header(kind: bytes, log: int, size: int) -> bytes:
+    """Return what comes before the content of a message."""
+    return head(5 + size) + kind + log.to_bytes(4)
+
+
+def parse(data: bytes) -> tuple[bytes, int, int]:
+    """Return what a header says: what the message is, for which log, and how long the content."""
+    return data[WORD : WORD + 1], int.from_bytes(data[WORD + 1 :]), int.from_bytes(data[:WORD]) - 5
+
+
+def reply(**values: Any) -> bytes:
+    """Make a reply."""
+    return frame(pack(values))
+
+
+def values_of(reply: bytes) -> Mapping[str, Any]:
+    """Return what a reply says."""
+    values: Mapping[str, Any] = marshal.loads(reply)
+    return values
 
 
 class Log:
@@ -282,3 +323,39 @@ class FileQueue:
 
 def _ignore(_reply: Reply) -> None:
     """Before there is a folder that takes replies."""
+
+
+def start_writer() -> FileQueue:
+    """Fork it; give a queue that drops everything if there is no room for it.
+
+    A run that keeps nothing has one, too: it has a socket, and its file:// rendezvous leaves something to be removed.
+    """
+    shared = -1
+    try:
+        shared = memory_file("ddplaunch")
+        os.pwrite(shared, bytes(PROGRESS), 0)
+        ours, its = socket.socketpair()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        agent, pid = os.getpid(), os.fork()
+    except OSError:  # no worker will find room either
+        if shared >= 0:
+            os.close(shared)
+        return FileQueue()
+    if pid == 0:
+        try:
+            signal_at_end_of(agent, signal.SIGCONT)  # one that was stopped is to see the end of the socket
+            detach(its.fileno(), shared, listener.fileno())
+            from ddplaunch.runlog import file_writer  # only that process needs it
+
+            gc.freeze()  # the start went without a collector; a job of weeks needs one, here too
+            gc.enable()
+            file_writer.run(3, 4, 5)
+        except ImportError as error:
+            os.write(3, reply(none=f"no logs are kept: {not_imported(error).message}"))
+        except OSError as error:  # it has not come so far as to be out of reach
+            its.send(reply(none=f"no logs are kept: {error.strerror}{of_open_files(error.errno)}"))
+        finally:
+            os._exit(0)  # the agent sees that it has ended
+    its.close()
+    ours.setblocking(False)
+    return FileQueue(ours, shared, pid, listener)

@@ -13,8 +13,8 @@ from signal import Signals
 import pytest
 
 from ddplaunch.loop.frames import WORD
-from ddplaunch.output import log
-from ddplaunch.output.file_messages import (
+from ddplaunch.runlog import file_writer, folders, log, old_runs
+from ddplaunch.runlog.file_queue import (
     CLOSE,
     END,
     EVENT,
@@ -28,7 +28,6 @@ from ddplaunch.output.file_messages import (
     pack,
     values_of,
 )
-from ddplaunch.report import file_writer, folders, old_runs
 from tests.conftest import until
 from tests.runs import run_of
 
@@ -144,7 +143,7 @@ def test_a_tidying_that_fails_ends_no_writer(tmp_path: Path, monkeypatch) -> Non
 
 LOCKS = """
 import os, sys
-from ddplaunch.report import folders
+from ddplaunch.runlog import folders
 folders.lock(os.open(sys.argv[1], os.O_WRONLY))
 print(flush=True)
 input()

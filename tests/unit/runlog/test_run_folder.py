@@ -5,10 +5,8 @@ import os
 import resource
 import socket
 
-from ddplaunch.output.file_messages import PROGRESS
-from ddplaunch.output.file_queue import FileQueue
-from ddplaunch.report.run_folder import RunFolder
-from ddplaunch.report.writer_start import start_writer
+from ddplaunch.runlog.file_queue import PROGRESS, FileQueue, start_writer
+from ddplaunch.runlog.run_folder import RunFolder
 
 
 def test_a_folder_that_was_never_made_has_no_place():

@@ -1,6 +1,6 @@
 """The process that writes the files of a run, and may hang with their disk in place of the agent. Decides nothing.
 
-It takes the messages of `output/file_queue.py` in their order, does what each asks for, and notes that it has. It ends at
+It takes the messages of `runlog/file_queue.py` in their order, does what each asks for, and notes that it has. It ends at
 the agent's request or with the agent, after all that was handed over or left to it; one that hangs then outlives the agent.
 """
 
@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.output.file_messages import (
+from ddplaunch.runlog import folders, old_runs, run_socket
+from ddplaunch.runlog.file_queue import (
     CLOSE,
     END,
     EVENT,
@@ -34,9 +35,7 @@ from ddplaunch.output.file_messages import (
     parse,
     reply,
 )
-from ddplaunch.output.log import BoundedLog
-from ddplaunch.report import folders, old_runs, run_socket
-from ddplaunch.report.log_times import LogTimes
+from ddplaunch.runlog.log import BoundedLog, LogTimes
 
 if TYPE_CHECKING:
     from io import BufferedReader

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.control.questions import AskStatus
-from ddplaunch.report import run_socket
+from ddplaunch.runlog import run_socket
 from ddplaunch.runs import client, find
 from ddplaunch.runs.client import SocketPlace
 

@@ -17,13 +17,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ddplaunch.output.file_messages import EVENT, JSON, MAKE, REMOVE, REPLACE, pack
-from ddplaunch.output.file_queue import FileQueue, Log
 from ddplaunch.plan import Plan
-from ddplaunch.report.events import VERSION, Event
-from ddplaunch.report.state_folder import runs_folder
-from ddplaunch.report.words import count
+from ddplaunch.runlog.events import VERSION, Event
+from ddplaunch.runlog.file_queue import EVENT, JSON, MAKE, REMOVE, REPLACE, FileQueue, Log, pack
+from ddplaunch.runlog.folders import runs_folder
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import count
 
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
 

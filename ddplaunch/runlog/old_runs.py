@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ddplaunch.process.regular_file import open_regular
 from ddplaunch.process.removal import remove
-from ddplaunch.report.folders import goes_on, parts_of
+from ddplaunch.runlog.folders import goes_on, parts_of
 
 DAY = 86400.0  # seconds
 ROOM = 2 << 30  # bytes of all runs older than a day

@@ -1,16 +1,68 @@
-"""The folders of runs on a disk: makes a new one, and tells those whose run goes on. Other jobs may be making theirs."""
+"""The folders of runs: how a run is called, where the folders lie, a new one, those whose run goes on.
+
+A run has the name that was asked for, or date, time and a short name, which is what people see and type.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 
 from ddplaunch.process.regular_file import open_regular
+from ddplaunch.spec import JobSpec
 
 OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
+
+_BEGAN = "%Y%m%d-%H%M%S"
+# no vowel, so that no name is a word; none of 0, 1, l, which look like others. The first is a letter: a number is a rank
+_LETTERS, _LENGTH = "bcdfghjkmnpqrstvwxz", 4
+_CHARACTERS = f"{_LETTERS}23456789"
+_MADE = re.compile(r"\d{8}-\d{6}-(?P<short>[a-z0-9]{3,4}(?:\.\d+)?)")
+
+
+def run_id_of(spec: JobSpec) -> str:
+    """Return the name of this run: as was asked, or "20261123-194501-k7qx", in which one of 374,000 short names is drawn."""
+    return spec.run_id or f"{time.strftime(_BEGAN)}-{_drawn()}"
+
+
+def _drawn() -> str:
+    first, *others = os.urandom(_LENGTH)
+    return _LETTERS[first % len(_LETTERS)] + "".join(_CHARACTERS[byte % len(_CHARACTERS)] for byte in others)
+
+
+def short(run_id: str) -> str:
+    """Return what people see and type of a name: "k7qx" of "20261123-194501-k7qx"; all of one that was asked for."""
+    found = _MADE.fullmatch(run_id)
+    return found["short"] if found else run_id
+
+
+def state_folder(env: Mapping[str, str]) -> str | None:
+    """Return the folder in which programs of this user keep what is to last; None if the user has no home."""
+    state = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # which the XDG standard says to ignore
+        state = os.path.join(env.get("HOME") or _home_of_user(), ".local", "state")
+    return state if os.path.isabs(state) else None
+
+
+def _home_of_user() -> str:
+    import pwd  # most environments say it; expanduser() would take an empty HOME for the root folder
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def runs_folder(env: Mapping[str, str]) -> str | None:
+    """Return the folder of all runs of this user that have no --log-dir; None if the user has no home."""
+    state = state_folder(env)
+    return None if state is None else os.path.join(state, "ddplaunch", "runs")
 
 
 def make(root: str, name: str) -> tuple[str, int]:

@@ -7,8 +7,21 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ddplaunch.output.file_messages import END, EVENT, HEADER, MISSING, OPEN, PROGRESS, WRITE, parse
-from ddplaunch.output.file_queue import HANG_TIMEOUT, HOLD, LIMIT, RECHECK, FileQueue
+from ddplaunch.runlog.file_queue import (
+    END,
+    EVENT,
+    HANG_TIMEOUT,
+    HEADER,
+    HOLD,
+    LIMIT,
+    MISSING,
+    OPEN,
+    PROGRESS,
+    RECHECK,
+    WRITE,
+    FileQueue,
+    parse,
+)
 from tests.loops import FakeLoop
 
 LINE = b"x" * 999 + b"\n"

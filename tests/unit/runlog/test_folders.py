@@ -5,7 +5,7 @@ import pwd
 
 import pytest
 
-from ddplaunch.report.state_folder import runs_folder
+from ddplaunch.runlog.folders import runs_folder
 
 OF_USER = f"{pwd.getpwuid(os.getuid()).pw_dir}/.local/state/ddplaunch/runs"
 

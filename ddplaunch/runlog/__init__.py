@@ -1,0 +1,1 @@
+"""What is kept of a run: its folder, the process that writes it, its events, and its socket."""
