@@ -16,7 +16,8 @@ import click
 
 from ddplaunch.cli.command import Command, Context
 from ddplaunch.cli.main import VERBS, application
-from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
+from ddplaunch.cluster.by_flags import discover_local
+from ddplaunch.cluster.discover import KINDS
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.exitcodes import MEANINGS
@@ -119,16 +120,6 @@ _SOMETIMES = {
     "CUDA_MPS_PIPE_DIRECTORY": "with `--mps`, where the MPS daemon of this job is found",
     "CUDA_MPS_LOG_DIRECTORY": "with `--mps`, where it writes",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "with `--mps`, 100 divided by the workers on the GPU, unless you have set it",
-}
-# in the order in which they are asked
-_CLUSTERS = {
-    "ssh": ssh.NEEDS,
-    "static": static.NEEDS,
-    "slurm": slurm.NEEDS,
-    "kubernetes": kubernetes.NEEDS,
-    "mpi": mpi.NEEDS,
-    "pbs": pbs.NEEDS,
-    "lsf": lsf.NEEDS,
 }
 _READ = {
     TOKEN: "the secret by which the nodes of a job know each other, as in `--token-file`; workers do not get it",
@@ -284,7 +275,7 @@ def _variables() -> str:
         "The first of these that is found says it, but for an mpirun inside a Slurm job, which comes before Slurm; `--cluster` "
         "names one. Inside a worker, whose variables speak of the job that it is part of, only options count. "
         "[Several nodes](../guides/several-nodes.md) says what each of them is.",
-        _table(["cluster", "found by"], [[f"`{name}`", needs] for name, needs in _CLUSTERS.items()]),
+        _table(["cluster", "found by"], [[f"`{name}`", kind.needs] for name, kind in KINDS.items()]),
     )
 
 
@@ -308,7 +299,7 @@ def _example() -> Plan:
         env={},
     )
     spec = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), nproc_per_node=4)
-    return make_plan(spec, local.discover(spec, "localhost"), node, run_id="20261121-093000-7f3a")
+    return make_plan(spec, discover_local(spec, "localhost"), node, run_id="20261121-093000-7f3a")
 
 
 # --- events

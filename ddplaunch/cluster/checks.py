@@ -1,18 +1,84 @@
-"""Checks what was asked for against what was found. A contradiction is an error that names both; nothing is guessed."""
+"""What discovery reads, and what was asked for against what was found. A contradiction is an error that names both.
+
+Nothing is guessed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.node_parsers import write_nnodes
+from ddplaunch.options.parsers import digits
 from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.spec import JobSpec
-from ddplaunch.words import count
+from ddplaunch.words import count, why_failed
 
-if TYPE_CHECKING:  # one node needs no list of hosts
-    from ddplaunch.cluster.hostlist import Host
+_LARGEST = 2**32  # what Slurm counts its special steps down from
+
+
+class ClusterFacts(Struct, frozen=True, kw_only=True):
+    """What discovery reads on the host where the command was started."""
+
+    spec: JobSpec
+    env: Mapping[str, str]
+    hostname: str
+    read: Callable[[str], str]  # gives the text of a file; raises OSError
+
+    def value(self, *names: str) -> str | None:
+        """The first of these variables that is set to something."""
+        return next((self.env[name] for name in names if self.env.get(name)), None)
+
+    def number(self, *names: str) -> int | None:
+        """The number that the first of these variables holds, None if none is set.
+
+        Raises:
+            LaunchError: it holds something else.
+        """
+        name = next((name for name in names if self.env.get(name)), None)
+        if name is None:
+            return None
+        value = digits(self.env[name])
+        if value is None or value > _LARGEST:
+            raise LaunchError(f"{name}={printable(self.env[name])} is not a number", hint=NOT_HERE)
+        return value
+
+    def needed(self, *names: str) -> int:
+        """The number that the first of these variables holds.
+
+        Raises:
+            LaunchError: none is set, or it holds something else.
+        """
+        found = self.number(*names)
+        if found is None:
+            raise LaunchError(f"{names[0]} is not set, although other variables of the same cluster are", hint=NOT_HERE)
+        return found
+
+    def text_of(self, path: str, origin: str) -> str:
+        """The text of a file.
+
+        Raises:
+            LaunchError: it cannot be read.
+        """
+        try:
+            return self.read(path)
+        except OSError as error:
+            raise LaunchError(f"{origin}: {why_failed(error)}") from None
+        except UnicodeDecodeError:
+            raise LaunchError(f"{origin}: it is not UTF-8 text") from None
+
+
+def printable(text: str) -> str:
+    """Write the value of a variable as messages show it."""
+    return text if text.isprintable() else ascii(text)
+
+
+NOT_HERE = "to ignore these variables: --cluster local, or unset them"
+
+
+# --- the checks
 
 
 def several(spec: JobSpec) -> bool:
@@ -104,11 +170,3 @@ def refuse_host_filters(spec: JobSpec, source: str) -> None:
 def endpoint_unused(spec: JobSpec, why: str) -> list[str]:
     """Note that an endpoint has no effect, if one was given."""
     return [f"{spec.asked('rdzv_endpoint', spec.rdzv_endpoint)} has no effect: {why}"] if spec.rdzv_endpoint else []
-
-
-def slots_unused(spec: JobSpec, hosts: Sequence[Host]) -> list[str]:
-    """Note that slots of a batch job do not count workers, where the user may expect that."""
-    slots = max((host.slots or 1 for host in hosts), default=1)
-    if slots == 1 or spec.nproc_per_node is not None:
-        return []
-    return [f"the {slots} slots of a host do not count workers: for as many, add --nproc-per-node {slots}"]

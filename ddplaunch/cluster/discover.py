@@ -1,4 +1,4 @@
-"""Tries each kind of cluster in turn; the first that recognises its variables wins. Pure but for `read`, which reads files.
+"""Tries each kind of cluster in turn; the first that recognises its variables wins. Pure, except for `read`.
 
 Flags come before what is found. Inside a worker only flags count: the variables there describe the job that the worker is
 part of, and a job started by it is another.
@@ -8,29 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.cluster import Allocation, checks, local
-from ddplaunch.cluster.facts import ClusterFacts
+from ddplaunch.cluster import Allocation, by_flags, checks
+from ddplaunch.cluster.checks import ClusterFacts
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
-Recogniser = Callable[[ClusterFacts], Allocation | None]
 
-# in the order in which they are tried; a cluster without any of its variables is not even imported
-_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "slurm": ("SLURM_JOB_ID", "SLURM_JOBID"),
-    "kubernetes": ("JOB_COMPLETION_INDEX", "RANK"),
-    "mpi": (
-        "OMPI_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_RANK",
-        "FLUX_TASK_RANK",
-        "JSM_NAMESPACE_RANK",
-        "PALS_RANKID",
-        "PMI_RANK",
+class Kind(Struct, frozen=True):
+    """A kind of cluster, and how its jobs are recognised."""
+
+    recogniser: str  # "module.function" of this folder: returns an Allocation, or None for a job of another kind
+    needs: str  # what it recognises a job by, for messages
+    variables: tuple[str, ...] = ()  # without any of these the module is not even imported; (): flags decide
+
+
+# in the order in which they are tried
+KINDS: Mapping[str, Kind] = {
+    "ssh": Kind("listed.discover_ssh", "--hosts or --hostfile"),
+    "static": Kind("by_flags.discover_static", "--nnodes with --node-rank and --master-addr, or with --rdzv-endpoint"),
+    "slurm": Kind("slurm.discover", "SLURM_JOB_ID", ("SLURM_JOB_ID", "SLURM_JOBID")),
+    "kubernetes": Kind(
+        "kubernetes.discover",
+        "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod",
+        ("JOB_COMPLETION_INDEX", "RANK"),
     ),
-    "pbs": ("PBS_NODEFILE",),
-    "lsf": ("LSB_JOBID",),
+    "mpi": Kind(
+        "mpi.discover",
+        "OMPI_COMM_WORLD_RANK, PMI_RANK, PALS_RANKID, FLUX_TASK_RANK or the like, of several processes",
+        (
+            "OMPI_COMM_WORLD_RANK",
+            "MV2_COMM_WORLD_RANK",
+            "FLUX_TASK_RANK",
+            "JSM_NAMESPACE_RANK",
+            "PALS_RANKID",
+            "PMI_RANK",
+        ),
+    ),
+    "pbs": Kind("listed.discover_pbs", "PBS_NODEFILE", ("PBS_NODEFILE",)),
+    "lsf": Kind("listed.discover_lsf", "LSB_JOBID with LSB_MCPU_HOSTS or LSB_DJOB_HOSTFILE", ("LSB_JOBID",)),
 }
 
 
@@ -49,16 +67,15 @@ def discover(spec: JobSpec, env: Mapping[str, str], hostname: str, *, read: Call
 def _find(facts: ClusterFacts) -> Allocation:
     spec = facts.spec
     if spec.simulate:
-        return local.simulated(spec)
+        return by_flags.simulated(spec)
     if spec.standalone or spec.cluster == "local":
-        return local.discover(spec, facts.hostname)
+        return by_flags.discover_local(spec, facts.hostname)
     if spec.cluster:
         return _forced(facts, spec.cluster)
     for name in _candidates(facts):
-        recognise, _ = _recogniser(name)
-        if found := recognise(facts):
+        if found := _recognise(facts, name):
             return found
-    found = local.discover(spec, facts.hostname)
+    found = by_flags.discover_local(spec, facts.hostname)
     return replace(found, notes=(*found.notes, *_unused_index(facts)))
 
 
@@ -69,7 +86,7 @@ def _candidates(facts: ClusterFacts) -> list[str]:
         names.append("static")
     if facts.value("TORCHELASTIC_RUN_ID"):  # set for each worker by ddplaunch and by torchrun
         return names
-    found = [name for name, variables in _VARIABLES.items() if facts.value(*variables)]
+    found = [name for name, kind in KINDS.items() if facts.value(*kind.variables)]
     if {"slurm", "mpi"} <= set(found):
         from ddplaunch.cluster import mpi
 
@@ -79,22 +96,25 @@ def _candidates(facts: ClusterFacts) -> list[str]:
 
 
 def _forced(facts: ClusterFacts, name: str) -> Allocation:
-    recognise, needs = _recogniser(name)
-    found = recognise(facts)
+    found = _recognise(facts, name)
     if found is None:
-        by_flags = name in ("ssh", "static")
-        missing = f"it needs {needs}" if by_flags else f"not inside a job of this kind, which sets {needs}"
+        kind = KINDS[name]
+        missing = (
+            f"not inside a job of this kind, which sets {kind.needs}" if kind.variables else f"it needs {kind.needs}"
+        )
         hint = "leave --cluster out to see what is found"
         raise LaunchError(f"{facts.spec.asked('cluster', name)}: {missing}", hint=hint)
     return found
 
 
-def _recogniser(name: str) -> tuple[Recogniser, str]:
-    """Return the function that recognises this kind of cluster, and by what: each kind is the module of that name."""
+def _recognise(facts: ClusterFacts, name: str) -> Allocation | None:
     from importlib import import_module  # most jobs are in no cluster
 
-    kind = import_module(f"ddplaunch.cluster.{name}")
-    return kind.discover, kind.NEEDS
+    module, _, function = KINDS[name].recogniser.partition(".")
+    recogniser: Callable[[ClusterFacts], Allocation | None] = getattr(
+        import_module(f"ddplaunch.cluster.{module}"), function
+    )
+    return recogniser(facts)
 
 
 def _unused_index(facts: ClusterFacts) -> list[str]:
@@ -105,11 +125,7 @@ def _unused_index(facts: ClusterFacts) -> list[str]:
 
 
 def _without_control(spec: JobSpec, found: Allocation) -> Allocation:
-    """The allocation without a control channel: all that the nodes would agree on has to be known before.
-
-    Raises:
-        LaunchError: it is not.
-    """
+    """The allocation without a control channel: all that the nodes would agree on has to be known before."""
     asked = spec.origin("no_control")
     if found.start:
         raise LaunchError(

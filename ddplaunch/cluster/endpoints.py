@@ -1,11 +1,12 @@
-"""Endpoints of agents and workers: addresses, and ports that every agent computes alike. Pure; binds and resolves nothing."""
+"""Endpoints of agents and workers: addresses, and ports that all agents compute to be the same. Binds and resolves nothing."""
 
 from __future__ import annotations
 
 import socket
 from typing import TypeVar
 
-from ddplaunch.cluster import Endpoint
+from ddplaunch.cluster import Allocation, Endpoint, Rendezvous, Task
+from ddplaunch.cluster.checks import endpoint_unused
 from ddplaunch.spec import JobSpec
 
 T = TypeVar("T")
@@ -99,3 +100,47 @@ def is_same_host(name: str, hostname: str) -> bool:
     if is_numeric(name) or is_numeric(hostname):
         return name == hostname
     return name.partition(".")[0].lower() == hostname.partition(".")[0].lower()
+
+
+def started_elsewhere(
+    spec: JobSpec,
+    *,
+    cluster: str,
+    nnodes: tuple[int, int],
+    node_rank: int,
+    hosts: tuple[str, ...] = (),
+    addresses: tuple[str, ...],
+    reason: str,
+    port: tuple[int | None, str] = RESERVED,
+    ports: tuple[int, ...],
+    coordinator: bool,
+    task: Task | None = None,
+    nproc_per_node: int | None = None,
+    identity: str = "",
+    notes: tuple[str, ...] = (),
+) -> Allocation:
+    """Return the allocation; the cluster's `addresses` of node 0 and its `port`, with their reasons, are overridden by flags.
+
+    Agents try the address of a flag first. Of several addresses node 0 chooses the one that the others reach.
+    """
+    own = (addresses[0], reason) if len(addresses) == 1 else BY_NODE_0
+    endpoint = of_workers(spec, address=own, port=port)
+    tried = tuple(dict.fromkeys((spec.master_addr, *addresses) if spec.master_addr else addresses))
+    return Allocation(
+        cluster=cluster,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        hosts=hosts,
+        endpoint=endpoint,
+        rendezvous=Rendezvous(
+            addresses=tried,
+            ports=tuple(candidate for candidate in ports if candidate != endpoint.port),
+            coordinator=coordinator,
+            # not the public address of node 0, which may be that of a service in front of it
+            listen=LOOPBACK if tried == (LOOPBACK,) else None,
+        ),
+        task=task,
+        nproc_per_node=nproc_per_node,
+        identity=identity,
+        notes=(*notes, *endpoint_unused(spec, f"{cluster} determines the endpoint")),
+    )

@@ -13,12 +13,10 @@ What the controllers and the usual manifests set:
 from __future__ import annotations
 
 from ddplaunch.cluster import Allocation, checks, endpoints
-from ddplaunch.cluster.allocate import started_elsewhere
-from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts
+from ddplaunch.cluster.checks import NOT_HERE, ClusterFacts
+from ddplaunch.cluster.endpoints import started_elsewhere
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import digits
-
-NEEDS = "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod"
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
@@ -56,11 +54,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
 
 
 def _node_rank(facts: ClusterFacts, rank: int | None, index: int | None, nodes: int) -> int:
-    """Which pod this is.
-
-    Raises:
-        LaunchError: one that the job does not have.
-    """
+    """Which pod this is."""
     spec = facts.spec
     if rank is not None:
         found, source = checks.node_rank(spec, rank, "RANK"), "RANK"
@@ -96,11 +90,7 @@ def _controller(facts: ClusterFacts) -> tuple[int | None, int | None]:
 
 
 def _check_size(facts: ClusterFacts, size: int | None, nodes: int) -> None:
-    """Check that WORLD_SIZE counts as many pods as nodes were asked for, or the workers on them.
-
-    Raises:
-        LaunchError: it does not.
-    """
+    """Check that WORLD_SIZE counts as many pods as nodes were asked for, or the workers on them."""
     spec = facts.spec
     min_nodes, max_nodes = spec.nnodes
     if size is None or size == nodes or (min_nodes < max_nodes and min_nodes <= size <= max_nodes):
@@ -115,11 +105,7 @@ def _check_size(facts: ClusterFacts, size: int | None, nodes: int) -> None:
 
 
 def _address(facts: ClusterFacts, node_rank: int) -> tuple[str, str]:
-    """The address of node 0 and its origin.
-
-    Raises:
-        LaunchError: it is not known.
-    """
+    """The address of node 0 and its origin."""
     if asked := endpoints.first(facts.spec, (facts.spec.master_addr, "master_addr")):
         return asked
     if address := facts.value("MASTER_ADDR"):

@@ -9,9 +9,9 @@ import re
 
 from msgspec import Struct
 
-from ddplaunch.cluster import Allocation, Task, checks, endpoints, lsf, pbs, slurm
-from ddplaunch.cluster.allocate import started_elsewhere
-from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts
+from ddplaunch.cluster import Allocation, Task, checks, endpoints, listed, slurm
+from ddplaunch.cluster.checks import NOT_HERE, ClusterFacts
+from ddplaunch.cluster.endpoints import started_elsewhere
 from ddplaunch.errors import LaunchError
 
 # --- the processes that a launcher has started together, as one of them sees them: which of how many it is
@@ -121,8 +121,6 @@ def local_rank_and_size(facts: ClusterFacts, world: World) -> tuple[int, int]:
 # --- the allocation
 
 
-NEEDS = "OMPI_COMM_WORLD_RANK, PMI_RANK, PALS_RANKID, FLUX_TASK_RANK or the like, of several processes"
-
 _NO_ID = "this job has no id: two such jobs on the same hosts at a time need a --rdzv-id each"
 
 
@@ -186,11 +184,7 @@ def started_inside_slurm(facts: ClusterFacts) -> bool:
 
 
 def _addresses(facts: ClusterFacts, task: Task) -> tuple[tuple[str, ...], str]:
-    """The possible addresses of rank 0 and their origin.
-
-    Raises:
-        LaunchError: none is known.
-    """
+    """The possible addresses of rank 0 and their origin."""
     if asked := endpoints.first(facts.spec, (facts.spec.master_addr, "master_addr")):
         return asked[:1], asked[1]
     if task.nnodes == 1:
@@ -230,11 +224,11 @@ def _scheduler_host(facts: ClusterFacts) -> tuple[tuple[str, ...], str, bool] | 
         host, source = slurm.job_hosts(facts)[0], "the first of SLURM_JOB_NODELIST"
     elif path := facts.value("PBS_NODEFILE"):
         try:
-            host, source = pbs.hosts(facts, path)[0].address, "the first of PBS_NODEFILE"
+            host, source = listed.pbs_hosts(facts, path)[0].address, "the first of PBS_NODEFILE"
         except LaunchError:
             return None  # only the first node has the file
-    elif listed := lsf.hosts(facts):
-        host, source = listed[0].address, "the first host of the LSF job"
+    elif of_lsf := listed.lsf_hosts(facts):
+        host, source = of_lsf[0].address, "the first host of the LSF job"
     else:
         return None
     return (host,), source, endpoints.is_same_host(host, facts.hostname)

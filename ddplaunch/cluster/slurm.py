@@ -16,17 +16,16 @@ from signal import SIGTERM
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.cluster import Allocation, Task, allocate, checks, endpoints, hostlist, local
-from ddplaunch.cluster.allocate import started_elsewhere
-from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts, printable
+from ddplaunch.cluster import Allocation, Task, by_flags, checks, endpoints, hostlist
+from ddplaunch.cluster.checks import NOT_HERE, ClusterFacts, printable
+from ddplaunch.cluster.endpoints import started_elsewhere
 from ddplaunch.cluster.hostlist import Host
+from ddplaunch.cluster.listed import allocate
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import digits
 from ddplaunch.options.token import RDZV_PORT, TASKS_PER_NODE
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import count
-
-NEEDS = "SLURM_JOB_ID"
 
 # at the start of the grace time of a preemption and at its end: slurm.conf(5), GraceTime
 _SENT_AGAIN = frozenset({SIGTERM})
@@ -102,7 +101,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
     When Slurm ends a job, the shell of its script ends at once, and where Slurm tracks processes by cgroups all that it has
     started is killed without a signal before. The tasks of a step get SIGTERM, and time.
     """
-    return allocate.allocate(
+    return allocate(
         facts,
         "slurm",
         [Host(name=name) for name in job_hosts(facts)],
@@ -116,7 +115,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
 
 def without_step(spec: JobSpec, found: Allocation) -> Allocation:
     """Return the allocation of a job of this node alone, whose agent is this command's own, for one that was to be started."""
-    alone = local.alone(spec, found.start[0].address, cluster="slurm", notes=found.notes)
+    alone = by_flags.alone(spec, found.start[0].address, cluster="slurm", notes=found.notes)
     return replace(alone, tasks_per_node=found.tasks_per_node, requeues=found.requeues, sent_again=found.sent_again)
 
 
@@ -145,7 +144,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     node_rank = checks.node_rank(facts.spec, step.node, "SLURM_NODEID")
     port = facts.number(RDZV_PORT)
     if step.tasks == 1 and port is None:
-        return local.alone(facts.spec, step.hosts[0], cluster="slurm")
+        return by_flags.alone(facts.spec, step.hosts[0], cluster="slurm")
     once_per_node = set(step.per_node) == {1}
     if not once_per_node:
         checks.one_worker(facts.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
@@ -184,11 +183,7 @@ def _task(facts: ClusterFacts, step: _Step) -> Task:
 
 
 def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
-    """Read the variables of a task.
-
-    Raises:
-        LaunchError: they contradict each other.
-    """
+    """Read the variables of a task."""
     named = _hosts(facts.env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     tasks = facts.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
     layout = facts.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"

@@ -14,7 +14,7 @@ from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, prepare
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.net.addresses import is_own
-from ddplaunch.net.listen import listen
+from ddplaunch.net.port import listen
 
 MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddplaunch.cluster.hostlist.brackets import compress
+from ddplaunch.cluster.hostlist import compress
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise.job import Member

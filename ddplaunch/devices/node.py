@@ -9,19 +9,15 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.devices import Core, Device, Hardware
-from ddplaunch.devices.cgroup import cpu_quota
-from ddplaunch.devices.choose import choose
-from ddplaunch.devices.sysfs import Root, exists, read_cpulist
+from ddplaunch.devices.choose import HIDES_ALL, choose
+from ddplaunch.devices.interpreter import TorchBuild, find_torch
+from ddplaunch.devices.sysfs import Root, cores, cpu_quota, exists, read_cpulist
 from ddplaunch.spec import JobSpec, Program, ProgramKind
-
-if TYPE_CHECKING:
-    from ddplaunch.devices.torch_build import TorchBuild
 
 # --- its accelerators and CPUs
 
@@ -93,8 +89,6 @@ def _granted(env: Mapping[str, str]) -> str:
     given = [name for name in (*_VARIABLES, of_slurm) if name in env]
     if not given:
         return ""
-    from ddplaunch.devices.choose import HIDES_ALL
-
     hidden = any(env[name].strip() in HIDES_ALL for name in given)
     return "" if hidden else f"{given[0]}={env[given[0]]}"
 
@@ -130,18 +124,12 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
 
 
 def _cores(spec: JobSpec, hardware: Hardware) -> tuple[Core, ...]:
-    if spec.cpu_bind == "none" and spec.numa_binding is None:
-        return ()
-    from ddplaunch.devices import cpus  # most jobs bind nothing
-
-    return cpus.cores("/", hardware.cpus)
+    return () if spec.cpu_bind == "none" and spec.numa_binding is None else cores("/", hardware.cpus)
 
 
 def torch_build(spec: JobSpec) -> TorchBuild | None:
     """The torch that the workers would import, as its files describe it."""
-    from ddplaunch.devices import torch_build as torchbuild  # only devices, and several nodes, need it
-
-    return torchbuild.find(spec.program.python or sys.executable)
+    return find_torch(spec.program.python or sys.executable)
 
 
 def _mps_control(env: Mapping[str, str]) -> str | None:

@@ -1,20 +1,53 @@
-"""The NVIDIA devices that a process started here could use: from NVML or /proc, narrowed by CUDA_VISIBLE_DEVICES."""
+"""The NVIDIA devices that a process started here could use: from NVML or /proc, narrowed by CUDA_VISIBLE_DEVICES.
+
+The only module that imports pynvml, which takes 20 ms: import this one only where there is an NVIDIA driver.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import pynvml  # type: ignore[import-untyped]  # it ships no annotations
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.devices import Device, Hardware, nvml
+from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.choose import listed
-from ddplaunch.devices.nvml import Gpu, Instance
 from ddplaunch.devices.sysfs import Root, exists, names, number, read
 from ddplaunch.errors import LaunchError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _PROC = "/proc/driver/nvidia"
 _TIMEOUT = 60.0  # seconds; without persistence mode the first answer takes some for each GPU
+
+
+class Instance(Struct, frozen=True, kw_only=True):
+    """One MIG instance of a GPU."""
+
+    uuid: str  # "MIG-..."
+    alias: str | None = None  # as drivers before R470 wrote it: MIG-<GPU UUID>/<GPU instance>/<compute instance>
+    name: str | None = None
+    memory: int | None = None  # bytes
+
+
+class Gpu(Struct, frozen=True, kw_only=True):
+    """One GPU before CUDA_VISIBLE_DEVICES is applied: one that this process may open, or could open if it were not lost."""
+
+    uuid: str | None = None  # "GPU-..."
+    name: str | None = None
+    memory: int | None = None  # bytes
+    pci: str | None = None  # sysfs form in lower case
+    instances: tuple[Instance, ...] | None = None  # None: MIG is off
+    lost: bool = False  # fell off the bus; needs a reset
+
+
+class NvmlError(Exception):
+    """NVML cannot be used; the text is the reason."""
+
+
+class NvmlMissingError(NvmlError):
+    """There is no NVML library, as in a container that was given only NVIDIA's "compute" capability."""
 
 
 def find(env: Mapping[str, str], root: Root) -> Hardware | None:
@@ -26,29 +59,25 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
     try:
         gpus = _ask_driver()
         return through(gpus, env) if gpus else None
-    except nvml.NvmlMissingError:
+    except NvmlMissingError:
         gpus = in_proc(root)
         return through(gpus, env, source=_PROC) if gpus else None
-    except nvml.NvmlError as error:
+    except NvmlError as error:
         gpus = in_proc(root)
         note = f"NVML does not work ({error}), so CUDA most likely does not either"
         return through(gpus, env, source=_PROC, notes=(note,)) if gpus else Hardware(device_source=f"NVML: {error}")
 
 
 def _ask_driver() -> tuple[Gpu, ...]:
-    """Read NVML in a child: who asks a driver that hangs is in uninterruptible sleep.
-
-    Raises:
-        NvmlError: it does not work, or does not answer.
-    """
+    """Read NVML in a child: who asks a driver that hangs is in uninterruptible sleep."""
     from ddplaunch.process.ask import AskedEnded, ask  # few machines need it
 
     try:
-        return ask(nvml.read, _TIMEOUT)
+        return ask(read_nvml, _TIMEOUT)
     except AskedEnded as error:  # a driver may end who asks it
-        raise nvml.NvmlError(str(error)) from None
+        raise NvmlError(str(error)) from None
     except TimeoutError:
-        raise nvml.NvmlError(f"it does not answer for {_TIMEOUT:g} s") from None
+        raise NvmlError(f"it does not answer for {_TIMEOUT:g} s") from None
 
 
 def in_proc(root: Root) -> tuple[Gpu, ...]:
@@ -163,3 +192,86 @@ def _left_out(gpus: Sequence[Gpu]) -> tuple[str, ...]:
         elif gpu.instances == ():
             notes.append(f"GPU {index} is left out: it is in MIG mode and has no instance")
     return tuple(notes)
+
+
+# --- NVIDIA's management library (NVML), which knows nothing of CUDA_VISIBLE_DEVICES
+
+
+def read_nvml() -> tuple[Gpu, ...]:
+    """Return the GPUs in NVML's order, which is that of their PCI addresses.
+
+    A GPU that a device cgroup denies is left out without a gap: CUDA does not count it either.
+
+    Raises:
+        NvmlError: the library or the driver is missing or does not work.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        kind = NvmlMissingError if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND else NvmlError
+        raise kind(str(error).rstrip(".")) from None
+    try:
+        found = [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        raise NvmlError(str(error).rstrip(".")) from None
+    finally:
+        pynvml.nvmlShutdown()
+    return tuple(gpu for gpu in found if gpu is not None)
+
+
+def _gpu(index: int) -> Gpu | None:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = pynvml.nvmlDeviceGetUUID(handle)
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+            return None
+        if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+            return Gpu(lost=True)
+        raise
+    mig, _pending = _answer(pynvml.nvmlDeviceGetMigMode, handle) or (None, None)
+    pci = _answer(pynvml.nvmlDeviceGetPciInfo, handle)
+    return Gpu(
+        uuid=uuid,
+        name=_answer(pynvml.nvmlDeviceGetName, handle),
+        memory=_memory(handle),
+        pci=sysfs_address(pci.busId) if pci else None,
+        instances=_instances(handle, uuid) if mig == pynvml.NVML_DEVICE_MIG_ENABLE else None,
+    )
+
+
+def _instances(gpu: Any, gpu_uuid: str) -> tuple[Instance, ...]:
+    slots = range(_answer(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0)
+    handles = (_answer(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in slots)
+    # the slot of an instance that was not created is empty
+    return tuple(_instance(handle, gpu_uuid) for handle in handles if handle is not None)
+
+
+def _instance(handle: Any, gpu_uuid: str) -> Instance:
+    gpu_instance = _answer(pynvml.nvmlDeviceGetGpuInstanceId, handle)
+    compute_instance = _answer(pynvml.nvmlDeviceGetComputeInstanceId, handle)
+    return Instance(
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        alias=f"MIG-{gpu_uuid}/{gpu_instance}/{compute_instance}",
+        name=_answer(pynvml.nvmlDeviceGetName, handle),
+        memory=_memory(handle),
+    )
+
+
+def _memory(handle: Any) -> int | None:
+    memory = _answer(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return memory.total if memory else None
+
+
+def _answer(question: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a query, None if it fails: a missing detail must not hide the GPU."""
+    try:
+        return question(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def sysfs_address(bus_id: str) -> str:
+    """Return a PCI address as sysfs writes it ("0000:18:00.0"); NVML writes the domain with eight digits."""
+    domain, _, rest = bus_id.partition(":")
+    return f"{int(domain, 16):04x}:{rest.lower()}"

@@ -192,7 +192,7 @@ def _listen_early(rendezvous: Rendezvous | None) -> socket | None:
     if rendezvous is None or not rendezvous.coordinator:
         return None
     with own_imports():
-        from ddplaunch.net.listen import listen
+        from ddplaunch.net.port import listen
 
     try:
         return listen(rendezvous.listen, rendezvous.ports)

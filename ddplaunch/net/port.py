@@ -1,12 +1,17 @@
-"""Reserves a TCP port until it is released. Never listens, never accepts."""
+"""TCP ports of this host: reserved until they are released, listened on, and who holds them. Accepts no connection."""
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.process.linux import of_open_files
+from ddplaunch.process.tree import content, look
 from ddplaunch.words import why_failed
 
 
@@ -69,8 +74,6 @@ def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> Launch
         )
     elif named:
         hint = "`--master-port` with another one, the same on each node"
-    from ddplaunch.net.port_holder import holder  # only this error needs it
-
     return LaunchError(f"{written} is taken{holder(port)}", hint=hint)
 
 
@@ -116,13 +119,118 @@ def bind(sock: socket.socket, address: str, port: int) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        from ddplaunch.net.port_holder import sockets  # most ports are free
-
-        if not sockets(
-            port
-        ):  # connections of an earlier job, in TIME_WAIT, belong to no process; a reservation is not listed
+        # connections of an earlier job, in TIME_WAIT, belong to no process; a reservation is not listed
+        if not sockets(port):
             raise
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address, port))
     else:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+_BACKLOG = 4096  # connections that wait to be accepted, if net.core.somaxconn allows for them
+
+
+def listen(address: str | None, ports: Sequence[int]) -> socket.socket:
+    """Listen on the first of these ports that is free; 0 stands for any. `address` is numeric, None for all.
+
+    Raises:
+        LaunchError: none of them is free, or the address is not of this node.
+    """
+    reasons: dict[int, str] = {}
+    for port in ports:
+        sock = None
+        try:
+            sock, at = _socket(address)
+            bind(sock, at, port)
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            if sock is not None:
+                sock.close()
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # the latter of a kernel without IPv6
+                raise LaunchError(
+                    f"{address} is not an address of this node, which is to be node 0 and waits there for the others",
+                    hint="`ip address` lists the addresses of this node; on any other node, give its own --node-rank",
+                ) from None
+            reasons[port] = "is taken" if error.errno == errno.EADDRINUSE else why_failed(error)
+        else:
+            sock.setblocking(False)
+            return sock
+    where = "" if address is None else f" at {address}"
+    raise LaunchError(
+        f"no free port{where} for the agents: {', '.join(f'{port} {reason}' for port, reason in reasons.items())}",
+        hint="choose another with --rdzv-endpoint HOST:PORT, or with --master-port",
+    )
+
+
+def _socket(address: str | None) -> tuple[socket.socket, str]:
+    """A socket of the right family, and the address in its terms."""
+    if address is not None:
+        return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET), address
+    return for_all_addresses(), ""
+
+
+# --- who holds a port
+
+
+_LISTENS = b"0A"  # TCP_LISTEN, include/net/tcp_states.h
+# seconds to find who holds a port: a busy machine needs more than one; the command ends for it, and other nodes wait for its word
+_TIMEOUT = 5.0
+_COMMAND = 200  # characters that are shown
+
+
+def sockets(port: int) -> dict[bytes, bool]:
+    """Return the sockets with this local port: each inode, and whether that listens (proc_net_tcp in the kernel's documentation).
+
+    A socket of no process, as in TIME_WAIT, has the inode 0. A socket that is bound and does not listen is not listed.
+    """
+    found: dict[bytes, bool] = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):  # a kernel without IPv6
+            for line in content(table).splitlines()[1:]:
+                fields = line.split()
+                if int(fields[1].rpartition(b":")[2], 16) == port:
+                    found[fields[9]] = found.get(fields[9], False) or fields[3] == _LISTENS
+    return found
+
+
+def holder(port: int) -> str:
+    """Return who holds a port, as it reads after "is taken": " by pid 4711 (python train.py)"; "" if that cannot be known."""
+    from ddplaunch.process.ask import ask  # only an error needs it
+
+    try:
+        # it reads the memory of a process, which may wait for that process's disk
+        return ask(partial(_look_for_holder, port), _TIMEOUT)
+    except Exception:  # noqa: BLE001 - that the port is taken is to be said all the same
+        return ""
+
+
+def _look_for_holder(port: int) -> str:
+    listed = sockets(port)
+    if not listed:
+        return ": a process holds it without listening, as ddplaunch does for another job"
+    wanted = {f"socket:[{inode.decode()}]": listens for inode, listens in listed.items()}
+    found = [(not wanted[target], task) for task, target in _open_files() if target in wanted]
+    if not found:
+        return ""
+    _, task = min(found)
+    pid = int(task.split("/")[2])
+    command = content(f"{task}/cmdline").rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    process = look(pid)
+    return f" by pid {pid} ({command[:_COMMAND] or (process.name if process else '?')})"
+
+
+def _open_files() -> Iterator[tuple[str, str]]:
+    """Return each open file of each process: the thread that has it, as its folder in /proc, and the file.
+
+    The first thread of a process may be dead while another one still has its files.
+    """
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                task = f"/proc/{pid}/task/{thread}"
+                if files := os.listdir(f"{task}/fd"):
+                    for file in files:
+                        with suppress(OSError):
+                            yield task, os.readlink(f"{task}/fd/{file}")
+                    break

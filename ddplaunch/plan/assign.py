@@ -16,7 +16,7 @@ from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.words import count
 
 if TYPE_CHECKING:
-    from ddplaunch.devices.torch_build import TorchBuild
+    from ddplaunch.devices.interpreter import TorchBuild
 
 # --- which devices each worker owns
 

@@ -19,7 +19,7 @@ from ddplaunch.spec import JobSpec, ProgramKind, Streams
 from ddplaunch.words import count
 
 if TYPE_CHECKING:
-    from ddplaunch.devices.torch_build import TorchBuild
+    from ddplaunch.devices.interpreter import TorchBuild
 
 
 _MOST_ON_A_CPU = 16  # workers, before that is worth a note

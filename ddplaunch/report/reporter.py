@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch import __version__
-from ddplaunch.devices import cgroup
+from ddplaunch.devices import sysfs
 from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process.clock import Pause
@@ -94,7 +94,7 @@ class Reporter:
         self._warnings: list[str] = []  # that wait until it is known whether there are other nodes
         self._dropped = 0  # bytes reported
         self._pause: Pause | None = None  # reported
-        self._oom_kills_before = cgroup.oom_kills("/")
+        self._oom_kills_before = sysfs.oom_kills("/")
 
     def use(self, plan: Plan, folder: RunFolder) -> None:
         """Take the plan that is carried out, and the folder that keeps its record."""
@@ -110,11 +110,11 @@ class Reporter:
     @property
     def traces(self) -> Traces:
         """The facts of this node about the end of its workers."""
-        killed = cgroup.oom_kills("/").since(self._oom_kills_before)
+        killed = sysfs.oom_kills("/").since(self._oom_kills_before)
         return Traces(
             oom_kills=killed.number,
             oom_kills_of_machine=killed.of_machine,
-            shm=cgroup.shm_size_and_room(),
+            shm=sysfs.shm_size_and_room(),
             log_folder=self._folder.path if self._folder is not None else None,
         )
 

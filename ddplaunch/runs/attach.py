@@ -99,11 +99,7 @@ class _Lost(Exception):
 
 
 def _typed(prompt: str, sock: socket.socket) -> str | None:
-    """Read a line from the terminal; None at its end.
-
-    Raises:
-        _Lost: the connection has ended meanwhile, which a signal tells (O_ASYNC, fcntl(2)).
-    """
+    """Read a line from the terminal; None at its end."""
 
     def look(*_: object) -> None:
         with suppress(BlockingIOError):

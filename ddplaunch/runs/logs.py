@@ -173,11 +173,7 @@ def _write(write: Callable[[bytes], object], lines: Iterator[bytes], log: LogFil
 
 
 def _chosen(folder: str, logs: list[LogFile], want: Wanted) -> list[LogFile]:
-    """The logs of the ranks that are wanted.
-
-    Raises:
-        LaunchError: there are none, or not of each.
-    """
+    """The logs of the ranks that are wanted."""
     may_come = want.follow and goes_on(folder)  # that of a worker which has not started yet
     if want.ranks is None:
         if not logs and not may_come:
@@ -212,9 +208,6 @@ def _run(env: Mapping[str, str], named: str | None, want: Wanted) -> tuple[Known
     """Return the run that is meant, and other jobs that run here where none was named.
 
     Without a name it is the latest; of those to be followed, the latest that runs, if one does.
-
-    Raises:
-        LaunchError: there is none, or it is not clear which.
     """
     if named is not None and os.sep in named:
         try:

@@ -254,11 +254,7 @@ class SlurmRequeue(Struct, frozen=True):
         return f"job {job_id(self.env)} may not be requeued: {_UNANSWERED}"
 
     def _retry(self, ask: Callable[[], _Reply]) -> _Reply:
-        """Ask slurmctld, which may be restarted just now, until it replies, for `retry_for` seconds.
-
-        Raises:
-            ScontrolError: it does not reply, or refuses.
-        """
+        """Ask slurmctld, which may be restarted just now, until it replies, for `retry_for` seconds."""
         until = time.monotonic() + self.retry_for
         while True:
             try:

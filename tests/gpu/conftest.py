@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from ddplaunch.devices import Hardware
+from ddplaunch.devices.interpreter import find_torch
 from ddplaunch.devices.node import probe
-from ddplaunch.devices.torch_build import find
 
 
 def missing() -> str | None:
@@ -17,7 +17,7 @@ def missing() -> str | None:
         return f"needs an NVIDIA GPU ({hardware.device_source})"
     if any(device.is_mig or device.uuid is None for device in hardware.devices):
         return "needs whole GPUs that NVML knows"
-    build = find(sys.executable)
+    build = find_torch(sys.executable)
     if build is None or build.cuda is None:
         return f"needs a torch with CUDA ({build.version if build else 'torch is not installed'})"
     return None

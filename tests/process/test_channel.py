@@ -19,8 +19,7 @@ from ddplaunch.control.listener import Listener, crowding
 from ddplaunch.control.peer import MAX_QUEUED, Peer
 from ddplaunch.control.tcp import error_of
 from ddplaunch.errors import LaunchError
-from ddplaunch.net.listen import listen
-from ddplaunch.net.port import reserve
+from ddplaunch.net.port import listen, reserve
 from tests.loops import FakeLoop
 
 KEY = key("a long secret", "job-1")

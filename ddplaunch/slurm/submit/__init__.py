@@ -150,11 +150,7 @@ def _output(made: Draft, job_id: str) -> str:
 
 
 def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submitted | None:
-    """Run sbatch with this script and these options and return the job; None after --test-only.
-
-    Raises:
-        LaunchError: there is no sbatch, or it rejects the job; the exit status is then sbatch's.
-    """
+    """Run sbatch with this script and these options and return the job; None after --test-only."""
     import subprocess  # --print runs nothing
 
     from ddplaunch.slurm.submit.follow import Submitted, notify

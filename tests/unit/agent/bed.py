@@ -15,7 +15,7 @@ from ddplaunch.agent.job import AgentJob, JobInputs
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.starter import Starter
 from ddplaunch.agent.worker_pipes import WorkerPipes
-from ddplaunch.cluster.local import alone
+from ddplaunch.cluster.by_flags import alone
 from ddplaunch.coordinator.local_link import coordinate_alone
 from ddplaunch.devices import Hardware
 from ddplaunch.devices.node import Node

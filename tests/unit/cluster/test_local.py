@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.cluster.by_flags import discover_local as discover
 from ddplaunch.cluster.endpoints import split_endpoint
-from ddplaunch.cluster.local import discover
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 from tests.unit.builders import spec

@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.devices import Core, Hardware
-from ddplaunch.devices.cgroup import cpu_quota
-from ddplaunch.devices.cpus import cores
+from ddplaunch.devices.sysfs import cores, cpu_quota
 
 V1_CPU = "31 30 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
 V1_MEMORY = "32 30 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"

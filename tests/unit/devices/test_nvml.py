@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    forks = Forks("ddplaunch.devices.node", "ddplaunch.devices.nvml")
+    forks = Forks("ddplaunch.devices.node", "ddplaunch.devices.nvidia")
     yield forks
     forks.close()
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices.torch_build import TorchBuild, find
+from ddplaunch.devices.interpreter import TorchBuild, find_torch
 
 VERSION = """from typing import Optional
 
@@ -41,21 +41,21 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_our_own_torch_is_read_without_importing_it(ours: Path) -> None:
     install(ours, "2.13.0+cpu")
-    assert find(sys.executable) == TorchBuild(version="2.13.0+cpu", cuda=None, hip=None, xpu=None, nccl=False)
+    assert find_torch(sys.executable) == TorchBuild(version="2.13.0+cpu", cuda=None, hip=None, xpu=None, nccl=False)
 
 
 def test_no_torch_is_none(ours: Path) -> None:
-    assert find(sys.executable) is None
+    assert find_torch(sys.executable) is None
 
 
 def test_a_folder_of_that_name_is_no_torch(ours: Path) -> None:
     (ours / "torch").mkdir()
-    assert find(sys.executable) is None
+    assert find_torch(sys.executable) is None
 
 
 def test_a_version_file_without_a_version_is_no_torch(ours: Path) -> None:
     (install(ours) / "version.py").write_text("# written by the build\n")
-    assert find(sys.executable) is None
+    assert find_torch(sys.executable) is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_nccl_is_found_beside_a_cuda_build(tmp_path: Path, monkeypatch: pytest.M
     install(site, "2.13.0+cu130", cuda="13.0")
     (site / library).parent.mkdir(parents=True, exist_ok=True)
     (site / library).touch()
-    found = find(sys.executable)
+    found = find_torch(sys.executable)
     assert found == TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)
 
 
@@ -78,27 +78,27 @@ def test_nccl_is_found_beside_a_cuda_build(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_nccl_is_found_inside_a_cuda_build(ours: Path, content: bytes, expected: bool) -> None:
     (install(ours, cuda="13.0") / "lib/libtorch_cuda.so").write_bytes(content)
-    found = find(sys.executable)
+    found = find_torch(sys.executable)
     assert found is not None
     assert found.nccl is expected
 
 
 def test_nccl_beside_a_cpu_build_is_of_no_use_to_it(ours: Path) -> None:
     (install(ours, "2.13.0+cpu") / "lib/libnccl.so.2").touch()
-    found = find(sys.executable)
+    found = find_torch(sys.executable)
     assert found is not None
     assert not found.nccl
 
 
 def test_a_rocm_build_has_rccl(ours: Path) -> None:
     (install(ours, "2.13.0+rocm7.1", hip="7.1.25") / "lib/librccl.so").touch()
-    found = find(sys.executable)
+    found = find_torch(sys.executable)
     assert found == TorchBuild(version="2.13.0+rocm7.1", cuda=None, hip="7.1.25", xpu=None, nccl=True)
 
 
 def test_a_build_for_intel_gpus_is_known(ours: Path) -> None:
     install(ours, "2.13.0+xpu", xpu="20250301")
-    found = find(sys.executable)
+    found = find_torch(sys.executable)
     assert found == TorchBuild(version="2.13.0+xpu", cuda=None, hip=None, xpu="20250301", nccl=False)
 
 
@@ -112,7 +112,7 @@ def interpreter(path: Path, target: Path | None = None) -> str:
 
 
 def version_for(python: str) -> str | None:
-    found = find(python)
+    found = find_torch(python)
     return found.version if found else None
 
 

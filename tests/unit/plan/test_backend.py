@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.devices import Device
-from ddplaunch.devices.torch_build import TorchBuild
+from ddplaunch.devices.interpreter import TorchBuild
 from ddplaunch.plan.assign import cannot_use, choose_backend
 
 CUDA = TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from ddplaunch.cluster import Allocation, Endpoint, Task
 from ddplaunch.devices import Core, Device, Hardware
+from ddplaunch.devices.interpreter import TorchBuild
 from ddplaunch.devices.node import Node
-from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, Seat, seat_runs
 from ddplaunch.plan.make import make_plan

@@ -1,20 +1,91 @@
-"""Agents that the user starts on each node, with their rendezvous in flags (or torchrun's PET_* variables).
+"""Jobs that flags alone describe: on this machine, on simulated nodes, or of agents that the user starts on each node.
 
-torchrun's two kinds: static, where each is given its rank and they use a port beside MASTER_ADDR:MASTER_PORT; and c10d, where
-they use an endpoint and get ranks in the order of arrival. etcd is refused: there is no client for it here.
+The last have their rendezvous in flags, or in torchrun's PET_* variables, and torchrun has two kinds. With "static" each node is
+given its rank, and the agents use a port beside MASTER_ADDR:MASTER_PORT. With "c10d" they use an endpoint, and get ranks in the
+order of arrival. etcd is refused: ddplaunch has no client for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddplaunch.cluster import Allocation, Endpoint, Rendezvous, checks, endpoints
-from ddplaunch.cluster.facts import ClusterFacts
+from ddplaunch.cluster.checks import ClusterFacts
+from ddplaunch.cluster.endpoints import LOOPBACK, of_workers
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
-NEEDS = "--nnodes with --node-rank and --master-addr, or with --rdzv-endpoint"
+
+def discover_local(spec: JobSpec, hostname: str) -> Allocation:
+    """Return the allocation of a job where no cluster was found.
+
+    Raises:
+        LaunchError: it has several nodes, and their hosts are not given.
+    """
+    checks.refuse_host_filters(spec, "the job runs on this machine")
+    if checks.several(spec):
+        return _incomplete(spec, hostname)
+    return alone(spec, hostname)
 
 
-def discover(facts: ClusterFacts) -> Allocation | None:
+def alone(
+    spec: JobSpec,
+    host: str,
+    *,
+    cluster: str = "local",
+    nproc_per_node: int | None = None,
+    notes: Sequence[str] = (),
+) -> Allocation:
+    """Return the allocation of a job that has this node and no other.
+
+    Raises:
+        LaunchError: --node-rank is not 0.
+    """
+    if spec.node_rank:
+        raise LaunchError(
+            f"{spec.asked('node_rank', spec.node_rank)}: the job has one node, and its rank is 0",
+            hint="leave --node-rank out",
+        )
+    # the endpoint of torchrun's static rendezvous is that of the workers; its others are for agents only, which one node
+    # does not need
+    static_one = spec.rdzv_backend in (None, "static") and not spec.standalone
+    asked = spec.rdzv_endpoint if static_one else None
+    unused = [] if static_one else checks.endpoint_unused(spec, "it is for a job of several nodes")
+    return Allocation(
+        cluster=cluster,
+        hosts=(host,),
+        node_rank=0,
+        endpoint=of_workers(spec, asked=asked, address=(LOOPBACK, "a single node")),
+        nproc_per_node=nproc_per_node,
+        notes=(*notes, *unused),
+    )
+
+
+# --- simulated nodes, each with an agent and an address of its own: a job to debug
+
+
+def simulated(spec: JobSpec) -> Allocation:
+    """Return a job as many nodes as it asks for."""
+    from ddplaunch.cluster.hostlist import Host  # one node needs none of it
+
+    checks.refuse_host_filters(spec, "simulated nodes are on this machine")
+    max_nodes = spec.nnodes[1]
+    nodes = tuple(Host(name=f"node-{index}") for index in range(max_nodes))
+    return Allocation(
+        cluster="local",
+        nnodes=spec.nnodes,
+        hosts=tuple(node.name for node in nodes),
+        endpoint=endpoints.of_workers(spec, address=(endpoints.LOOPBACK, "all nodes are on this machine")),
+        start=nodes,
+        starter="simulate",
+        notes=tuple(checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of simulated nodes")),
+    )
+
+
+# --- agents that the user starts on each node
+
+
+def discover_static(facts: ClusterFacts) -> Allocation | None:
     """Return the allocation that flags describe completely; None if they do not.
 
     Raises:
@@ -46,7 +117,7 @@ def _check_rank(spec: JobSpec) -> None:
         )
 
 
-def incomplete(spec: JobSpec, hostname: str) -> Allocation:
+def _incomplete(spec: JobSpec, hostname: str) -> Allocation:
     """Return the allocation of node 0 where no address is given.
 
     Raises:
@@ -101,11 +172,7 @@ def _at_endpoint(spec: JobSpec) -> Allocation:
 
 
 def _is_coordinator(spec: JobSpec) -> bool | None:
-    """Whether this is node 0, by its rank or by torchrun's is_host; None: decided by the address.
-
-    Raises:
-        LaunchError: the two contradict each other.
-    """
+    """Whether this is node 0, by its rank or by torchrun's is_host; None: decided by the address."""
     by_rank = None if spec.node_rank is None else spec.node_rank == 0
     by_setting = {"1": True, "0": False}.get(spec.rdzv_conf.get("is_host", ""))
     if by_rank is not None and by_setting is not None and by_setting != by_rank:

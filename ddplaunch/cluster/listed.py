@@ -1,0 +1,206 @@
+"""Hosts on which ddplaunch starts the agents: those that --hosts, --hostfile, PBS or LSF list. Pure; starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from ddplaunch.cluster import Allocation, by_flags, checks, endpoints, hostlist
+from ddplaunch.cluster.checks import ClusterFacts, printable
+from ddplaunch.cluster.hostlist import Host
+from ddplaunch.errors import LaunchError
+from ddplaunch.spec import JobSpec
+from ddplaunch.words import count
+
+
+def allocate(
+    facts: ClusterFacts,
+    cluster: str,
+    hosts: Sequence[Host],
+    *,
+    starter: str,
+    source: str,
+    resolvable: bool = True,
+    here: str | None = None,
+    in_step: bool = False,
+    notes: Sequence[str] = (),
+) -> Allocation:
+    """Return the job as many of `hosts` as it asks for; one node that is this host needs no agent started.
+
+    `source` names what listed the hosts, for messages. `resolvable`: workers can resolve these names, which may be known
+    to ssh only; `here` is the cluster's name for this host. `in_step`: the agent of this host is started as all others are.
+
+    Raises:
+        LaunchError: the job asks for more than there is, or --node-rank is given.
+    """
+    spec = facts.spec
+    if spec.node_rank is not None:
+        raise LaunchError(
+            f"{spec.asked('node_rank', spec.node_rank)}: ddplaunch starts all nodes of {source} itself, in their order",
+            hint="leave --node-rank out",
+        )
+    found = _filtered(spec, hosts)
+    nnodes, chosen = _choose(spec, found, source)
+    chosen = tuple(_with_workers(spec, host) for host in chosen)
+    remarks = [*notes, *_unused(found[len(chosen) :], source)]
+    is_here = len(chosen) == 1 and chosen[0].devices is None and _is_here(chosen[0], here or facts.hostname)
+    if is_here and not in_step:
+        return by_flags.alone(spec, chosen[0].address, cluster=cluster, nproc_per_node=chosen[0].slots, notes=remarks)
+    return Allocation(
+        cluster=cluster,
+        nnodes=nnodes,
+        hosts=tuple(host.address for host in chosen),
+        endpoint=endpoints.of_workers(spec, address=_address(chosen, source, resolvable=resolvable)),
+        start=chosen,
+        starter=starter,
+        is_here=is_here,
+        notes=(*remarks, *checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of agents that it starts")),
+    )
+
+
+def _filtered(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """The hosts without those that are not to be used."""
+    if spec.include:
+        return hostlist.include(hosts, spec.include, spec.origin("include"))
+    if spec.exclude:
+        return hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
+    return tuple(hosts)
+
+
+def _choose(spec: JobSpec, hosts: tuple[Host, ...], source: str) -> tuple[tuple[int, int], tuple[Host, ...]]:
+    """As many of the hosts as nodes are asked for; all without --nnodes."""
+    if not checks.nnodes_asked(spec):
+        return (len(hosts), len(hosts)), hosts
+    min_nodes, max_nodes = spec.nnodes
+    if min_nodes > len(hosts):
+        names = hostlist.compress([host.address for host in hosts])
+        raise LaunchError(
+            f"{checks.asked_nnodes(spec)}, but {source} has {count(len(hosts), 'node')}: {names}",
+            hint=f"--nnodes {len(hosts)}, or leave it out to use all",
+        )
+    chosen = hosts[:max_nodes]
+    return (min_nodes, len(chosen)), chosen
+
+
+def _with_workers(spec: JobSpec, host: Host) -> Host:
+    """This host with the number of workers that was asked for."""
+    wanted = spec.nproc_per_node
+    if wanted is None or host.slots is None:
+        return host
+    if isinstance(wanted, int) and wanted > host.slots:
+        raise LaunchError(
+            f"{spec.asked('nproc_per_node', wanted)}, but {host.address} has {count(host.slots, 'slot')}",
+            hint=f"list it as {host.address}:{wanted}",
+        )
+    return replace(host, slots=wanted if isinstance(wanted, int) else None)
+
+
+def _address(chosen: tuple[Host, ...], source: str, *, resolvable: bool) -> tuple[str | None, str]:
+    if len(chosen) == 1:
+        return endpoints.LOOPBACK, "a single node"
+    return (chosen[0].address, f"the first node of {source}") if resolvable else endpoints.BY_NODE_0
+
+
+def _is_here(host: Host, hostname: str) -> bool:
+    return host.name == host.address and (host.name == "localhost" or endpoints.is_same_host(host.name, hostname))
+
+
+def _unused(hosts: Sequence[Host], source: str) -> list[str]:
+    if not hosts:
+        return []
+    return [f"{hostlist.compress([host.address for host in hosts])} of {source} is not used: --nnodes asks for fewer"]
+
+
+# --- who lists them
+
+
+def discover_ssh(facts: ClusterFacts) -> Allocation | None:
+    """Return the allocation of the hosts that were listed; None if none were.
+
+    Raises:
+        LaunchError: the list is wrong, or contradicts the other flags.
+    """
+    spec = facts.spec
+    if spec.hosts:
+        source = spec.asked("hosts", spec.hosts)
+        found = hostlist.parse_hosts(spec.hosts, spec.origin("hosts"))
+    elif spec.hostfile:
+        source = spec.hostfile
+        asked = spec.asked("hostfile", spec.hostfile)
+        found = hostlist.parse_hostfile(facts.text_of(spec.hostfile, asked), spec.hostfile)
+    else:
+        return None
+    # a name from ~/.ssh/config is one that workers may not resolve
+    return allocate(facts, "ssh", found, starter="ssh", source=source, resolvable=False)
+
+
+def discover_pbs(facts: ClusterFacts) -> Allocation | None:
+    """Return the allocation of the PBS job that we run in; None if we run in none.
+
+    Raises:
+        LaunchError: its list of hosts cannot be read, or it and the flags contradict each other.
+    """
+    path = facts.value("PBS_NODEFILE")
+    if path is None:
+        return None
+    found = pbs_hosts(facts, path)
+    job = f"PBS job {printable(facts.env.get('PBS_JOBID', ''))}".rstrip()
+    if len(found) > 1 and (node := facts.number("PBS_NODENUM")):
+        raise LaunchError(
+            f"PBS_NODENUM={node}: this is not the first node of {job}, from where ddplaunch starts the agents",
+            hint="call ddplaunch once, in the job script; or, once on each node: "
+            f"--nnodes {len(found)} --node-rank {node} --master-addr {found[0].address}",
+        )
+    return _of_batch_job(facts, "pbs", found, starter="ssh", source=job)
+
+
+def pbs_hosts(facts: ClusterFacts, path: str) -> tuple[Host, ...]:
+    """Return the hosts of the job, with their slots: the file has a line for each.
+
+    Raises:
+        LaunchError: the file cannot be read, or names none.
+    """
+    origin = f"PBS_NODEFILE={printable(path)}"
+    return hostlist.parse_hostfile(facts.text_of(path, origin), origin)
+
+
+def discover_lsf(facts: ClusterFacts) -> Allocation | None:
+    """Return the allocation of the LSF job that we run in; None if we run in none.
+
+    Raises:
+        LaunchError: its list of hosts is wrong, or it and the flags contradict each other.
+    """
+    job = facts.value("LSB_JOBID")
+    found = lsf_hosts(facts) if job else ()
+    if job is None or not found:
+        return None
+    return _of_batch_job(facts, "lsf", found, starter="blaunch", source=f"LSF job {printable(job)}")
+
+
+def lsf_hosts(facts: ClusterFacts) -> tuple[Host, ...]:
+    """Return the hosts of the job, with their slots; none where nothing lists them.
+
+    Raises:
+        LaunchError: what lists them is wrong.
+    """
+    if listed := facts.value("LSB_MCPU_HOSTS"):  # "hosta 4 hostb 4"
+        words = listed.split()
+        if len(words) % 2:
+            raise LaunchError(f"LSB_MCPU_HOSTS={printable(listed)} is not a list of hosts and numbers")
+        pairs = zip(words[::2], words[1::2], strict=True)
+        return hostlist.parse_hosts(",".join(map(":".join, pairs)), "LSB_MCPU_HOSTS")
+    if path := facts.value("LSB_DJOB_HOSTFILE"):  # where the list is too long for a variable
+        origin = f"LSB_DJOB_HOSTFILE={printable(path)}"
+        return hostlist.parse_hostfile(facts.text_of(path, origin), origin)
+    return ()
+
+
+def _of_batch_job(facts: ClusterFacts, cluster: str, hosts: Sequence[Host], *, starter: str, source: str) -> Allocation:
+    """Return the allocation of a batch job, where the slots of a host count CPUs rather than workers."""
+    slots = max(host.slots or 1 for host in hosts)
+    notes = []
+    if slots > 1 and facts.spec.nproc_per_node is None:
+        notes = [f"the {slots} slots of a host do not count workers: for as many, add --nproc-per-node {slots}"]
+    without_slots = [replace(host, slots=None) for host in hosts]
+    return allocate(facts, cluster, without_slots, starter=starter, source=source, notes=notes)
