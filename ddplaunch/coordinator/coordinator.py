@@ -202,9 +202,10 @@ class Coordinator:
         match action:
             case job.BeginGeneration(number, order, restarts):
                 self._begin(number, order, restarts)
-            case job.StopNodes(ids, signum, by_cluster):
+            case job.StopNodes(ids, signum, by_cluster, others_ended):
                 time_is_up = self.state.why is Why.TIMED_OUT
-                self._order(ids, node.StopOrdered(signum, self._loop.now(), time_is_up, by_cluster))
+                stop = node.StopOrdered(signum, self._loop.now(), time_is_up, by_cluster, others_ended=others_ended)
+                self._order(ids, stop)
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(self._loop.now()))
             case job.Refuse(id, reason, status, hint) if self._agents is not None:

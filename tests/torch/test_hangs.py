@@ -125,11 +125,12 @@ def test_so_is_one_that_stands_still_elsewhere_than_in_a_collective(job, program
     assert "ranks 0-1 were asked to end and have not moved for 5 s: SIGKILL" in job.wait().expect(123).err
 
 
+@pytest.mark.parametrize("nodes", [(*FORKED, "--nproc-per-node", 2), ("--simulate", "--nnodes", 2)], ids=["1", "2"])
 def test_ctrl_c_while_a_rank_waits_for_one_that_does_not_come_does_not_take_the_grace_period(
-    job, program, monkeypatch, capsys
+    job, program, monkeypatch, capsys, nodes
 ):
     monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
-    job.start("--nproc-per-node", 2, *FORKED, "--grace-period", 60, program("torch_never_comes"))
+    job.start(*nodes, "--grace-period", 60, program("torch_never_comes"))
     job.signs("ready", 2)
 
     def is_waiting() -> bool:

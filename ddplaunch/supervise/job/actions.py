@@ -19,6 +19,7 @@ class StopNodes(Struct, frozen=True):
     ids: tuple[int, ...]
     signum: int
     by_cluster: bool = False  # the cluster sends the signal to all workers itself
+    others_ended: bool = False  # they do so already; all workers of another node have ended since
 
 
 class KillNodes(Struct, frozen=True):

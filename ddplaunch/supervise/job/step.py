@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from math import isfinite
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM
 
 from msgspec.structs import replace
 
@@ -270,6 +270,9 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         left=(*state.left, *event.left),
         halted=state.halted or bool(event.left),  # the next generation would run beside these processes
     )
+    if state.phase is Phase.STOPPING and state.signum == SIGINT and len(state.node_exits) == 1 and state.running:
+        # there a worker may wait in C for one of these, and only SIGKILL ends it
+        return state, (actions.StopNodes(state.running, SIGINT, others_ended=True),)
     if state.phase is Phase.RUNNING and state.notice_at is None:
         state = replace(state, notice_at=event.at + EARLY_EXIT_WARNING)
     return go_on_if_ended(state, event.at)

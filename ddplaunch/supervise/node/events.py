@@ -157,6 +157,7 @@ class StopOrdered(Struct, frozen=True, tag="stop"):
     time_is_up: bool = False
     by_cluster: bool = False  # the cluster sends it to the workers of all nodes itself
     silent: Duration = 0.0  # of Ctrl-C: seconds for which no worker has written anything
+    others_ended: bool = False  # said again during a stop: all workers of another node have ended since
 
 
 class KillOrdered(Struct, frozen=True, tag="kill"):

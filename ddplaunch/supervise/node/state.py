@@ -109,6 +109,7 @@ class State(Struct, frozen=True, kw_only=True):
     # while the workers are stopped
     delayed_stop: DelayedStop | None = None
     job_hangs: bool = False  # they are stopped because none made progress
+    others_ended: bool = False  # all workers of another node have ended since the stop
     compared: frozenset[int] = frozenset()  # ranks whose stacks before the stop are compared with later ones
     stuck_deadline: float | None = None  # when to do that
     last_sweep: Sweep | None = None

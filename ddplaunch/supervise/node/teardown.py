@@ -117,7 +117,7 @@ def look_for_stuck(state: State, at: float) -> Result:
     state = replace(state, stuck_deadline=None)
     if not (ranks := state.compared & state.alive):
         return state, ()
-    if not state.job_hangs and not state.exits:
+    if not (state.job_hangs or state.exits or state.others_ended):
         return replace(state, stuck_deadline=at + HANG_GRACE), ()
     if state.warning_deadline is not None:
         state = replace(state, warning_deadline=at + SLOW_STOP)  # the others are named once these are killed

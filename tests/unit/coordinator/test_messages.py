@@ -93,7 +93,15 @@ TO_COORDINATOR: list[dict[str, Any]] = [
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,
-    {"type": "stop", "signum": 15, "at": 1.5, "time_is_up": True, "by_cluster": False, "silent": 0.0},
+    {
+        "type": "stop",
+        "signum": 15,
+        "at": 1.5,
+        "time_is_up": True,
+        "by_cluster": False,
+        "silent": 0.0,
+        "others_ended": True,
+    },
     {"type": "kill", "at": 1.5},
     {"type": "forward", "signum": 10},
     {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10, "is_watched": False},

@@ -132,6 +132,14 @@ def test_after_ctrl_c_those_that_waited_for_others_are_looked_at_again_once_one_
     assert one_node(*INTERRUPTED, ended(1, 6.0), DeadlineReached(10.1), **LONG)[1] == [FindStuck(WAIT)]
 
 
+def test_so_are_they_once_all_workers_of_another_node_have_ended():
+    told = (*STARTED, node.StopOrdered(SIGINT, 5.0), StacksCaptured(5.1, ALL, WAIT))
+    ended_elsewhere = node.StopOrdered(SIGINT, 6.0, others_ended=True)
+    policy = replace(POLICY, stacks_within=2.0, grace_period=30.0)
+    assert one_node(*told, DeadlineReached(10.1), policy=policy)[0].node.stuck_deadline == 15.1
+    assert one_node(*told, ended_elsewhere, DeadlineReached(10.1), policy=policy)[1] == [FindStuck(WAIT)]
+
+
 def test_after_another_signal_of_the_user_they_keep_their_time():
     terminated = (*STARTED, SignalReceived(SIGTERM, 5.0), StacksCaptured(5.1, ALL, WAIT))
     assert one_node(*terminated, **LONG)[0].node.stuck_deadline is None

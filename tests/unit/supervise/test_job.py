@@ -136,12 +136,22 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "Ctrl-C on one node reaches all as what it is": (
         THREE,
         [*met(), NodeStopping(2, Why.SIGNALLED, SIGINT, 5), stopping(0, 6), stopping(1, 6), stopping(2, 6)],
-        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGINT), EndJob(130)],
+        [
+            BeginGeneration(0, (0, 1, 2), 0),
+            StopNodes((0, 1), SIGINT),
+            StopNodes((1, 2), SIGINT, others_ended=True),  # to each once
+            EndJob(130),
+        ],
     ),
     "a second Ctrl-C on any node kills everywhere": (
         THREE,
         [*met(), NodeStopping(2, Why.SIGNALLED, SIGINT, 5), stopping(1, 6), NodeEscalated(2, SIGINT, 7)],
-        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGINT), KillNodes((0,))],
+        [
+            BeginGeneration(0, (0, 1, 2), 0),
+            StopNodes((0, 1), SIGINT),
+            StopNodes((0, 2), SIGINT, others_ended=True),
+            KillNodes((0,)),
+        ],
     ),
     "--timeout on node 0 is the job's": (
         THREE,

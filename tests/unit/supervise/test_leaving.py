@@ -116,7 +116,14 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "Ctrl-C there kills everywhere and ends the job": (
         SPOT,
         [*met(), term(1, 60), NodeEscalated(1, SIGINT, 61), *(stopping(id, 62) for id in range(3))],
-        [BEGUN, StopNodes((0, 2), SIGTERM), KillNodes((0, 2)), Release(1, SIGTERM), EndJob(130)],
+        [
+            BEGUN,
+            StopNodes((0, 2), SIGTERM),
+            KillNodes((0, 2)),
+            StopNodes((1, 2), SIGINT, others_ended=True),
+            Release(1, SIGTERM),
+            EndJob(130),
+        ],
     ),
     "killed before its workers have ended, it has left all the same": (
         SPOT,
