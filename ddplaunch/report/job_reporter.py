@@ -16,6 +16,7 @@ from ddplaunch.report.closing import (
     render_short,
     render_start_failure,
     render_stopped,
+    render_stopping,
     render_timeout,
     starting_again,
     with_reason,
@@ -52,6 +53,8 @@ class JobReporter:
         if isinstance(event, job.BeginFailed):
             failed = event.failure
             emit("worker_start_failed", rank=failed.rank, reason=failed.reason, status=failed.status)
+        if before.phase is job.Phase.RUNNING and after.why is Why.SIGNALLED:
+            self._say_stopping(event, before)
         if before.policy.max_nodes == 1:
             return
         match event:
@@ -74,6 +77,21 @@ class JobReporter:
         ):
             member = before.members[event.id]
             emit("node_left", host=member.host, node_rank=member.place, reason=OWN_END)
+
+    def _say_stopping(self, event: job.Event, before: State) -> None:
+        """Say that the job stops by a signal which came to another node, or to the command that has started the agents.
+
+        `Reporter` says so of a signal that came to this node.
+        """
+        match event:
+            case job.StopRequested(_, signum):
+                pass
+            case job.NodeStopping(id) if id != SELF_ID:
+                signum = 0  # Ctrl-C here would be the first
+            case _:
+                return
+        running = sum(member.workers for member in before.members.values())
+        self.print(render_stopping(signum, self._spec.grace_period, running, len(before.members)))
 
     def still(self, seconds: float, why: str) -> None:
         """Report that no worker has moved for so long, and why if that is known."""

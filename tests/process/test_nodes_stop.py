@@ -33,6 +33,7 @@ def test_a_stop_signal_to_any_node_ends_all_with_its_status(nodes, start, place,
     for node in started:
         assert node.err.splitlines()[-1].startswith(f"ddplaunch: {words}"), node.err
         assert "error" not in node.err
+    assert "ddplaunch: stopping the workers on 3 nodes, up to" in started[0].err
 
 
 def test_a_second_ctrl_c_kills_the_workers_of_all_nodes(nodes, start):

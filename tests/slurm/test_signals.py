@@ -110,6 +110,7 @@ def test_a_ctrl_c_in_the_shell_of_an_allocation_reaches_each_worker_once(job: Sl
     result = job.wait(command=command)
     assert (result.out, saved(job), got(job)) == ("130\n", [True] * RANKS, [["SIGINT"]] * RANKS), result
     assert result.err.count("stopped by SIGINT") == 1
+    assert f"stopping the workers on {NODES} nodes, up to 25 s; Ctrl-C again kills" in result.err
 
 
 def test_the_second_ctrl_c_kills_at_once(job: SlurmJob) -> None:
