@@ -209,7 +209,7 @@ def _submit() -> list[str]:
     return [
         "## ddplaunch submit",
         f"`{_usage('submit')}` checks the job, writes a batch script and hands it to sbatch. "
-        "[Submitting a job](../guides/submit.md) shows how. What stands before `--` goes to sbatch as it is, but for these:",
+        "[Submitting a job](../recipes/slurm.md#let-ddplaunch-write-the-script) shows how. What stands before `--` goes to sbatch as it is, but for these:",
         _table(["option", "meaning"], [[f"`{option.opts[-1]}`", option.help or ""] for option in submit.own_options]),
         re.sub(r"--[\w=%.-]*[\w%]|%x\S*out", r"`\g<0>`", submit.epilog),
     ]
@@ -238,7 +238,7 @@ def _exit_status() -> str:
         "`--timeout` from outside; the last lines on stderr, and `why` in "
         "[summary.json](run-folder.md), tell them apart.",
         "A job that a signal stopped ends with 128 + n, even if every worker took the signal, saved and exited with 0.",
-        "So does one whose workers left after a signal of [`--requeue-on`](../guides/slurm-requeue.md), whether it went "
+        "So does one whose workers left after a signal of [`--requeue-on`](../recipes/slurm-time-limits.md), whether it went "
         "back into the queue or not: what follows in a script does not go on with unfinished training.",
         "With `--max-restarts`, the status is that of the last generation.",
         "With several nodes every node ends with the same status, but for one that was not let in (2) or that lost the others "

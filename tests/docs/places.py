@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
+import yaml
+
 from ddplaunch.cli.main import VERBS
-from tests.docs.pages import Command, blocks, name_of
+from tests.docs.pages import Block, Command, blocks, name_of
 from tests.fake_nvml import made_up
 from tests.unit.environments import captured
 
@@ -20,7 +22,6 @@ LOOK_INTO_RUNS = {verb for verb, (module, _) in VERBS.items() if module == "runn
 
 PROGRAMS = Path(__file__).parent / "programs"
 STUB = "import os\n\nprint(f\"rank {os.environ['RANK']}\")\n"
-KUBERNETES = {"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "train-0.train", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
 # how many GPUs there are where a page shows what comes out: none but here
 GPUS = {
@@ -42,6 +43,24 @@ _ELSEWHERE = {"--hosts", "--hostfile", "--nnodes"}
 _TERMINAL = {"--debug", "--debug-on-error", "--debugpy"}
 _KEPT = {"--keep-warm"}
 _SUBMIT = {"--follow", "--wait", "--parsable"}
+
+
+def pod(block: Block, index: int) -> dict[str, str]:
+    """The variables of a pod of the job in a manifest, and its host name as HOSTNAME, as Kubernetes would set them.
+
+    An Indexed Job numbers its pods and names their hosts by that; a JobSet has such jobs (kubernetes.io/docs/tasks/job,
+    jobset.sigs.k8s.io/docs/concepts).
+    """
+    job = next(part for part in yaml.safe_load_all(block.text) if part["kind"] in ("Job", "JobSet"))
+    name = job["metadata"]["name"]
+    if job["kind"] == "JobSet":
+        [replicated] = job["spec"]["replicatedJobs"]
+        job, name = replicated["template"], f"{name}-{replicated['name']}-0"
+    variables = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": f"{name}-x7k2p"}
+    if job["spec"].get("completionMode") == "Indexed":
+        variables |= {"JOB_COMPLETION_INDEX": f"{index}", "HOSTNAME": f"{name}-{index}"}
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    return variables | {one["name"]: one.get("value", "a-secret-of-the-cluster") for one in container.get("env", ())}
 
 
 class Place:
@@ -93,8 +112,12 @@ class Place:
                 return variables()
         block = self.command.block
         if block.language == "yaml":
-            return KUBERNETES
-        if "#SBATCH" in block.text or self.page.startswith("guides/slurm") or "in a Slurm job" in self.command.typed:
+            return pod(block, index=0)
+        if "#BSUB" in block.text:
+            return {"LSB_JOBID": "84", "LSB_MCPU_HOSTS": "gpu01 32 gpu02 32 gpu03 32"}
+        if self.page == "recipes/pbs-lsf.md":
+            return {"PBS_JOBID": "84", "PBS_NODENUM": "0", "PBS_NODEFILE": f"{self.folder}/hosts.txt"}
+        if "#SBATCH" in block.text or self.page.startswith("recipes/slurm") or "in a Slurm job" in self.command.typed:
             return captured("slurm-batch")
         return {}
 

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from textwrap import indent
 
 import pytest
+import yaml
 
-from tests.docs.pages import JOB_SCRIPT, PAGES, ROOT, Block, blocks, commands
+from tests.docs.pages import JOB_SCRIPT, PAGES, ROOT, Block, blocks, commands, name_of
+from tests.docs.places import pod
+from tests.unit.environments import found
 
 BLOCKS = [block for page in [*PAGES, JOB_SCRIPT] for block in blocks(page)]
 SIGNATURES = ROOT / "docs/reference/python.md"  # generated: what stands there is the head of a function
@@ -73,6 +76,35 @@ def test_toml_can_be_read(block: Block) -> None:
     assert tomllib.loads(block.text)
 
 
+def manifests() -> list[Block]:
+    return [block for block in in_language("yaml") if "completionMode: Indexed" in block.text]
+
+
+@pytest.mark.parametrize("block", manifests(), ids=str)
+def test_the_pods_of_a_manifest_meet_at_the_first_of_them(block: Block) -> None:
+    """At its name below that of the service: of its own, or the one that a JobSet makes."""
+    parts = {part["kind"]: part for part in yaml.safe_load_all(block.text)}
+    job = parts["Job"] if "Job" in parts else parts["JobSet"]["spec"]["replicatedJobs"][0]["template"]
+    service = job["spec"]["template"]["spec"]["subdomain"] if "Job" in parts else parts["JobSet"]["metadata"]["name"]
+    nnodes = job["spec"]["completions"]
+    pods = [pod(block, index) for index in range(nnodes)]
+    nodes = [found(variables, hostname=variables["HOSTNAME"], nnodes=(nnodes, nnodes)) for variables in pods]
+    assert [node.node_rank for node in nodes] == list(range(nnodes))
+    assert {node.endpoint.address for node in nodes} == {f"{pods[0]['HOSTNAME']}.{service}"}
+    assert all(
+        command.words[:2] == ["--nnodes", f"{nnodes}"] for command in commands(block.page) if command.block == block
+    )
+    assert job["spec"]["parallelism"] == nnodes
+    if "Service" in parts:
+        assert parts["Service"]["metadata"]["name"] == service
+        assert parts["Service"]["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+
+
+@pytest.mark.parametrize("block", in_language("yaml"), ids=str)
+def test_yaml_can_be_read(block: Block) -> None:
+    assert list(yaml.safe_load_all(block.text))
+
+
 def flags_of_examples() -> Iterator[tuple[str, str]]:
     """Each flag that a page gives to one of our examples."""
     for page in [*PAGES, JOB_SCRIPT]:
@@ -80,7 +112,11 @@ def flags_of_examples() -> Iterator[tuple[str, str]]:
             words = command.words
             at = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
             for word in words[at + 1 :]:
-                path = f"examples/slurm/{words[at]}" if page.stem in ("slurm", "job") else words[at]
+                path = (
+                    f"examples/slurm/{words[at]}"
+                    if name_of(page) in ("examples/slurm.md", "examples/slurm/job.sh")
+                    else words[at]
+                )
                 if word.startswith("--") and path.startswith("examples/"):
                     yield path, word
 
