@@ -28,8 +28,8 @@ from ddplaunch.control.questions import (
 from ddplaunch.control.requests import encode
 from ddplaunch.fields import line
 from ddplaunch.plan import Plan, WorkerPlan
-from ddplaunch.process.usage import usage
-from ddplaunch.process.worker import RunningWorker
+from ddplaunch.process.child import RunningWorker
+from ddplaunch.process.tree import usage
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.sent import sent
 

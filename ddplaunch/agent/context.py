@@ -24,8 +24,8 @@ from ddplaunch.output.streams import BOTH, ShownWorker, Stream
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import is_shown_as_it_is
 from ddplaunch.plan.variables import of_terminal
+from ddplaunch.process.child import ATTACH_SIGNAL
 from ddplaunch.process.program import working_directory
-from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.other_host import job_in_slurm
 from ddplaunch.report.paint import Paint

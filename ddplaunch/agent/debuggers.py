@@ -22,8 +22,7 @@ from ddplaunch.control.requests import Attached
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
-from ddplaunch.process.start import ATTACH_SIGNAL
-from ddplaunch.process.worker import RunningWorker
+from ddplaunch.process.child import ATTACH_SIGNAL, RunningWorker
 from ddplaunch.stacks.kernel import read_status
 from ddplaunch.stacks.take import has_file
 from ddplaunch.supervise import node

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddplaunch.cluster import Allocation
     from ddplaunch.coordinator.link import Link
     from ddplaunch.devices.node import Node
+    from ddplaunch.forking.warm import Place
     from ddplaunch.loop.loop import Loop
     from ddplaunch.output.streams import Screen
     from ddplaunch.plan import Plan
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ddplaunch.spec import JobSpec
     from ddplaunch.supervise.node import Policy
     from ddplaunch.supervise.outcome import ClusterEnding, Intent
-    from ddplaunch.warm.find import Place
 
     Connect = Callable[[Loop, Reporter], Link]  # gives the link to the coordinator
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.ask import AskedEnded, ask
-from ddplaunch.process.removal import remove_within
+from ddplaunch.process.files import remove_within
 
 START_TIMEOUT = 10.0  # seconds in which the daemon must have started
 QUIT_TIMEOUT = 5.0  # seconds for the command that tells it to quit

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from ddplaunch.agent.stack_taker import StackTaker
 from ddplaunch.agent.workers import Workers
 from ddplaunch.loop.loop import Loop
-from ddplaunch.process.usage import Footprint, footprint
-from ddplaunch.process.worker import RunningWorker
+from ddplaunch.process.child import RunningWorker
+from ddplaunch.process.tree import Footprint, footprint
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.merge import is_waiting, standing
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.ask import FIRST
-from ddplaunch.process.worker import RunningWorker
+from ddplaunch.process.child import RunningWorker
 from ddplaunch.stacks import Sample
 
 if TYPE_CHECKING:

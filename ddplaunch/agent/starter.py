@@ -7,25 +7,25 @@ import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.context import AgentContext, WorkerSetup
+from ddplaunch.agent.events import ChildEnded
 from ddplaunch.agent.worker_pipes import WorkerPipes, close
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Stream
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment
+from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL, RunningWorker, StartError, Stdio, handled_signals, start
 from ddplaunch.process.linux import bounded_file
 from ddplaunch.process.pump import Pump
-from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, StartError, Stdio, handled_signals, start
-from ddplaunch.process.worker import RunningWorker
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.forker import Forker
+    from ddplaunch.forking.forker import Forker
     from ddplaunch.process.child import Child
-    from ddplaunch.process.guard import GuardedChild
     from ddplaunch.process.tree import Process
 
 STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
@@ -78,9 +78,16 @@ class Starter:
         """Make ready for a generation: have what forks its workers made ready, if they are to be forked."""
         self._handled = handled_signals()
         if self._forker is None and plan.preload is not None:
-            from ddplaunch.agent.forker import Forker  # most jobs need none
+            from ddplaunch.forking.forker import Forker  # most jobs need none
 
-            self._forker = Forker(*self._given)
+            loop, context = self._given
+            self._forker = Forker(
+                loop,
+                context.reporter.print,
+                context.inputs.warm,
+                context.queue.fileno(),
+                partial(loop.post, ChildEnded()),
+            )
         if self._forker is not None:
             self._forker.prepare(plan, caller, self._handled)
 
@@ -114,7 +121,7 @@ class Starter:
             StartError: the machine cannot create another process, or what it is given.
         """
         starts: list[WorkerStart] = []
-        children: Sequence[Child | GuardedChild] = ()
+        children: Sequence[Child] = ()
         devnull = -1
         try:
             try:
@@ -135,13 +142,13 @@ class Starter:
                 one.close()
         return [one.started(child, output) for one, child in zip(starts, children, strict=False)]
 
-    def _make_processes(self, starts: Sequence[WorkerStart]) -> Sequence[Child | GuardedChild]:
+    def _make_processes(self, starts: Sequence[WorkerStart]) -> Sequence[Child]:
         """Make those of the first of them, as many as can be made.
 
         Nothing else is done between two forks: each page that is written after one is a fault of its own, and perhaps a copy.
         """
         if self._forker is not None:
-            from ddplaunch.process.fork_requests import Fork
+            from ddplaunch.forking.servers import Fork
 
             forks = [Fork(one.plan.argv, one.env, one.stdio, one.plan.cpus) for one in starts]
             if children := self._forker.fork(forks):
@@ -223,7 +230,7 @@ class WorkerStart:
             out, err = (self._pumps[stream].write_fd for stream in (Stream.OUT, Stream.ERR))
             self.stdio = Stdio(0 if worker.stdin else devnull, out, err, stacks)
 
-    def started(self, child: Child | GuardedChild, output: Output) -> RunningWorker:
+    def started(self, child: Child, output: Output) -> RunningWorker:
         """Return the worker that this process runs; the output of the process goes to `output`."""
         worker, setup = self.plan, self._setup
         logs = None

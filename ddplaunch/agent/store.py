@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ddplaunch.agent.context import WorkerSetup
 from ddplaunch.plan.variables import environment
-from ddplaunch.process.start import StartError, Stdio, handled_signals, start
+from ddplaunch.process.child import StartError, Stdio, handled_signals, start
 
 _SERVER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "store.py")
 

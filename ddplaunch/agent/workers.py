@@ -22,8 +22,7 @@ from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Stream
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.variables import init_file
-from ddplaunch.process.start import StartError
-from ddplaunch.process.worker import RunningWorker
+from ddplaunch.process.child import RunningWorker, StartError
 from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 

@@ -154,6 +154,6 @@ def warm(env: Env, stop: bool) -> int:
     """Shows the interpreters that --keep-warm keeps for your next runs on this machine: what each has imported, how many
     runs it has served, and when it ends.
     """  # noqa: D205
-    from ddplaunch.warm import show as verb
+    from ddplaunch.forking import show as verb
 
     return show(verb.show(env, stop=stop))

@@ -115,7 +115,7 @@ def _check_owner(folder: str, opened: int) -> None:
 
 def _check(folder: str, opened: int, name: str) -> None:
     """Check that a file of this name is ours, if there is one; a link, or what is no file, is not."""
-    from ddplaunch.process.regular_file import open_regular
+    from ddplaunch.process.files import open_regular
 
     try:
         file = open_regular(name, dir_fd=opened)

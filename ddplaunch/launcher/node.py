@@ -33,9 +33,9 @@ if TYPE_CHECKING:  # one node needs none of it, or its agent alone
 
     from ddplaunch.agent.job import Connect
     from ddplaunch.cluster import Rendezvous
+    from ddplaunch.forking.warm import Place
     from ddplaunch.slurm.job import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding
-    from ddplaunch.warm.find import Place
 
 
 _STACKS_WITHIN = 2.0  # seconds
@@ -139,11 +139,11 @@ def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:
     """Return the interpreter that is kept warm for runs like this one, and that it is new, or why there is none."""
     why_not = draft.reasons.get("warm", "")
     if draft.keep_warm is not None:
-        from ddplaunch.warm import prepare  # few jobs keep one
+        from ddplaunch.forking import warm  # few jobs keep one
 
         try:
-            place, why = prepare.prepare(draft, env)
-        except prepare.CannotKeep as error:
+            place, why = warm.prepare(draft, env)
+        except warm.CannotKeep as error:
             why_not = str(error)
         else:
             new = f"the interpreter that was kept warm is not used, and a new one is started: {why}" if why else ""

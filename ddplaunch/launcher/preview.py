@@ -56,12 +56,12 @@ def _warm(plan: Plan, env: Mapping[str, str]) -> str:
     """Say which interpreter is kept warm for this job; "" if none was asked for."""
     if plan.keep_warm is None:
         return f"nothing: {why}" if (why := plan.reasons.get("warm")) else ""
-    from ddplaunch.warm import prepare, show
+    from ddplaunch.forking import show, warm
 
     raise_open_files()  # as the job would do, whose workers inherit it
     try:
-        found = show.kept(prepare.place_of(plan, token.public(env)).name)
-    except prepare.CannotKeep as error:
+        found = show.kept(warm.place_of(plan, token.public(env)).name)
+    except warm.CannotKeep as error:
         return f"nothing: {error}"
     except OSError:
         return "one that does not answer"

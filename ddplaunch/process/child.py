@@ -1,10 +1,45 @@
-"""A child of this process: what it was started as, and how it ends, by the kernel's own record of it. Decides nothing."""
+"""A child of this process, such as a worker: its start (fork, a session of its own, exec), its end, and signals to it."""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal's functions make enums of all numbers, in each child anew
+import errno
 import os
+import resource
+import signal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 from msgspec import Struct
+
+from ddplaunch.process.linux import of_open_files, signal_at_end_of
+from ddplaunch.process.tree import transferred
+
+STACKS_FD = 200  # high: scripts of the shell use low ones; below 256, to which the kernel makes tables of them
+STACKS_SIGNAL = signal.SIGRTMAX - 5
+ATTACH_SIGNAL = signal.SIGRTMAX - 6  # has a worker ask for a debugger, see worker/signals.py
+_FOR_ALL = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
+
+
+class Stdio(Struct, frozen=True):
+    """The file descriptors that a child gets as 0, 1 and 2, and as STACKS_FD."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    stacks: int | None = None  # where the worker is to write its stacks, see worker/signals.py
+
+
+class StartError(Exception):
+    """A worker could not be started: the program's fault (ENOENT, EACCES, ENOEXEC) or the machine's (EAGAIN, EMFILE)."""
+
+    def __init__(self, number: int, doing: str, place: int = 0, *, elsewhere: bool = False) -> None:
+        """`place` is that of the worker among those that were to start together; `elsewhere`: where limits may be others."""
+        super().__init__(f"{doing}: {os.strerror(number)}{'' if elsewhere else of_open_files(number)}")
+        self.errno = number
+        self.doing = doing
+        self.place = place
 
 
 class End(Struct, frozen=True):
@@ -32,12 +67,12 @@ class Usage(Struct, frozen=True):
     cpu_seconds: float  # user and system
 
 
-class Child(Struct, frozen=True):
+class Child(Struct):
     """A process that was started, and the handles that show its end; the holder of this value owns them."""
 
     pid: int  # also its session and its process group
     pidfd: int
-    failure: int  # pipe: holds an errno if exec failed, is at its end if it succeeded
+    failure: int = -1  # pipe: holds an errno if exec failed, is at its end if it succeeded; -1: nothing was executed
 
     @property
     def ended(self) -> int:
@@ -65,7 +100,8 @@ class Child(Struct, frozen=True):
     def abandon(self) -> None:
         """Close the handles."""
         os.close(self.pidfd)
-        os.close(self.failure)
+        if self.failure >= 0:
+            os.close(self.failure)
 
     def reap(self) -> Usage:
         """Reap it, which frees its pid, and close the handles. One that cannot be killed is left to its next parent."""
@@ -74,3 +110,219 @@ class Child(Struct, frozen=True):
         if pid == 0:
             return Usage(0, 0.0)
         return Usage(usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)
+
+
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdio: Stdio,
+    *,
+    handled: Collection[int],
+    cpus: Iterable[int] = (),
+    open_files: tuple[int, int] | None = None,
+) -> Child:
+    """Start `argv` in a session of its own; it is killed when this process ends, whatever ends it.
+
+    `handled` are `handled_signals()`, which a caller that starts many computes once; `cpus` binds it to these logical
+    CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns before exec:
+    `why_not_started` gives, of a child that has ended, whether exec succeeded.
+
+    Raises:
+        StartError: the machine cannot create another process; nothing is left behind.
+    """
+    us = os.getpid()
+    fds: list[int] = []
+    # until exec the child has our handlers, and would handle a signal in our place
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, handled)
+    try:
+        fds += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        pid = os.fork()
+        if pid == 0:
+            _exec_program(us, argv, env, stdio, handled, frozenset(cpus), open_files, fds[1])
+        os.close(fds.pop())
+        try:
+            return Child(pid, os.pidfd_open(pid), fds[0])
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+    except OSError as error:
+        for fd in fds:
+            os.close(fd)
+        raise StartError(error.errno or errno.EAGAIN, "cannot create a process") from None
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+
+
+def handled_signals() -> tuple[int, ...]:
+    """Return the signals that this process has a handler for."""
+    return tuple(signum for signum in _signal.valid_signals() if callable(_signal.getsignal(signum)))
+
+
+def why_not_started(child: Child, program: str) -> StartError | None:
+    """Return the reason why a child that has ended failed to exec; None if exec succeeded."""
+    if child.failure < 0:
+        return None
+    try:
+        number = os.read(child.failure, 16)
+    except BlockingIOError:  # it was killed before exec, and another process still has a copy of the other end
+        return None
+    return StartError(int(number), program) if number else None
+
+
+def _exec_program(
+    parent: int,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdio: Stdio,
+    handled: Iterable[int],
+    cpus: frozenset[int],
+    open_files: tuple[int, int] | None,
+    failure: int,
+) -> NoReturn:
+    try:
+        os.setsid()
+        signal_at_end_of(parent, signal.SIGKILL)
+        # duplicates above 2 first, so that no dup2 overwrites a descriptor that is still to be copied; what is in its place
+        # stays, since a low limit may leave no room for a duplicate
+        copied = [stdio.stdin, stdio.stdout, stdio.stderr]
+        while any(fd <= 2 and fd != target for target, fd in enumerate(copied)):
+            copied = [fd if fd > 2 or fd == target else os.dup(fd) for target, fd in enumerate(copied)]
+        for target, fd in enumerate(copied):
+            if fd == target:
+                os.set_inheritable(fd, True)
+            else:
+                os.dup2(fd, target)
+        if stdio.stacks is not None:
+            failure = _place(stdio.stacks, STACKS_FD, failure)
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        if open_files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+        _reset_signals(handled)
+        # looked for only where it has to be: in a fork each step touches pages anew
+        execute = os.execve if "/" in argv[0] else os.execvpe
+        execute(argv[0], tuple(argv), env)
+    except OSError as error:
+        os.write(failure, str(error.errno).encode())
+    finally:
+        os._exit(127)
+
+
+def _place(fd: int, target: int, kept: int) -> int:
+    """Move a descriptor to this number; return the number of `kept`, which may have stood there.
+
+    A low limit of open files forbids high numbers.
+    """
+    with suppress(OSError):
+        kept = os.dup(kept) if kept == target else kept
+        if fd == target:
+            os.set_inheritable(fd, True)
+        else:
+            os.dup2(fd, target)
+    return kept
+
+
+def _reset_signals(handled: Iterable[int]) -> None:
+    """Restore the default action of these signals, except of those that the caller ignores (nohup); then unblock them."""
+    ignored_by_python = (_signal.SIGPIPE, _signal.SIGXFSZ)  # and exec keeps a signal ignored
+    for signum in (*handled, *ignored_by_python):
+        _signal.signal(signum, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+class RunningWorker:
+    """A worker that was started and is not yet reaped.
+
+    Its zombie is kept until `reap`: as long as it is there, its pid and its group cannot be reused,
+    so that signals to the group of a worker that ended reach what it left behind and no other process.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        child: Child,
+        started_at: float,
+        *,
+        by_itself: bool,
+        stacks: int | None = None,
+        recorder: str = "",
+    ) -> None:
+        """`stacks` is the file that it writes its stacks to, `recorder` where torch in it tells of its collectives.
+
+        `by_itself`: signals but SIGKILL, SIGSTOP and SIGCONT go to its process alone while that lives.
+
+        They would kill a data loader, or run the handler that it has inherited, while its parent still needs it. What
+        such a worker has started is ended by it, or swept. A command that is no Python program is mostly a wrapper.
+        """
+        self.rank = rank
+        self.pid = child.pid
+        self.ended = child.ended  # the descriptor that is readable once `look` gives its end
+        self._child = child
+        self._by_itself = by_itself
+        self.stacks = stacks
+        self.recorder = recorder
+        self.started_at = started_at  # CLOCK_MONOTONIC seconds
+        self.stopped_with: int | None = None  # the last signal sent to end it
+        self.stopped_at: float | None = None  # when the first of them was sent
+        self._written_before: int | None = None  # bytes, when it was asked to end
+
+    def look(self) -> End | None:
+        """Return how it ended, None while it lives; does not reap it."""
+        return self._child.look()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether no other process can have its pid until it is reaped."""
+        return self._child.is_kept
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it is stopped, as by SIGSTOP, or has ended."""
+        return self._child.has_stopped
+
+    def why_not_started(self, program: str) -> StartError | None:
+        """Return the reason, once it has ended, why exec failed; None if it succeeded."""
+        return why_not_started(self._child, program)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to it, or to its process group."""
+        if not self._child.is_kept:
+            return
+        try:
+            if self._by_itself and signum not in _FOR_ALL and self.look() is None:
+                signal.pidfd_send_signal(self._child.pidfd, signum)
+                return
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:
+            os.kill(self.pid, signum)  # it has not yet made its group, or is a zombie without one
+        except PermissionError:
+            pass  # all in the group have changed their user
+
+    def end(self, signum: int, at: float, *, had_it: bool = False) -> None:
+        """Send a signal that is meant to end it, unless it had that already, and note so if it still lives."""
+        if self.look() is None:
+            self.stopped_with = int(signum)
+            if self.stopped_at is None:
+                self.stopped_at = at
+        if had_it:
+            return
+        self.signal(signum)
+        if signum != signal.SIGKILL:
+            self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
+        self._child.rouse_parent()
+
+    def count_written(self) -> None:
+        """Count what it writes from now on, when it and all others were asked to end, if it is not counted yet."""
+        if self._written_before is None and self.stopped_at is not None:
+            self._written_before = transferred(self.pid)[1]
+
+    def written_since_stop(self) -> int:
+        """How many bytes it has written since it was asked to end, to files and pipes."""
+        return max(transferred(self.pid)[1] - (self._written_before or 0), 0)
+
+    def reap(self) -> Usage:
+        """Reap it, which frees its pid. A process that cannot be killed is left to its next parent."""
+        if self.stacks is not None:
+            os.close(self.stacks)
+        return self._child.reap()

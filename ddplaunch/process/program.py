@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 import zipimport
@@ -14,6 +15,11 @@ from ddplaunch.spec import Program, ProgramKind
 from ddplaunch.words import did_you_mean
 
 _LOOKED_AT = 1 << 20  # bytes of a script
+_SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
+_TEXTS = (".csv", ".tsv", ".md", ".rst", ".log", ".html", ".xml")
+_SHELL = rb"#!.*\b(ba|da|k|z|fi)?sh\b"
+_ELF = b"\x7fELF"
+_COMPILED_PYTHON = b"\r\n"  # third and fourth byte, of any version
 
 
 def check(program: Program, path: str | None) -> None:
@@ -61,9 +67,7 @@ def _check_script(target: str, path: str | None, *, ours: bool) -> None:
         archive = zipimport.zipimporter(target)
     except zipimport.ZipImportError:
         if not target.endswith(".py"):  # not a zip file: python reads it as source
-            from ddplaunch.process import language  # few scripts have another name
-
-            language.check(target, head, compiled=ours and len(head) < _LOOKED_AT)
+            _check_language(target, head, is_whole=ours and len(head) < _LOOKED_AT)
         return
     if archive.find_spec("__main__") is None:
         raise LaunchError(
@@ -190,3 +194,55 @@ def working_directory() -> str | None:
         return os.getcwd()
     except OSError:
         return None
+
+
+# --- scripts of another language, by name and content
+
+
+def _check_language(target: str, content: bytes, *, is_whole: bool) -> None:
+    """Refuse a script that is no Python; `is_whole`: `content` is all of it, and for our version.
+
+    Raises:
+        LaunchError: it is a notebook, a shell script or the like.
+    """
+    if found := _other_kind(target, content):
+        kind, hint = found
+        raise LaunchError(f"{target} is a {kind}, not a Python script", hint=hint)
+    if is_whole and b"\0" not in content and (reason := _syntax_error(target, content)):
+        raise LaunchError(f"{target} is not a Python script: {reason}", hint="name the script, such as train.py")
+
+
+def _other_kind(target: str, content: bytes) -> tuple[str, str] | None:
+    """Return the kind of a file that is no Python, and what to type; None if it may be Python."""
+    stem, suffix = os.path.splitext(target)
+    if suffix == ".ipynb":
+        return "notebook", (
+            f"type `jupyter nbconvert --to script {target}`, then `ddplaunch {stem}.py`; in the notebook itself "
+            "`ddplaunch.launch(function)` starts workers"
+        )
+    if suffix in _SETTINGS:
+        return "configuration file", f"the script comes first: `ddplaunch train.py {target}`"
+    if suffix in _TEXTS:
+        return "text file", "name the script, such as train.py"
+    if b"\n#SBATCH" in content:
+        return "batch script", f"type `sbatch {target}`"
+    if suffix in (".sh", ".bash", ".zsh") or re.match(_SHELL, content):
+        return "shell script", (
+            f"type `bash {target}` if it starts ddplaunch, or `ddplaunch --no-python bash {target}` for one in each worker"
+        )
+    if content.startswith(_ELF) or (b"\0" in content and content[2:4] != _COMPILED_PYTHON):
+        program = target if "/" in target else f"./{target}"
+        return "binary file", f"if it is a program, type `ddplaunch --no-python {program}`"
+    return None
+
+
+def _syntax_error(target: str, source: bytes) -> str | None:
+    import warnings  # few scripts have another name
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the worker's interpreter gives them
+        try:
+            compile(source, target, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            return f"line {error.lineno}: {error.msg}"
+    return None

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT
 from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
-from ddplaunch.process.child import Child
-from ddplaunch.process.start import StartError, Stdio, start, why_not_started
+from ddplaunch.process.child import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, STREAM, GreetingDecoder, PipeDecoder
 from ddplaunch.remote.remote_job import AgentStart
 from ddplaunch.remote.stdio import OutputPipe

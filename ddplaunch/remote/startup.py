@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.loop.loop import Loop
-from ddplaunch.process.start import handled_signals
+from ddplaunch.process.child import handled_signals
 from ddplaunch.remote.connection import HostConnection, HostPhase
 from ddplaunch.words import some
 

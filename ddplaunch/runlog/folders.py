@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 
-from ddplaunch.process.regular_file import open_regular
+from ddplaunch.process.files import open_regular
 from ddplaunch.spec import JobSpec
 
 OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 
-from ddplaunch.process.regular_file import open_regular
+from ddplaunch.process.files import open_regular
 
 DEFAULT_LIMIT = 2**30  # bytes
 _PIECE = 2**20  # bytes copied at once

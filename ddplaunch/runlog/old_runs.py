@@ -19,8 +19,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.process.regular_file import open_regular
-from ddplaunch.process.removal import remove
+from ddplaunch.process.files import open_regular, remove
 from ddplaunch.runlog.folders import goes_on, parts_of
 
 DAY = 86400.0  # seconds

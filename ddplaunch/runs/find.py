@@ -18,7 +18,7 @@ from ddplaunch.fields import host as host_name
 from ddplaunch.fields import line
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.parsers import ranks as parse_ranks
-from ddplaunch.process.regular_file import read_json
+from ddplaunch.process.files import read_json
 from ddplaunch.report import other_host
 from ddplaunch.runlog import old_runs, run_socket
 from ddplaunch.runlog.folders import goes_on, parts_of, runs_folder, short

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ddplaunch import fields
 from ddplaunch.errors import LaunchError
-from ddplaunch.process.regular_file import open_regular
+from ddplaunch.process.files import open_regular
 from ddplaunch.runlog import folders, run_socket
 from ddplaunch.runlog.folders import OF_A_NODE, parts_of
 from ddplaunch.runs.client import RunReplies

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.process.regular_file import open_regular, read_json
+from ddplaunch.process.files import open_regular, read_json
 from ddplaunch.runlog.log import offset_at
 from ddplaunch.words import why_failed
 

@@ -17,8 +17,8 @@ from ddplaunch.options.durations import duration
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import moves
+from ddplaunch.process.files import read_json
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.process.regular_file import read_json
 from ddplaunch.runlog.folders import goes_on, short
 from ddplaunch.runs import find, remote_logs
 from ddplaunch.runs.known import Known, heading, meant, newest_first, of_folder, of_running, several

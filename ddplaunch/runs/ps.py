@@ -8,7 +8,7 @@ from typing import Any
 from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.fields import line as printable
-from ddplaunch.process.regular_file import read_json
+from ddplaunch.process.files import read_json
 from ddplaunch.report.console import (
     BAD,
     COMMAND,

@@ -19,8 +19,7 @@ from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
-from ddplaunch.process.child import Child
-from ddplaunch.process.start import StartError, Stdio, start, why_not_started
+from ddplaunch.process.child import Child, StartError, Stdio, start, why_not_started
 
 if TYPE_CHECKING:  # a task of the step imports this module, and does not need it
     from ddplaunch.slurm.job import SlurmRequeue

@@ -21,7 +21,7 @@ from ddplaunch.coordinator.link import Forward, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import below, visible
 from ddplaunch.loop.loop import Loop
-from ddplaunch.process.start import StartError
+from ddplaunch.process.child import StartError
 from ddplaunch.slurm.job import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.slurm.srun import Srun, StepJob, not_started
 from ddplaunch.supervise import node

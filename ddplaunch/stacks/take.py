@@ -16,8 +16,8 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.linux import memory_file, signal_at_end_of
-from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.tree import Process, descendants, look, signal_process
 from ddplaunch.stacks import Group, Sample, dump
 from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status

@@ -6,12 +6,12 @@ What other runs on this machine keep warm is out of its reach, and it takes no w
 import sys
 
 from ddplaunch.__main__ import main
+from ddplaunch.forking import warm
 from ddplaunch.runlog import run_socket
-from ddplaunch.warm import find, prepare
 
 if __name__ == "__main__":
     _, folder, seconds, *arguments = sys.argv
     run_socket.runtime_folder = lambda uid: folder
-    find.ANSWER_WITHIN = prepare.LOCK_TIMEOUT = float(seconds)
+    warm.ANSWER_WITHIN = warm.LOCK_TIMEOUT = float(seconds)
     sys.argv[1:] = arguments
     main()

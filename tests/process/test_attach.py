@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from ddplaunch.control.requests import Attach, RequestRefused, Run
-from ddplaunch.process.start import ATTACH_SIGNAL
+from ddplaunch.process.child import ATTACH_SIGNAL
 from ddplaunch.runlog.folders import short
 from ddplaunch.runs import client, find
 from tests.conftest import PATIENCE, until

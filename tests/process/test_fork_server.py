@@ -383,22 +383,22 @@ def test_the_server_of_a_job_without_restarts_ends_once_all_workers_are_there(jo
 
 GIVES_UP = """
 import os, select, signal, sys
-from ddplaunch.process import fork_requests, fork_server
+from ddplaunch.forking import servers
 from ddplaunch.process.linux import become_subreaper
-from ddplaunch.process.start import Stdio, handled_signals
+from ddplaunch.process.child import Stdio, handled_signals
 
 become_subreaper()
 command = [sys.executable, sys.argv[1], "script", sys.argv[2]]
-server = fork_server.ForkServer(command, os.environ, [], handled=handled_signals())
+server = servers.ForkServer(command, os.environ, [], handled=handled_signals())
 while not server.is_ready:
     select.select([server], [], [])
     server.read()
 read, write = os.pipe()
-fork_requests.ANSWER_TIMEOUT = 0.1
+servers.ANSWER_TIMEOUT = 0.1
 os.kill(server.pid, signal.SIGSTOP)
 try:
-    server.fork([fork_requests.Fork(command, os.environ, Stdio(0, write, write))])
-except fork_requests.ServerLost as lost:
+    server.fork([servers.Fork(command, os.environ, Stdio(0, write, write))])
+except servers.ServerLost as lost:
     print(lost)
 os.kill(server.pid, signal.SIGCONT)
 select.select([server], [], [])  # it has forked a worker all the same

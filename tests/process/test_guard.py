@@ -12,12 +12,10 @@ from contextlib import suppress
 
 import pytest
 
-from ddplaunch.process import fork_requests
-from ddplaunch.process.child import Usage
-from ddplaunch.process.fork_requests import Fork, ServerLost
-from ddplaunch.process.guard import Guard
+from ddplaunch.forking import servers
+from ddplaunch.forking.servers import Fork, Guard, ServerLost
+from ddplaunch.process.child import StartError, Stdio, Usage
 from ddplaunch.process.linux import unread
-from ddplaunch.process.start import StartError, Stdio
 from tests.conftest import until
 
 NOTHING = Usage(0, 0.0)
@@ -43,9 +41,9 @@ def test_after_one_answer_that_does_not_come_none_is_waited_for_nor_taken_for_an
     guard, other, life = sides
     other.sendall(b"usage 3 0.5\n")
     assert guard.reap(100) == Usage(3072, 0.5)
-    monkeypatch.setattr(fork_requests, "ANSWER_TIMEOUT", 0.01)
+    monkeypatch.setattr(servers, "ANSWER_TIMEOUT", 0.01)
     assert guard.reap(101) == NOTHING
-    monkeypatch.setattr(fork_requests, "ANSWER_TIMEOUT", 600)
+    monkeypatch.setattr(servers, "ANSWER_TIMEOUT", 600)
     other.sendall(b"usage 7 0.5\n")
     assert guard.reap(102) == NOTHING
     guard.read()
@@ -76,7 +74,7 @@ def test_a_pause_of_everything_in_the_middle_of_an_answer_gives_none_up(sides, m
 
 def test_an_answer_that_comes_in_lines_without_an_end_is_waited_for_no_longer(sides, monkeypatch):
     guard, other, life = sides
-    monkeypatch.setattr(fork_requests, "ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr(servers, "ANSWER_TIMEOUT", 0.2)
     given_up, most = threading.Event(), 500
     lines = 0
 
@@ -100,7 +98,7 @@ def test_one_that_takes_no_request_is_waited_for_as_one_that_does_not_answer(sid
     with socket.socket(fileno=os.dup(guard.fileno())) as full, suppress(BlockingIOError):
         while True:
             full.send(bytes(1 << 16))
-    monkeypatch.setattr(fork_requests, "ANSWER_TIMEOUT", 0.01)
+    monkeypatch.setattr(servers, "ANSWER_TIMEOUT", 0.01)
     with pytest.raises(ServerLost, match="it does not answer"):
         guard.fork([Fork(("python", "bootstrap.py"), {}, Stdio(0, 1, 2))])
     os.close(life)

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from ddplaunch.forking import show, warm
 from ddplaunch.process.tree import look
 from ddplaunch.runlog import run_socket
-from ddplaunch.warm import find, show
 from tests.conftest import PATIENCE, Job, Result, until
 from tests.process import keeping
 from tests.process.terminal import child, typed
@@ -108,7 +108,7 @@ class Keep:
 
 def socket_of(pid: int) -> str:
     """The socket of the interpreter that is kept in this process."""
-    return next(name for name in find.names() if (kept := show.kept(name)) is not None and kept.pid == pid)
+    return next(name for name in warm.names() if (kept := show.kept(name)) is not None and kept.pid == pid)
 
 
 def test_the_next_run_is_forked_from_what_the_first_has_imported(keep, tmp_path):
@@ -176,7 +176,7 @@ def test_it_serves_no_run_that_would_differ(keep, tmp_path):
     _, _, third = keep.run(WORKER, "--threads", 2)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "subprocess.py").touch()
-    assert find.ask(socket_of(interpreter), f"check 60 {tmp_path}/elsewhere").startswith("unfit scripts in ")
+    assert warm.ask(socket_of(interpreter), f"check 60 {tmp_path}/elsewhere").startswith("unfit scripts in ")
     assert len({interpreter, other, third}) == 3
     os.utime(tmp_path / "preloaded.py", (2, 2))
     result, _, new = keep.run()
@@ -191,7 +191,7 @@ def test_it_serves_no_run_that_would_differ(keep, tmp_path):
 def test_where_there_were_too_many_with_one_more_that_taken_longest_ago_ends(keep, tmp_path):
     os.close(run_socket.open_runtime_folder(make=True))
     folder = os.open(tmp_path / "sockets", os.O_RDONLY)
-    there = [socket.socket(socket.AF_UNIX) for _ in range(find.MOST)]
+    there = [socket.socket(socket.AF_UNIX) for _ in range(warm.MOST)]
     for number, listener in enumerate(there):
         run_socket.listen(listener, folder, name := f".warm-{number}")
         os.utime(name, (number ^ 1, number ^ 1), dir_fd=folder)
@@ -215,7 +215,7 @@ def received(listener: socket.socket) -> list[bytes]:
 
 def test_it_ends_when_no_run_has_come_for_so_long(keep, tmp_path):
     _, _, interpreter = keep.run()
-    assert find.ask(socket_of(interpreter), f"check 1 {tmp_path}") == "ok"
+    assert warm.ask(socket_of(interpreter), f"check 1 {tmp_path}") == "ok"
     until(lambda: not os.path.exists(f"/proc/{interpreter}"), "its end")
     assert keep.run()[2] != interpreter
 
@@ -260,7 +260,7 @@ def run_with(keep: Keep, imported: str) -> Result:
     (keep.folder / "preloaded.py").write_text(imported)
     keep.start("print('runs')", preexec_fn=limited_files)
     result = keep.job.wait()
-    keep.interpreters.update(kept.pid for kept in map(show.kept, find.names()) if kept is not None)
+    keep.interpreters.update(kept.pid for kept in map(show.kept, warm.names()) if kept is not None)
     return result
 
 
@@ -346,14 +346,14 @@ def test_what_is_kept_minds_no_other_client(keep):
         "\udcff" * 9000,
         "no such request",
     ):
-        find.ask(name, line)
-    find.connect(name).close()
-    silent = find.connect(name)
-    assert find.ask(name, "status").startswith(f"{interpreter}\t")
+        warm.ask(name, line)
+    warm.connect(name).close()
+    silent = warm.connect(name)
+    assert warm.ask(name, "status").startswith(f"{interpreter}\t")
     silent.sendall(b"status\n")
     assert silent.recv(100).startswith(b"%d\t" % interpreter)
     silent.close()
-    silent = find.connect(name)
+    silent = warm.connect(name)
     assert keep.run()[2] == interpreter
     silent.close()
 
@@ -397,8 +397,8 @@ def test_two_runs_at_once_share_it_and_it_ends_with_the_last_if_it_was_stopped(k
     job.process.send_signal(signal.SIGINT)
     assert job.wait().status == 130
     assert os.path.exists(f"/proc/{guard}")
-    with find.connect(name := socket_of(interpreter)) as early:
-        assert find.ask(name, "stop") == "ok"
+    with warm.connect(name := socket_of(interpreter)) as early:
+        assert warm.ask(name, "stop") == "ok"
         early.sendall(f"check 60 {tmp_path}\n".encode())
         assert early.recv(100) == b"stale it ends with the runs that it serves\n"
     first.send_signal(signal.SIGINT)
@@ -431,7 +431,7 @@ def test_all_that_is_kept_is_shown_and_stopped(keep, job):
     )
     until(lambda: set(job.left()).isdisjoint({idle, silent}), "the end of those that serve no run")
     assert os.path.exists(f"/proc/{guard}")
-    assert [show.kept(name) for name in find.names()] == [None]  # a socket that who was killed has left
+    assert [show.kept(name) for name in warm.names()] == [None]  # a socket that who was killed has left
     run.send_signal(signal.SIGINT)
     job.process = run
     assert keep.wait().status == 130

@@ -14,7 +14,7 @@ from ddplaunch.control import requests
 from ddplaunch.control.frames import LIMIT, Decoder, pack
 from ddplaunch.control.handshake import Server
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
-from ddplaunch.process.start import STACKS_FD
+from ddplaunch.process.child import STACKS_FD
 from ddplaunch.process.tree import children
 from ddplaunch.runs import client, find
 from tests.conftest import PATIENCE, until

@@ -17,7 +17,7 @@ from ddplaunch.agent.clients import MAX_CLIENTS
 from ddplaunch.control import requests
 from ddplaunch.control.frames import LIMIT, Decoder, pack
 from ddplaunch.control.questions import AskStacks, AskStatus, NoAnswer, NodeStatus
-from ddplaunch.process.start import STACKS_FD
+from ddplaunch.process.child import STACKS_FD
 from ddplaunch.process.tree import children
 from ddplaunch.runlog import run_socket
 from ddplaunch.runs import client, find

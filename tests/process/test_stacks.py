@@ -15,10 +15,9 @@ import pytest
 
 from ddplaunch.agent.stack_taker import StackTaker
 from ddplaunch.loop.loop import Loop
+from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL, RunningWorker, Stdio, handled_signals, start
 from ddplaunch.process.linux import bounded_file
-from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, Stdio, handled_signals, start
 from ddplaunch.process.tree import descendants
-from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.merge import where
 from ddplaunch.stacks.read_arrivals import read

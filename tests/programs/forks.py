@@ -10,10 +10,9 @@ import select
 import socket
 import sys
 
-from ddplaunch.process.fork_requests import Fork
-from ddplaunch.process.fork_server import ForkServer
+from ddplaunch.forking.servers import Fork, ForkServer
+from ddplaunch.process.child import Stdio, handled_signals
 from ddplaunch.process.linux import become_subreaper
-from ddplaunch.process.start import Stdio, handled_signals
 
 become_subreaper()
 requests = socket.socket(fileno=0)
@@ -34,8 +33,7 @@ while True:
     for fd in stdio:
         os.close(fd)
     _, status = os.waitpid(worker.pid, 0)
-    os.close(worker.pidfd)
-    os.close(worker.failure)
+    worker.abandon()
     requests.send(str(os.waitstatus_to_exitcode(status)).encode())
 if server is not None:
     server.close()

@@ -36,10 +36,10 @@ OF_OTHER_JOBS = {
     "control",
     "coordinator.agents",
     "coordinator.remote_link",
+    "forking",
     "remote",
     "runs",
     "slurm",
-    "warm",
 }
 
 

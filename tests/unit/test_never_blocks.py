@@ -8,7 +8,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
 LOOPS = (
-    "agent", "control", "coordinator", "output", "remote", "report", "runlog", "slurm/srun.py", "slurm/watcher.py", "supervise",
+    "agent", "control", "coordinator", "forking/forker.py", "output", "remote",
+    "report", "runlog", "slurm/srun.py", "slurm/watcher.py", "supervise",
 )  # fmt: skip
 
 # calls that may take as long as something outside wants; `ask` waits itself, `Loop.ask` does not

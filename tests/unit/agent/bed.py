@@ -23,8 +23,7 @@ from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.make import make_plan
-from ddplaunch.process.child import Child, End, Usage
-from ddplaunch.process.worker import RunningWorker
+from ddplaunch.process.child import Child, End, RunningWorker, Usage
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise.node import Policy

@@ -9,10 +9,9 @@ from contextlib import suppress
 
 from msgspec import Struct
 
+from ddplaunch.forking import warm
 from ddplaunch.report.console import NAME, Look, line, section, table, written
 from ddplaunch.runlog import run_socket
-from ddplaunch.warm import find
-from ddplaunch.warm.prepare import VARIABLE
 from ddplaunch.words import count, duration
 
 _COLUMNS = ("pid", "interpreter", "has imported", "runs", "is kept")
@@ -36,7 +35,7 @@ def kept(name: str) -> Kept | None:
         OSError: it does not answer.
     """
     try:
-        fields = find.ask(name, "status").split("\t")
+        fields = warm.ask(name, "status").split("\t")
     except (FileNotFoundError, ConnectionRefusedError):
         return None
     if len(fields) != 6:
@@ -49,7 +48,7 @@ def show(env: Mapping[str, str], *, stop: bool) -> str:
     """Show all of them, or end them: those that run workers with their last."""
     rows: list[Sequence[str]] = []
     sentences = []
-    for name in find.names():
+    for name in warm.names():
         try:
             found = kept(name)
             if found is not None and not stop:
@@ -71,16 +70,16 @@ def _row(found: Kept) -> Sequence[str]:
 
 def _stopped(name: str, found: Kept) -> str:
     with suppress(FileNotFoundError, ConnectionRefusedError):
-        find.ask(name, "stop")
+        warm.ask(name, "stop")
     return f"process {found.pid} ends" + (f" after {count(found.running, 'run')}" if found.running else "")
 
 
 def _silent(name: str, *, stop: bool) -> str:
     """Say so of one that does not answer, as while it imports; end it."""
-    with suppress(OSError), find.connect(name) as sock:
+    with suppress(OSError), warm.connect(name) as sock:
         pid = run_socket.pid_of(sock)
         with open(f"/proc/{pid}/environ", "rb") as file:
-            is_one = f"\0{VARIABLE}=".encode() in b"\0" + file.read()
+            is_one = f"\0{warm.VARIABLE}=".encode() in b"\0" + file.read()
         if not is_one:
             return "one that has just been started"
         if not stop:

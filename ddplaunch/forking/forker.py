@@ -6,18 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.context import AgentContext
-from ddplaunch.agent.events import ChildEnded
+from ddplaunch.forking.servers import Fork, ForkServer, Guard, ServerLost
 from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import Plan
 from ddplaunch.plan.variables import of_fork_server
-from ddplaunch.process.fork_requests import Fork, ServerLost
-from ddplaunch.process.fork_server import ForkServer
-from ddplaunch.process.start import StartError
+from ddplaunch.process.child import StartError
 
 if TYPE_CHECKING:
+    from ddplaunch.forking.warm import Place
     from ddplaunch.process.child import Child
-    from ddplaunch.process.guard import Guard, GuardedChild
     from ddplaunch.process.tree import Process
 
 SLOW = 10.0  # seconds of imports that are worth a word
@@ -26,11 +23,18 @@ SLOW = 10.0  # seconds of imports that are worth a word
 class Forker:
     """A fork server, or the guard of an interpreter that is kept warm; lives on, for the next generation, until `close`."""
 
-    def __init__(self, loop: Loop, context: AgentContext) -> None:
+    def __init__(
+        self, loop: Loop, note: Callable[[str], None], warm: Place | None, output: int, nothing_left: Callable[[], None]
+    ) -> None:
+        """`note` shows a line to the user; `output` is a descriptor that a guard keeps open.
+
+        `nothing_left` is called when a guard has ended, with all that was below it.
+        """
         self._loop = loop
-        self._note = context.reporter.print
-        self._warm = context.inputs.warm  # until it is not to be used any more
-        self._output = context.queue.fileno()  # which a guard keeps open
+        self._note = note
+        self._warm = warm  # until it is not to be used any more
+        self._output = output
+        self._nothing_left = nothing_left
         self._is_asked = True
         self._server: ForkServer | Guard | None = None
         self._guard: Guard | None = None  # the parent of workers, even where it forks no more
@@ -65,10 +69,10 @@ class Forker:
             if self._warm is None:
                 self._server = self._start_server()
             else:
-                from ddplaunch.warm import find
+                from ddplaunch.forking import warm
 
-                self._server = find.guard_at(self._warm, self._output)
-                within = SLOW if self._warm.is_new else find.ANSWER_WITHIN
+                self._server = warm.guard_at(self._warm, self._output)
+                within = SLOW if self._warm.is_new else warm.ANSWER_WITHIN
         except (StartError, ServerLost) as error:
             return self._lose(str(error))
         self._loop.watch(self._server, partial(self._readable, self._server))
@@ -104,7 +108,7 @@ class Forker:
         """Return what is below a guard, which is not below us."""
         return self._guard.left() if self._guard is not None else []
 
-    def fork(self, forks: Sequence[Fork]) -> Sequence[Child | GuardedChild]:
+    def fork(self, forks: Sequence[Fork]) -> Sequence[Child]:
         """Fork workers, which begin together; none, where they are to be fresh processes.
 
         Raises:
@@ -128,7 +132,7 @@ class Forker:
                 self._loop.unwatch(server)
                 self._guard.is_over = True
                 self._give_up(str(error))
-                self._loop.post(ChildEnded())
+                self._nothing_left()
             else:
                 self._lose(str(error))
             return

@@ -8,7 +8,7 @@ import platform
 import signal
 from collections.abc import Mapping
 
-from ddplaunch.process.fork_requests import ServerLost
+from ddplaunch.forking.servers import ServerLost
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts", "pid_for_children", "time_for_children")
 # each with the words for a process that has other ones
