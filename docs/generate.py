@@ -21,8 +21,7 @@ from ddplaunch.cluster.discover import KINDS
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.exitcodes import MEANINGS
-from ddplaunch.options.option import Option
-from ddplaunch.options.table import GROUPS, OPTIONS
+from ddplaunch.options.table import GROUPS, OPTIONS, Option
 from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan

@@ -22,9 +22,8 @@ from ddplaunch.devices import interpreter
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options import sources
-from ddplaunch.options.option import Option
 from ddplaunch.options.resolve import job_spec
-from ddplaunch.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS
+from ddplaunch.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS, Option
 from ddplaunch.process.program import check, working_directory
 from ddplaunch.spec import Given, JobSpec, ProgramKind, Source
 

@@ -13,9 +13,8 @@ import click
 
 from ddplaunch.cli.main import VERBS
 from ddplaunch.errors import LaunchError
-from ddplaunch.options.option import Option
 from ddplaunch.options.parsers import BadValue
-from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
+from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS, Option
 from ddplaunch.words import did_you_mean, some
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --

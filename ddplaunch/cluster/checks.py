@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.options.node_parsers import write_nnodes
-from ddplaunch.options.parsers import digits
+from ddplaunch.options.parsers import digits, write_nnodes
 from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import count, why_failed

@@ -23,7 +23,7 @@ from ddplaunch.fields import host, line
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.addresses import interface_of
 from ddplaunch.options import token
-from ddplaunch.options.node_parsers import write_nnodes
+from ddplaunch.options.parsers import write_nnodes
 from ddplaunch.plan import Agreed, Plan, Seat
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import host_of

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.options import sources
-from ddplaunch.options.keywords import from_keywords
 from ddplaunch.options.resolve import job_spec
+from ddplaunch.options.sources import from_keywords
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.spec import Given, JobSpec, Source
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -166,13 +165,9 @@ def _shared_token(allocation: Allocation, env: Mapping[str, str]) -> str | None:
 
 
 def _read(path: str) -> str:
-    from ddplaunch.options.pipe import opener  # few jobs have a file
+    from ddplaunch.options.files import read_text  # few jobs have a file
 
-    with open(path, encoding="utf-8", errors="surrogateescape", opener=opener) as file:
-        text = file.read(_LARGEST + 1)
-    if len(text) > _LARGEST:
-        raise OSError(errno.EFBIG, f"it is larger than {_LARGEST >> 20} MiB")
-    return text
+    return read_text(path, _LARGEST, errors="surrogateescape")
 
 
 def _prepare_stdio() -> None:

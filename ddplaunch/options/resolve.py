@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import eq
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.options.conflicts import Resolved, drop_lower, not_together
-from ddplaunch.options.durations import duration
-from ddplaunch.options.option import Reach
-from ddplaunch.options.parsers import BadValue
-from ddplaunch.options.table import ALIAS_OF, BY_NAME
+from ddplaunch.options.parsers import VARIABLE, BadValue, duration
+from ddplaunch.options.table import ALIAS_OF, BY_NAME, Reach
 from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.spec import Given, JobSpec, Program, ProgramKind, Source, default
 from ddplaunch.words import why_failed
@@ -26,6 +27,18 @@ _FIELDS = frozenset(JobSpec.__struct_fields__)
 _MEANT = ("last_call_timeout", "is_host")
 _HEARTBEATS = ("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
+
+# a line of a file of variables
+_ESCAPED = r'\\(["\\$`n])'
+_DOUBLE = r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?'
+_SINGLE = r"'([^']*)'\s*(?:#.*)?"
+
+
+class Resolved(Struct, frozen=True, kw_only=True):
+    """A value that has taken precedence, with what was written."""
+
+    given: Given
+    value: Any
 
 
 def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[str] = ()) -> JobSpec:
@@ -47,7 +60,7 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     }
     for name in [name for name, one in resolved.items() if one.value is False]:
         del resolved[name]  # a variable or a file has set the flag to 0
-    drop_lower(resolved)
+    _drop_lower(resolved)
     timeouts = _timeouts(resolved)
     _check_together(resolved)
     if not program:
@@ -123,21 +136,46 @@ def _environment(given: Sequence[Given]) -> tuple[dict[str, str], dict[str, str]
 
 
 def _read_env_file(given: Given) -> list[tuple[str, str]]:
-    from ddplaunch.options.envfile import variables  # few jobs have one
-    from ddplaunch.options.pipe import opener
+    from ddplaunch.options.files import read_text  # few jobs have one
 
     try:
-        with open(BY_NAME["env_file"].value(given), encoding="utf-8", opener=opener) as file:
-            text = file.read(_LARGEST + 1)
-            if len(text) > _LARGEST:
-                raise BadValue(f"{given} is larger than {_LARGEST >> 20} MiB")
-            return variables(text, given.text)
+        return variables_of_file(read_text(BY_NAME["env_file"].value(given), _LARGEST), given.text)
     except OSError as error:
         raise LaunchError(f"{given}: {why_failed(error)}") from None
     except UnicodeDecodeError:
         raise LaunchError(f"{given}: the file is not UTF-8 text") from None
     except BadValue as error:
         raise LaunchError(str(error), hint="each line is NAME=VALUE, a # comment or empty") from None
+
+
+def variables_of_file(content: str, place: str) -> list[tuple[str, str]]:
+    """Read lines of NAME=VALUE as a shell would: `#` comments, `export `, single and double quotes.
+
+    Raises:
+        BadValue: a line is not one; the text names `place` and the line.
+    """
+    found = []
+    for count, line in enumerate(content.split("\n"), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        name, equals, rest = re.sub(r"^export\s+", "", stripped).partition("=")
+        if not equals or not re.fullmatch(VARIABLE, name) or "\0" in rest:
+            raise BadValue(f"{place}:{count}: expected NAME=VALUE")
+        found.append((name, _unquoted(rest, f"{place}:{count}")))
+    return found
+
+
+def _unquoted(text: str, place: str) -> str:
+    mark = text[:1]
+    if mark not in ("'", '"'):
+        return re.sub(r"(?:^|\s)#.*", "", text).strip()
+    found = re.fullmatch(_DOUBLE if mark == '"' else _SINGLE, text)
+    if not found:
+        raise BadValue(f"{place}: the quote {mark} is not closed, or something follows it")
+    if mark == "'":
+        return found[1]
+    return re.sub(_ESCAPED, lambda escape: "\n" if escape[1] == "n" else escape[1], found[1])
 
 
 def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
@@ -169,6 +207,75 @@ def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
     return found
 
 
+# --- which options go together
+
+# two options that mean the same thing or exclude each other, and what to do about it
+_CONFLICTS = (
+    ("grace_period", "shutdown_timeout", "both say how long a stop may take: leave one out"),
+    ("gpus_per_worker", "workers_per_gpu", "a worker has several GPUs, or several workers share one: leave one out"),
+    ("virtual_local_rank", "pin", "--virtual-local-rank shows each worker its own device only: leave --pin out"),
+    ("cpu_bind", "numa_binding", "both bind the workers to CPUs: leave one out"),
+    ("quiet", "verbose", "leave one out"),
+    ("debug", "debug_on_error", "each gives the terminal to one rank, from its start or when it fails: leave one out"),
+    ("debugpy", "debug", "a rank has one debugger: leave one out"),
+    ("debugpy", "debug_on_error", "a rank has one debugger: leave one out"),
+    ("no_python", "debugpy", "debugpy is for Python: --no-python runs a command"),
+    ("no_python", "debug_on_error", "the debugger is one for Python: --no-python runs a command"),
+    ("timestamps", "output", "raw output is shown as it is: leave one out"),
+    ("module", "no_python", "a module is run by python: leave one out"),
+    ("module", "run_path", "SCRIPT is a module's name or a file's path: leave one out"),
+    ("no_python", "python", "a command is run without an interpreter: leave one out"),
+    ("mps", "simulate", "each simulated node would start MPS for the same GPUs: leave one out"),
+    ("no_python", "sharing_strategy", "the strategy is set inside python: --no-python runs a command"),
+    ("keep_warm", "start_method", "what is kept warm forks the workers: leave one out"),
+    ("hosts", "hostfile", "both say which hosts there are: leave one out"),
+    ("include", "exclude", "name the hosts to use or those not to use: leave one out"),
+    ("simulate", "hosts", "all simulated nodes are on this machine: leave one out"),
+    ("simulate", "hostfile", "all simulated nodes are on this machine: leave one out"),
+    ("simulate", "node_rank", "all simulated nodes are on this machine: leave one out"),
+    ("simulate", "cluster", "all simulated nodes are on this machine: leave --cluster out"),
+    ("hosts", "cluster", "on hosts that you name, agents are started over ssh: leave one out"),
+    ("hosts", "node_rank", "hosts that you name have ranks in their order: leave one out"),
+    ("standalone", "hosts", "--standalone means one node, this one: leave one out"),
+    ("hostfile", "cluster", "on hosts that you name, agents are started over ssh: leave one out"),
+    ("hostfile", "node_rank", "hosts that you name have ranks in their order: leave one out"),
+    ("standalone", "hostfile", "--standalone means one node, this one: leave one out"),
+)
+# values with which two of these go together all the same
+_AGREE: dict[tuple[str, str], Callable[[Any, Any], bool]] = {
+    ("grace_period", "shutdown_timeout"): eq,
+    ("virtual_local_rank", "pin"): lambda virtual, pin: bool(pin == "visible"),
+    ("cpu_bind", "numa_binding"): lambda bind, numa: bool(bind == "none"),
+    ("timestamps", "output"): lambda timestamps, output: bool(output != "raw"),
+    ("keep_warm", "start_method"): lambda keep, method: bool(method == "forkserver"),
+    ("simulate", "cluster"): lambda simulate, cluster: bool(cluster == "local"),
+    ("hosts", "cluster"): lambda hosts, cluster: bool(cluster == "ssh"),
+    ("hostfile", "cluster"): lambda hosts, cluster: bool(cluster == "ssh"),
+}
+
+
+def _drop_lower(resolved: dict[str, Resolved]) -> None:
+    """Drop, of two options in conflict, the one from the lower source.
+
+    Raises:
+        LaunchError: both have the same source, and different meanings.
+    """
+    for *names, hint in _CONFLICTS:
+        first, second = (resolved.get(name) for name in names)
+        if first is None or second is None:
+            continue
+        if (agree := _AGREE.get((names[0], names[1]))) and agree(first.value, second.value):
+            continue
+        if first.given.source == second.given.source:
+            raise _not_together(first, second, hint)
+        del resolved[min(first, second, key=lambda one: one.given.source).given.name]
+
+
+def _not_together(first: Resolved, second: Resolved, hint: str) -> LaunchError:
+    """Say that two options do not go together."""
+    return LaunchError(f"{first.given} and {second.given} do not go together", hint=hint)
+
+
 def _check_together(resolved: Mapping[str, Resolved]) -> None:
     forwarded, stopping = resolved.get("forward_signals"), resolved.get("signals_to_handle")
     stops = stopping.value if stopping else ()  # one that stops by default may be forwarded instead
@@ -194,7 +301,7 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
         (no_control, notices, True, "without a control channel no node knows when all workers have exited"),
     ):
         if first and second and contradicts:
-            raise not_together(first, second, f"{why}: leave one out")
+            raise _not_together(first, second, f"{why}: leave one out")
     if chaos := resolved.get("chaos"):
         if "simulate" not in resolved:
             raise LaunchError(f"{chaos.given}: faults are injected into simulated nodes only", hint="add --simulate")

@@ -9,8 +9,7 @@ from typing import Any
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.options import token
-from ddplaunch.options.option import Option
-from ddplaunch.options.table import BY_NAME, OPTIONS
+from ddplaunch.options.table import BY_NAME, OPTIONS, Option
 from ddplaunch.spec import Given, Source
 from ddplaunch.words import did_you_mean, why_failed
 
@@ -136,7 +135,13 @@ def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str)
         if option.name in seen:
             raise LaunchError(f"{seen[option.name]} and {key} in {shown} are the same option", hint="leave one out")
         seen[option.name] = key
-        for text, quote in _texts(option, value, shown):
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        texts = _texts(option, value)
+        if texts is None or any(isinstance(item, bool) or not isinstance(item, (str, int, float)) for item in inner):
+            kind = _TOML_TYPES.get(type(value), "a date or a time")
+            raise LaunchError(f"{option.key} in {shown}: expected {_types(option, _IN_TOML)}, not {kind}")
+        quote = '"' if isinstance(value, (str, dict, list)) else ""
+        for text in map(str.lower, texts) if isinstance(value, bool) else texts:
             is_path = text and option.path and (option.path != "command" or "/" in text)
             # relative to the file, not to the working directory
             meant = os.path.normpath(os.path.join(folder, text)) if is_path else text
@@ -145,43 +150,81 @@ def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str)
             )
 
 
-def _texts(option: Option, value: object, shown: str) -> list[tuple[str, str]]:
-    """The value as it is written on a command line, each with its quote in the file.
+def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Given]:
+    """Read keyword arguments; None means that the option is not given. `call` is the name of the function.
 
     Raises:
-        LaunchError: a value of this type is not one of the option's.
+        TypeError: there is no such option, or a value of this type is not one of the option's.
     """
+    for name, value in keywords.items():
+        option = BY_NAME.get(name)
+        if option is None:
+            meant = did_you_mean(name, BY_NAME)
+            raise TypeError(
+                f"{call} got an unexpected keyword argument {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
+            )
+        if value is not None:
+            if (texts := _texts(option, value)) is None:
+                kind = type(value).__name__
+                raise TypeError(f"{call}: {name}={value!r}: expected {_types(option, _IN_PYTHON)}, not {kind}")
+            for text in texts:
+                yield Given(name=name, text=text, source=Source.CALL, origin=call, form=f"{name}={{}}")
+
+
+# --- values of Python and TOML
+
+# what a flag, the variables of the workers and several values are called
+_IN_PYTHON = "True or False", "a dict of strings", "a list"
+_IN_TOML = "true or false", "a table or an array of strings", "an array"
+_TOML_TYPES = {
+    bool: "a boolean",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    dict: "a table",
+    list: "an array",
+}
+
+
+def _texts(option: Option, value: object) -> list[str] | None:
+    """Return a value as it is written on a command line; None if one of this type is not one of the option's."""
     match value:
+        case bool() if option.is_flag:
+            return [str(value)]
+        case bool() if option.optional is not None:
+            return [option.optional] if value else []
         case bool():
-            if option.is_flag:
-                return [(str(value).lower(), "")]
-        case str() | int() | float():
-            if not option.is_flag:
-                return [(str(value), '"' if isinstance(value, str) else "")]
-        case dict():
-            if option.name == "env" and all(_is_scalar(content) for content in value.values()):
-                return [(f"{name}={content}", '"') for name, content in value.items()]
-        case list():
-            if all(_is_scalar(item) for item in value):
-                if option.repeatable:
-                    return [(str(item), '"') for item in value]
-                if option.listed:
-                    return [(",".join(map(str, value)), '"')]
-    raise LaunchError(f"{option.key} in {shown}: expected {_types(option)}, not {_type(value)}")
+            return None
+        case _ if option.is_flag:
+            return None
+        case str() | int():
+            return [str(value)]
+        case float():
+            return [_number(value)]
+        case os.PathLike() if option.path:
+            return [os.fsdecode(value)]
+        case Mapping() if option.name == "env":
+            return [f"{name}={content}" for name, content in value.items()]
+        case list() | tuple() if option.repeatable:
+            return [str(item) for item in value]
+        case list() | tuple() | set() | frozenset() if option.listed:
+            return [",".join(map(str, value))]
+    return None
 
 
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+def _number(value: float) -> str:
+    """Return a number rounded to milliseconds, as times are; one that rounds to 0 as Python writes it."""
+    rounded = round(value, 3)
+    return f"{rounded:.3f}".rstrip("0").rstrip(".") if rounded or not value else repr(value)
 
 
-def _types(option: Option) -> str:
+def _types(option: Option, names: tuple[str, str, str]) -> str:
+    """Return which values an option takes."""
+    flag, variables, several = names
     if option.is_flag:
-        return "true or false"
+        return flag
     if option.name == "env":
-        return "a table or an array of strings"
-    return "a string, a number or an array of them" if option.listed or option.repeatable else "a string or a number"
-
-
-def _type(value: object) -> str:
-    names = {bool: "a boolean", str: "a string", int: "a number", float: "a number", dict: "a table", list: "an array"}
-    return names.get(type(value), "a date or a time")
+        return variables
+    if option.optional is not None:
+        return f"{flag.partition(' ')[0]}, a string or a number"
+    return f"a string, a number or {several} of them" if option.listed or option.repeatable else "a string or a number"

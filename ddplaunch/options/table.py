@@ -1,10 +1,114 @@
-"""Every option, once. Data only: the grammars of values are in `parsers.py`, how options combine in `resolve.py`."""
+"""What an option is, and every option, once. The grammars of values are in `parsers.py`, how options combine in `resolve.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+from msgspec import Struct
+
+from ddplaunch.errors import LaunchError
 from ddplaunch.fields import BACKENDS
-from ddplaunch.options import durations, node_parsers, parsers
-from ddplaunch.options.option import Alias, Option, Reach
+from ddplaunch.options import parsers
+from ddplaunch.options.parsers import BadValue
+from ddplaunch.spec import Given, Source
+from ddplaunch.words import did_you_mean
+
+# set for workers, and so never read as a default: a job started inside a worker is another job
+WORKER_VARIABLES = frozenset(f"DDPLAUNCH_{name}" for name in ("RUN_ID", "BACKEND", "DEVICE", "INIT_METHOD", "LOG_DIR"))
+
+
+class Reach(IntEnum):
+    """Which agents of a job get an option as it was given."""
+
+    HERE = 0  # none: it concerns only the host where the command was typed
+    STEP = 1  # those of a Slurm step; on other hosts the order to each has a field for it
+    JOB = 2  # all
+
+
+class Option(Struct, frozen=True, kw_only=True):
+    """One option, declared once."""
+
+    name: str  # its flag without "--", with underscores
+    group: str  # heading in the help
+    help: str
+    parse: Callable[[str], Any]  # raises BadValue
+    default: str = ""  # the text of its default, for the help
+    example: str = ""  # a right value, for hints
+    metavar: str = "N"
+    short: str = ""
+    field: str | None = None  # of JobSpec; None: of the same name
+    is_flag: bool = False
+    optional: str | None = None  # its value where none is given, as in `--debug SCRIPT`
+    repeatable: bool = False  # every value counts, not only the last
+    listed: bool = False  # values stand between commas; a file may hold an array
+    choices: tuple[str, ...] = ()  # for completion and spelling hints
+    path: str = ""  # "file" or "folder", "command" if a bare name is looked for on PATH
+    may_be_empty: bool = False  # an empty text means that it is not given, as to torchrun
+    verbatim: bool = False  # blanks around its text count
+    pet: bool = False  # torchrun reads PET_NAME
+    torchruns: bool = False  # one of torchrun's; said only of those without PET_NAME
+    variable: bool = True  # DDPLAUNCH_NAME is read; not where that name has another meaning
+    foreign: str = ""  # a variable of torch with the same meaning
+    reach: Reach = Reach.JOB
+    no_effect: str = ""  # accepted for torchrun's sake: why it does nothing here
+
+    @property
+    def flag(self) -> str:
+        """The flag as it is written on the command line."""
+        return f"--{self.key}"
+
+    @property
+    def key(self) -> str:
+        """The key in a configuration file."""
+        return self.name.replace("_", "-")
+
+    @property
+    def target(self) -> str:
+        """The field of JobSpec that it sets."""
+        return self.field or self.name
+
+    @property
+    def variables(self) -> tuple[tuple[str, Source], ...]:
+        """The environment variables that give it a value."""
+        upper = self.name.upper()
+        candidates = (
+            (self.foreign, Source.FOREIGN, bool(self.foreign)),
+            (f"PET_{upper}", Source.PET, self.pet),
+            (f"DDPLAUNCH_{upper}", Source.VARIABLE, self.variable and f"DDPLAUNCH_{upper}" not in WORKER_VARIABLES),
+        )
+        return tuple((name, source) for name, source, read in candidates if read)
+
+    def words(self, text: str) -> list[str]:
+        """Return the words of a command line for this value."""
+        return [self.flag] if self.is_flag else [self.flag, text]
+
+    def value(self, given: Given) -> Any:
+        """Parse a given value of this option.
+
+        Raises:
+            LaunchError: it is not a valid one.
+        """
+        try:
+            return self.parse(given.text)
+        except BadValue as error:
+            raise LaunchError(f"{given}: {error}", hint=error.hint or self._hint(given)) from None
+
+    def _hint(self, given: Given) -> str | None:
+        if meant := did_you_mean(given.text.lower(), self.choices):
+            return f"did you mean `{given.spelled(meant)}`?"
+        return f"type for example `{given.spelled(self.example)}`" if self.example else None
+
+
+class Alias(Struct, frozen=True, kw_only=True):
+    """A flag of another launcher that means the same as one of ours."""
+
+    flag: str
+    option: str  # the name of ours
+    launcher: str
+    of_all_nodes: bool = False  # it counts the workers of all nodes
+
 
 _NAME = parsers.text("expected a name")
 _PINS = ("device", "visible", "none")
@@ -92,7 +196,7 @@ OPTIONS: tuple[Option, ...] = (
            choices=("env", "tcp"), example="env", default="env",
            help="How the workers find each other; sets DDPLAUNCH_INIT_METHOD."),
     Option(name="master_addr", group=_GROUP, metavar="HOST", pet=True, may_be_empty=True,
-           parse=node_parsers.host, example="10.0.0.1", reach=Reach.STEP,
+           parse=parsers.host, example="10.0.0.1", reach=Reach.STEP,
            help="Address of node 0: MASTER_ADDR."),
     Option(name="master_port", group=_GROUP, metavar="PORT", pet=True, parse=parsers.number(0, 65535), example="29500",
            reach=Reach.STEP,
@@ -104,18 +208,18 @@ OPTIONS: tuple[Option, ...] = (
 
     Option(name="max_restarts", group=_SUPERVISION, pet=True, parse=parsers.number(0), example="3", default="0",
            help="How often all workers are restarted after a failure."),
-    Option(name="grace_period", group=_SUPERVISION, metavar="TIME", parse=durations.duration,
+    Option(name="grace_period", group=_SUPERVISION, metavar="TIME", parse=parsers.duration,
            example="30s", default="30s",
            help="From the stop signal to SIGKILL: 90, 90s, 15m or 1h30m. In a Slurm job or a pod the default is 25s."),
     Option(name="shutdown_timeout", group=_SUPERVISION, metavar="TIME", pet=True, field="grace_period",
-           foreign="TORCH_ELASTIC_SHUTDOWN_TIMEOUT", parse=durations.duration, example="30", default="30s",
+           foreign="TORCH_ELASTIC_SHUTDOWN_TIMEOUT", parse=parsers.duration, example="30", default="30s",
            help="torchrun's name for --grace-period."),
-    Option(name="timeout", group=_SUPERVISION, metavar="TIME", parse=durations.positive_duration, example="2h",
+    Option(name="timeout", group=_SUPERVISION, metavar="TIME", parse=parsers.positive_duration, example="2h",
            help="Stop the job after this time, with exit status 124."),
-    Option(name="hang_timeout", group=_SUPERVISION, metavar="TIME", parse=durations.duration_from_1s, example="5m",
+    Option(name="hang_timeout", group=_SUPERVISION, metavar="TIME", parse=parsers.duration_from_1s, example="5m",
            help="Stop the workers once none of them has moved for this time, and say who waits for whom: a failure, with "
                 "exit status 123."),
-    Option(name="straggler_check", group=_SUPERVISION, metavar="TIME|off", parse=durations.duration_or_off, example="2m",
+    Option(name="straggler_check", group=_SUPERVISION, metavar="TIME|off", parse=parsers.duration_or_off, example="2m",
            default="30s",
            help="How often it is looked which rank comes last to the collectives, in a job with a process group: 30s, if it "
                 "is not given; off: never. A rank that costs 5% of a step is named."),
@@ -187,12 +291,12 @@ OPTIONS: tuple[Option, ...] = (
            choices=_SIMULATIONS, optional="divide", example="divide", reach=Reach.HERE,
            help="All nodes on this one machine, each with an agent and an address of its own, as on several hosts. "
                 "divide: each gets its part of the accelerators; share: all use all of them."),
-    Option(name="chaos", group=_DEBUGGING, metavar="LIST", parse=node_parsers.faults,
+    Option(name="chaos", group=_DEBUGGING, metavar="LIST", parse=parsers.faults,
            listed=True, example="kill:5@2s,node:1@3s", reach=Reach.HERE,
            help="With --simulate: faults to inject, and how long after the start, to see how the job reacts. kill, hang "
                 "or slow and a rank, or node and the rank of a node: kill:5@2s,node:1@3s,hang:2@1s,slow:0@500ms."),
 
-    Option(name="nnodes", group=_NODES, metavar="N|MIN:MAX", pet=True, parse=node_parsers.nnodes, example="2", default="1",
+    Option(name="nnodes", group=_NODES, metavar="N|MIN:MAX", pet=True, parse=parsers.nnodes, example="2", default="1",
            reach=Reach.HERE,
            help="Number of nodes; with MIN:MAX, nodes may leave and join while the job runs."),
     Option(name="hosts", group=_NODES, metavar="LIST", parse=parsers.text("expected hosts such as a,b:4"), listed=True,
@@ -215,24 +319,24 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="node_rank", group=_NODES, pet=True, parse=parsers.number(0), example="0", reach=Reach.HERE,
            help="Rank of this node, where you start ddplaunch on each node yourself."),
     Option(name="local_addr", group=_NODES, metavar="HOST", pet=True, may_be_empty=True,
-           parse=node_parsers.host, example="10.0.0.2", reach=Reach.HERE,
+           parse=parsers.host, example="10.0.0.2", reach=Reach.HERE,
            help="Address of this node for the others."),
     Option(name="standalone", group=_NODES, is_flag=True, pet=True, parse=parsers.switch, reach=Reach.HERE,
            help="One node with a free port: the default for one node."),
     Option(name="rdzv_backend", group=_NODES, metavar="NAME", pet=True, parse=parsers.one_of(*_RENDEZVOUS),
            choices=_RENDEZVOUS, example="c10d", reach=Reach.HERE, help="torchrun's rendezvous: static, c10d, etcd or etcd-v2."),
-    Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, may_be_empty=True, parse=node_parsers.endpoint,
+    Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, may_be_empty=True, parse=parsers.endpoint,
            example="10.0.0.1:29500", reach=Reach.HERE, help="The endpoint of the rendezvous: an address of node 0."),
     Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="job-1",
            help="Name of the job that nodes share: TORCHELASTIC_RUN_ID."),
-    Option(name="rdzv_timeout", group=_NODES, metavar="TIME", parse=durations.positive_duration, example="10m", default="10m",
+    Option(name="rdzv_timeout", group=_NODES, metavar="TIME", parse=parsers.positive_duration, example="10m", default="10m",
            help="How long the nodes wait for each other at the start; then the exit status is 121."),
     Option(name="rdzv_conf", group=_NODES, metavar="KEY=VALUE,...", pet=True, may_be_empty=True,
-           parse=node_parsers.rendezvous_settings, example="join_timeout=60",
+           parse=parsers.rendezvous_settings, example="join_timeout=60",
            help="Settings of torchrun's rendezvous: join_timeout and timeout are --rdzv-timeout; last_call_timeout (30) is "
                 "how many seconds MIN nodes wait for more of MAX; is_host=1 says that this is node 0, is_host=0 that it "
                 "is not."),
-    Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=durations.duration_from_1s, example="30s",
+    Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=parsers.duration_from_1s, example="30s",
            default="10s",
            help="A node that sends no heartbeat for so long is lost: exit status 122, unless MIN nodes are left."),
     Option(name="token_file", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="token.txt",

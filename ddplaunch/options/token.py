@@ -18,7 +18,7 @@ SCREEN = "DDPLAUNCH_SCREEN"  # where srun writes what the step prints
 # and the name of a variable for the workers: may be secret, and ps shows arguments to everybody
 OF_WORKERS = "DDPLAUNCH_FOR_WORKERS_"
 _MIN_LENGTH = 16  # characters; a shorter one is warned of
-_MAX_SIZE = 4096  # bytes; a longer file is probably not a token
+_MAX_SIZE = 4096  # characters; a longer file is probably not a token
 
 
 def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
@@ -83,18 +83,14 @@ def _is_open_to_all(path: str) -> bool:
 
 
 def _read(path: str, asked: str) -> str:
-    from ddplaunch.options.pipe import opener  # few jobs have a file
+    from ddplaunch.options.files import read_text  # few jobs have a file
 
     try:
-        with open(path, "rb", opener=opener) as file:
-            content = file.read(_MAX_SIZE + 1)
-        secret = content.decode().strip()
+        secret = read_text(path, _MAX_SIZE).strip()
     except OSError as error:
         raise LaunchError(f"{asked}: {why_failed(error)}") from None
     except UnicodeDecodeError:
         raise LaunchError(f"{asked}: the file is not UTF-8 text") from None
     if not secret:
         raise LaunchError(f"{asked}: the file is empty", hint="openssl rand -hex 32 > FILE")
-    if len(content) > _MAX_SIZE:
-        raise LaunchError(f"{asked}: the file is longer than {_MAX_SIZE} bytes")
     return secret

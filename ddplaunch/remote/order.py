@@ -10,8 +10,8 @@ from ddplaunch.cluster import Allocation, Endpoint, Rendezvous
 from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.fields import line
-from ddplaunch.options.option import Reach
 from ddplaunch.options.resolve import received, sent
+from ddplaunch.options.table import Reach
 from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.remote.messages import CoordinatorAddress, Order
 from ddplaunch.spec import Fault, Given, JobSpec

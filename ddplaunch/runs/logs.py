@@ -13,8 +13,7 @@ from msgspec import Struct
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import OK
 from ddplaunch.fields import line as printable
-from ddplaunch.options.durations import duration
-from ddplaunch.options.parsers import BadValue
+from ddplaunch.options.parsers import BadValue, duration
 from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import moves
 from ddplaunch.process.files import read_json

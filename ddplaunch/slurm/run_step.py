@@ -21,9 +21,9 @@ from ddplaunch.cluster import Allocation, endpoints, hostlist
 from ddplaunch.cluster.slurm import components
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token as secret
-from ddplaunch.options.node_parsers import write_nnodes
-from ddplaunch.options.option import Reach
+from ddplaunch.options.parsers import write_nnodes
 from ddplaunch.options.resolve import sent
+from ddplaunch.options.table import Reach
 from ddplaunch.output.streams import Screen
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.slurm import srun

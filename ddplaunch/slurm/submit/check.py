@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.options.node_parsers import write_nnodes
+from ddplaunch.options.parsers import write_nnodes
 from ddplaunch.process.program import check as check_program
 from ddplaunch.slurm.submit.output import is_complete
 from ddplaunch.slurm.submit.request import SubmitRequest

@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.functions import request
-from ddplaunch.options.keywords import from_keywords
+from ddplaunch.options.sources import from_keywords
 from ddplaunch.spec import Fault, Given, StreamChoice, Streams
 
 

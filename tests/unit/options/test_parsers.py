@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.options import durations, envfile, node_parsers, parsers
+from ddplaunch.options import parsers
+from ddplaunch.options.resolve import variables_of_file
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.spec import Fault, JobSpec, StreamChoice, Streams, default
 
@@ -20,18 +21,18 @@ RIGHT = [
     (parsers.nproc_per_node, "auto", "auto"),
     (parsers.nproc_per_node, "xpu", "gpu"),
     (parsers.number(0, 65535), "65535", 65535),
-    (durations.duration, "90", 90.0),
-    (durations.duration, "1.5", 1.5),
-    (durations.duration, "0", 0.0),
-    (durations.duration, "90s", 90.0),
-    (durations.duration, "15m", 900.0),
-    (durations.duration, "1h30m", 5400.0),
-    (durations.duration, "2d1h1m1.25s", 176461.25),
-    (durations.duration, "500ms", 0.5),
-    (durations.duration, "1m2s3ms", 62.003),
-    (durations.duration_from_1s, "1s", 1.0),
-    (durations.duration_or_off, "off", 0.0),
-    (durations.duration_or_off, "2m", 120.0),
+    (parsers.duration, "90", 90.0),
+    (parsers.duration, "1.5", 1.5),
+    (parsers.duration, "0", 0.0),
+    (parsers.duration, "90s", 90.0),
+    (parsers.duration, "15m", 900.0),
+    (parsers.duration, "1h30m", 5400.0),
+    (parsers.duration, "2d1h1m1.25s", 176461.25),
+    (parsers.duration, "500ms", 0.5),
+    (parsers.duration, "1m2s3ms", 62.003),
+    (parsers.duration_from_1s, "1s", 1.0),
+    (parsers.duration_or_off, "off", 0.0),
+    (parsers.duration_or_off, "2m", 120.0),
     (parsers.switch, "T", True),
     (parsers.switch, "no", False),
     (parsers.streams, "3", StreamChoice(default=Streams.BOTH)),
@@ -55,22 +56,22 @@ RIGHT = [
     (parsers.positive_number, "1e-1", 0.1),
     (parsers.variable, "A=b=c", ("A", "b=c")),
     (parsers.variable, "A=", ("A", "")),
-    (node_parsers.nnodes, "3", (3, 3)),
-    (node_parsers.nnodes, "1:4", (1, 4)),
-    (node_parsers.host, "[::1]", "::1"),
-    (node_parsers.host, "gpu-01.cluster", "gpu-01.cluster"),
-    (node_parsers.endpoint, "gpu01", "gpu01"),
-    (node_parsers.endpoint, "gpu01:29500", "gpu01:29500"),
-    (node_parsers.endpoint, "[fe80::1%eth0]:29500", "[fe80::1%eth0]:29500"),
-    (node_parsers.endpoint, "fe80::1", "fe80::1"),
-    (node_parsers.rendezvous_settings, " join_timeout=60, is_host = 1", {"join_timeout": "60", "is_host": "1"}),
-    (node_parsers.rendezvous_settings, "'join_timeout=5,is_host=1'", {"join_timeout": "5", "is_host": "1"}),
-    (node_parsers.rendezvous_settings, "store_type=file=x", {"store_type": "file=x"}),
-    (node_parsers.rendezvous_settings, "is_host=True,join_timeout=90", {"is_host": "1", "join_timeout": "90"}),
-    (node_parsers.rendezvous_settings, "is_host=n,last_call_timeout=0", {"is_host": "0", "last_call_timeout": "0"}),
-    (node_parsers.faults, "kill:5@2s", (Fault(kind="kill", target=5, after=2.0),)),
+    (parsers.nnodes, "3", (3, 3)),
+    (parsers.nnodes, "1:4", (1, 4)),
+    (parsers.host, "[::1]", "::1"),
+    (parsers.host, "gpu-01.cluster", "gpu-01.cluster"),
+    (parsers.endpoint, "gpu01", "gpu01"),
+    (parsers.endpoint, "gpu01:29500", "gpu01:29500"),
+    (parsers.endpoint, "[fe80::1%eth0]:29500", "[fe80::1%eth0]:29500"),
+    (parsers.endpoint, "fe80::1", "fe80::1"),
+    (parsers.rendezvous_settings, " join_timeout=60, is_host = 1", {"join_timeout": "60", "is_host": "1"}),
+    (parsers.rendezvous_settings, "'join_timeout=5,is_host=1'", {"join_timeout": "5", "is_host": "1"}),
+    (parsers.rendezvous_settings, "store_type=file=x", {"store_type": "file=x"}),
+    (parsers.rendezvous_settings, "is_host=True,join_timeout=90", {"is_host": "1", "join_timeout": "90"}),
+    (parsers.rendezvous_settings, "is_host=n,last_call_timeout=0", {"is_host": "0", "last_call_timeout": "0"}),
+    (parsers.faults, "kill:5@2s", (Fault(kind="kill", target=5, after=2.0),)),
     (
-        node_parsers.faults,
+        parsers.faults,
         "node:1@3, slow:0@500ms,hang:12@1m",
         (
             Fault(kind="node", target=1, after=3.0),
@@ -92,16 +93,16 @@ WRONG = [
     (parsers.number(1), "+1", "expected a number from 1"),
     (parsers.number(1), "\N{ARABIC-INDIC DIGIT THREE}", "expected a number from 1"),
     (parsers.number(0, 65535), "65536", "expected a number from 0 to 65535"),
-    (durations.duration, "", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (durations.duration, "-1", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (durations.duration, "1m1h", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (durations.duration, "1h30", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (durations.duration, "inf", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (durations.duration, "99999d", "expected less than 30 years"),
-    (durations.positive_duration, "0s", "expected a time above zero"),
-    (durations.duration, "5ms1s", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (durations.duration_from_1s, "999ms", "expected at least 1s"),
-    (durations.duration_or_off, "0", "expected at least 1s"),
+    (parsers.duration, "", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (parsers.duration, "-1", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (parsers.duration, "1m1h", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (parsers.duration, "1h30", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (parsers.duration, "inf", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (parsers.duration, "99999d", "expected less than 30 years"),
+    (parsers.positive_duration, "0s", "expected a time above zero"),
+    (parsers.duration, "5ms1s", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (parsers.duration_from_1s, "999ms", "expected at least 1s"),
+    (parsers.duration_or_off, "0", "expected at least 1s"),
     (parsers.positive_number, "0", "expected a number above zero"),
     (parsers.positive_number, "nan", "expected a number above zero"),
     (parsers.streams, "0:3,0:1", "local rank 0 is listed twice"),
@@ -129,33 +130,33 @@ WRONG = [
     (parsers.one_of("a", "b", "c"), "d", 'expected "a", "b" or "c"'),
     (parsers.variable, "FOO", "expected NAME=VALUE"),
     (parsers.variable, "1A=x", "expected NAME=VALUE"),
-    (node_parsers.nnodes, "0", "expected a number of nodes, or MIN:MAX"),
-    (node_parsers.nnodes, "1:2:3", "expected a number of nodes, or MIN:MAX"),
-    (node_parsers.nnodes, "2:", "expected a number of nodes, or MIN:MAX"),
-    (node_parsers.nnodes, "3:2", "MIN exceeds MAX"),
-    (node_parsers.host, "a:29500", "expected a host without a port"),
-    (node_parsers.host, "a b", "expected a host name or an address"),
-    (node_parsers.endpoint, "a:65536", "expected HOST or HOST:PORT"),
-    (node_parsers.endpoint, ":29500", "expected HOST or HOST:PORT"),
-    (node_parsers.rendezvous_settings, "join_timeout", "expected KEY=VALUE,KEY=VALUE"),
-    (node_parsers.rendezvous_settings, "a=1,timeout=0", "timeout: expected a time above zero"),
+    (parsers.nnodes, "0", "expected a number of nodes, or MIN:MAX"),
+    (parsers.nnodes, "1:2:3", "expected a number of nodes, or MIN:MAX"),
+    (parsers.nnodes, "2:", "expected a number of nodes, or MIN:MAX"),
+    (parsers.nnodes, "3:2", "MIN exceeds MAX"),
+    (parsers.host, "a:29500", "expected a host without a port"),
+    (parsers.host, "a b", "expected a host name or an address"),
+    (parsers.endpoint, "a:65536", "expected HOST or HOST:PORT"),
+    (parsers.endpoint, ":29500", "expected HOST or HOST:PORT"),
+    (parsers.rendezvous_settings, "join_timeout", "expected KEY=VALUE,KEY=VALUE"),
+    (parsers.rendezvous_settings, "a=1,timeout=0", "timeout: expected a time above zero"),
     (
-        node_parsers.rendezvous_settings,
+        parsers.rendezvous_settings,
         "join_timeout=long",
         "join_timeout: expected seconds, or a time such as 90s, 15m or 1h30m",
     ),
-    (node_parsers.rendezvous_settings, "is_host=maybe", "is_host: expected 1 or 0"),
-    (node_parsers.faults, "", '"" is not KIND:RANK@TIME'),
-    (node_parsers.faults, "kill:5", '"kill:5" is not KIND:RANK@TIME'),
-    (node_parsers.faults, "kill:-1@2s", '"kill:-1@2s" is not KIND:RANK@TIME'),
+    (parsers.rendezvous_settings, "is_host=maybe", "is_host: expected 1 or 0"),
+    (parsers.faults, "", '"" is not KIND:RANK@TIME'),
+    (parsers.faults, "kill:5", '"kill:5" is not KIND:RANK@TIME'),
+    (parsers.faults, "kill:-1@2s", '"kill:-1@2s" is not KIND:RANK@TIME'),
     (
-        node_parsers.faults,
+        parsers.faults,
         "kill:\N{ARABIC-INDIC DIGIT THREE}@2s",
         '"kill:\N{ARABIC-INDIC DIGIT THREE}@2s" is not KIND:RANK@TIME',
     ),
-    (node_parsers.faults, "kill:5@2s,", '"" is not KIND:RANK@TIME'),
-    (node_parsers.faults, "burn:5@2s", '"burn:5@2s": expected "kill", "node", "hang" or "slow"'),
-    (node_parsers.faults, "kill:5@soon", '"kill:5@soon": expected seconds, or a time such as 90s, 15m or 1h30m'),
+    (parsers.faults, "kill:5@2s,", '"" is not KIND:RANK@TIME'),
+    (parsers.faults, "burn:5@2s", '"burn:5@2s": expected "kill", "node", "hang" or "slow"'),
+    (parsers.faults, "kill:5@soon", '"kill:5@soon": expected seconds, or a time such as 90s, 15m or 1h30m'),
 ]
 
 
@@ -193,7 +194,7 @@ def test_any_text_is_read_or_refused_in_our_words(option: Any, text: str) -> Non
 @given(st.integers(1, 5000), st.integers(0, 5000))
 def test_a_number_of_nodes_in_a_message_may_be_typed(least: int, more: int) -> None:
     nodes = (least, least + more)
-    assert node_parsers.nnodes(node_parsers.write_nnodes(nodes)) == nodes
+    assert parsers.nnodes(parsers.write_nnodes(nodes)) == nodes
 
 
 ENV_FILE = """\
@@ -211,8 +212,8 @@ DOUBLE="a \\"b\\" \\$c \\n d"  # a comment
 
 def test_env_files_are_read_as_a_shell_reads_them() -> None:
     with pytest.raises(parsers.BadValue, match=r"^train\.env:5: expected NAME=VALUE$"):
-        envfile.variables(ENV_FILE, "train.env")
-    assert envfile.variables(ENV_FILE.replace(" = ", "="), "train.env") == [
+        variables_of_file(ENV_FILE, "train.env")
+    assert variables_of_file(ENV_FILE.replace(" = ", "="), "train.env") == [
         ("PLAIN", "some words"),
         ("EXPORTED", "1"),
         ("INDENTED", "x"),
@@ -226,11 +227,11 @@ def test_env_files_are_read_as_a_shell_reads_them() -> None:
 @pytest.mark.parametrize("line", ['A="x', "A='x' y", 'A="x\\"'])
 def test_open_quotes_are_named_with_file_and_line(line: str) -> None:
     with pytest.raises(parsers.BadValue) as caught:
-        envfile.variables(f"B=1\r\n{line}\r\n", "train.env")
+        variables_of_file(f"B=1\r\n{line}\r\n", "train.env")
     assert str(caught.value) == f"train.env:2: the quote {line[2]} is not closed, or something follows it"
 
 
 @given(st.text(alphabet=string.printable, max_size=40))
 def test_any_single_quoted_value_is_kept_as_it_is(text: str) -> None:
     kept = text.translate({ord(mark): None for mark in "'\n"})
-    assert envfile.variables(f"A='{kept}'", "f") == [("A", kept)]
+    assert variables_of_file(f"A='{kept}'", "f") == [("A", kept)]

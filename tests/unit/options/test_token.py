@@ -63,7 +63,7 @@ def test_two_variables_that_differ_are_refused_without_a_word_of_them(tmp_path: 
         (None, "no such file or directory"),
         (b" \n", "the file is empty"),
         (b"\xff", "the file is not UTF-8 text"),
-        (b"x" * 4097, "the file is longer than 4096 bytes"),
+        (b"x" * 4097, "it is larger than 4 KiB"),
     ],
 )
 def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:

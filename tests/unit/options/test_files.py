@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.options import pipe
+from ddplaunch.options import files
 
 
 def read(path: object) -> str:
-    with open(str(path), encoding="utf-8", opener=pipe.opener) as file:
-        return file.read()
+    return files.read_text(str(path), 10)
 
 
 @pytest.mark.parametrize("text", ["A=1\n", ""])
@@ -39,7 +38,7 @@ def test_a_pipe_that_nobody_writes_to_is_named_and_waited_for(tmp_path: Path, mo
             threading.Thread(target=path.write_text, args=("A=1\n",)).start()
             return len(text)
 
-    monkeypatch.setattr(pipe, "_SLOW", 0.01)
+    monkeypatch.setattr(files, "_SLOW", 0.01)
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert read(path) == "A=1\n"
     assert said == [f"ddplaunch: waiting for {path}: it is a pipe, and nothing was written to it yet\n"]
@@ -52,3 +51,6 @@ def test_a_file_is_a_file_and_what_is_none_an_error(tmp_path: Path) -> None:
         read(tmp_path / "nowhere")
     with pytest.raises(IsADirectoryError):
         read(tmp_path)
+    (tmp_path / "train.env").write_text("A=123456789\n")
+    with pytest.raises(OSError, match="it is larger than 10 B"):
+        read(tmp_path / "train.env")
