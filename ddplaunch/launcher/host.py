@@ -22,8 +22,7 @@ from ddplaunch.errors import LaunchError, own_imports
 from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
 from ddplaunch.fields import Malformed
 from ddplaunch.remote import messages
-from ddplaunch.remote.protocol import COORDINATOR, ORDER, PLAIN_SIGNAL, SIGNAL
-from ddplaunch.remote.stdio import InputPipe, claim_stdio
+from ddplaunch.remote.protocol import COORDINATOR, ORDER, PLAIN_SIGNAL, SIGNAL, InputPipe, claim_stdio
 from ddplaunch.words import why_failed
 
 if TYPE_CHECKING:  # for the others see main
@@ -76,10 +75,9 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
         from ddplaunch.options.token import VARIABLE as TOKEN
         from ddplaunch.plan.assign import simulated
         from ddplaunch.process import program
-        from ddplaunch.remote import environment
         from ddplaunch.remote import order as orders
 
-    env = environment.received(orders.variables(order), os.environ, os.path.isdir)
+    env = orders.variables_on_host(orders.variables(order), os.environ, os.path.isdir)
     _enter(os.fsdecode(order.cwd))
     spec = orders.spec(order)
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))

@@ -8,37 +8,10 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.tree import Process, descendants, look, signal_process
-from ddplaunch.remote.connection import HostConnection
+from ddplaunch.remote.connections import HostConnection
 from ddplaunch.spec import Fault
 
 SLOW_INTERVAL = 0.05  # seconds for which a worker that is slowed down runs, then is stopped
-
-
-class Schedule:
-    """When which fault is due. Pure: times come in."""
-
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        self._faults = sorted(faults, key=lambda fault: fault.after)
-        self._began: float | None = None
-
-    def begin(self, at: float) -> None:
-        """Start the clock at the first call; later calls do nothing."""
-        if self._began is None:
-            self._began = at
-
-    @property
-    def deadline(self) -> float | None:
-        """When the next fault is due; None before `begin`."""
-        if self._began is None or not self._faults:
-            return None
-        return self._began + self._faults[0].after
-
-    def due(self, now: float) -> list[Fault]:
-        """Remove and return the faults that are due."""
-        due: list[Fault] = []
-        while (deadline := self.deadline) is not None and deadline <= now:
-            due.append(self._faults.pop(0))
-        return due
 
 
 class Chaos:
@@ -48,7 +21,8 @@ class Chaos:
         self, loop: Loop, faults: Sequence[Fault], nodes: Sequence[HostConnection], notify: Callable[[str], None]
     ) -> None:
         """Prepare; `nodes` are the connections to the agents, by node rank."""
-        self._schedule = Schedule(faults)
+        self._faults = sorted(faults, key=lambda fault: fault.after)  # that are still to come
+        self._began: float | None = None  # when the workers of the first generation ran
         self._nodes = nodes
         self._notify = notify
         self._workers: dict[int, Process] = {}  # by rank, of the latest generation
@@ -67,14 +41,17 @@ class Chaos:
         """Add a worker of this generation."""
         if (process := look(pid)) is not None:
             self._workers[rank] = process
-        if len(self._workers) == self._world_size:
-            self._schedule.begin(self._loop.now())
-            self._due.set(self._schedule.deadline)
+        if self._began is None and len(self._workers) == self._world_size:
+            self._began = self._loop.now()
+            self._due.set(self._time_of_next())
+
+    def _time_of_next(self) -> float | None:
+        return self._began + self._faults[0].after if self._faults and self._began is not None else None
 
     def _inject_due(self) -> None:
-        for fault in self._schedule.due(self._loop.now()):
-            self._inject(fault)
-        self._due.set(self._schedule.deadline)
+        while (at := self._time_of_next()) is not None and at <= self._loop.now():
+            self._inject(self._faults.pop(0))
+        self._due.set(self._time_of_next())
 
     def _toggle_slow(self) -> None:
         """Stop the slow workers, or have them go on."""

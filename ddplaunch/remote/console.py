@@ -13,7 +13,7 @@ from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.bars import Bar, BarFeed, unpack
 from ddplaunch.remote import messages
-from ddplaunch.remote.connection import HostConnection
+from ddplaunch.remote.connections import HostConnection
 from ddplaunch.supervise.deadline import soonest
 
 REMEMBERED = 100  # messages; hosts send an equal one at about the same time

@@ -22,12 +22,10 @@ from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
-from ddplaunch.remote.connection import HostConnection, HostPhase
+from ddplaunch.remote.connections import QUIT_TIMEOUT, HostConnection, HostPhase, RemoteJob, Startup
 from ddplaunch.remote.console import Console
 from ddplaunch.remote.diagnose import HostError, HostStatuses
 from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, PROTOCOL, SIGNAL
-from ddplaunch.remote.remote_job import RemoteJob
-from ddplaunch.remote.startup import QUIT_TIMEOUT, Startup
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:  # only a job that others than simulated nodes run needs it
@@ -63,13 +61,10 @@ class Dispatcher:
         self._chaos = Chaos(loop, job.chaos, self._hosts, self._console.notify)
         self._startup = Startup(
             loop,
+            job,
             self._hosts,
-            env=job.env,
-            open_files=job.open_files,
-            rdzv_timeout=job.rdzv_timeout,
-            quit_timeout=job.grace_period + job.heartbeat_timeout + QUIT_TIMEOUT,
+            self,
             has_failed=lambda: not self._statuses.may_try_others,
-            unconnected=self._give_up_unconnected,
             notify=self._console.notify,
         )
         self._addresses: tuple[str, ...] = ()  # of the first host
@@ -84,7 +79,6 @@ class Dispatcher:
         self._loss_report = ""  # that node 0 was lost, from the others
         # when that is printed, unless we have lost node 0 ourselves before
         self._loss_report_at = loop.timer(None, self._report_loss)
-        self._heartbeat_at = loop.timer(loop.now() + self._heartbeat_interval, self._send_heartbeats)
         self._settle_by = loop.timer(None, self._startup.disconnect)
 
     def run(self) -> int:
@@ -116,24 +110,9 @@ class Dispatcher:
             self._settle_by.cancel()
             self._startup.disconnect()
 
-    def _send_heartbeats(self) -> None:
-        self._heartbeat_at.set(self._loop.now() + self._heartbeat_interval)
-        self._startup.send_heartbeats(
-            self._job.heartbeat_timeout, self._heartbeat_interval, reading=not self._console.is_full
-        )
-
-    def _give_up_unconnected(self, hosts: Sequence[HostConnection]) -> None:
-        for host in hosts:
-            self._host_failed(host, diagnose.not_started(self._job.rdzv_timeout))
-            host.kill()
-
     def _report_loss(self) -> None:
         if not self._final_report and not self._statuses.is_prevented and self._startup.only_first_connected:
             self._console.write(self._loss_report)
-
-    @property
-    def _heartbeat_interval(self) -> float:
-        return min(1.0, self._job.heartbeat_timeout / 4)
 
     # --- signals
 
@@ -177,6 +156,12 @@ class Dispatcher:
                 host.send(SIGNAL if escalates and counts else PLAIN_SIGNAL, bytes([signum]))
 
     # --- from the hosts
+
+    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
+        """Fail hosts on which ddplaunch has not started in time."""
+        for host in hosts:
+            self._host_failed(host, diagnose.not_started(self._job.rdzv_timeout))
+            host.kill()
 
     def connected(self, host: HostConnection, protocol: int, version: str) -> None:
         """Send a host its order."""

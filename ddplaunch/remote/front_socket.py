@@ -25,9 +25,8 @@ from ddplaunch.fields import host as host_name
 from ddplaunch.fields import line, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.remote import messages
-from ddplaunch.remote.connection import HostConnection
+from ddplaunch.remote.connections import HostConnection, RemoteJob
 from ddplaunch.remote.protocol import CONNECT, STREAM
-from ddplaunch.remote.remote_job import RemoteJob
 from ddplaunch.runlog import run_socket
 from ddplaunch.runlog.folders import runs_folder
 

@@ -35,8 +35,7 @@ from ddplaunch.process.clock import PROCESS_CLOCK
 from ddplaunch.process.tree import ends_within, has_ended
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
-from ddplaunch.remote.protocol import CONNECT, FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, STREAM
-from ddplaunch.remote.stdio import InputPipe, OutputPipe
+from ddplaunch.remote.protocol import CONNECT, FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, STREAM, InputPipe, OutputPipe
 from ddplaunch.runlog import run_socket
 
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read

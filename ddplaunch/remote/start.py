@@ -6,6 +6,7 @@ Orders go through the pipes to the hosts, not onto their command lines.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,9 +17,9 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.options import token as secret
 from ddplaunch.output.streams import Screen
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.remote import commands, dispatcher, environment, messages
+from ddplaunch.remote import dispatcher, messages
 from ddplaunch.remote import order as orders
-from ddplaunch.remote.remote_job import AgentStart, RemoteJob
+from ddplaunch.remote.connections import AgentStart, RemoteJob
 from ddplaunch.runlog.folders import run_id_of
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import why_failed
@@ -78,7 +79,7 @@ def _agents(
             hint="ddplaunch runs on each host in the folder where it was typed: change to one that exists",
         ) from None
     token = os.urandom(32).hex()
-    sent, screen = environment.sent(secret.public(env)), Screen.here(env)
+    sent, screen = orders.variables_to_send(secret.public(env)), Screen.here(env)
 
     def order(node_rank: int) -> bytes:
         return messages.encode(
@@ -99,8 +100,39 @@ def _agents(
         AgentStart(
             node_rank=node_rank,
             host=host.name,
-            argv=commands.argv(allocation.starter, host.name, python, spec.heartbeat_timeout),
+            argv=argv(allocation.starter, host.name, python, spec.heartbeat_timeout),
             order=partial(order, node_rank),
         )
         for node_rank, host in enumerate(allocation.start)
     )
+
+
+# --- the command for each host
+
+
+REMOTE = ("-P", "-m", "ddplaunch.launcher.host")  # -P: a folder that happens to be current holds no modules of ours
+_PROBES = 3  # keepalives without a reply after which ssh ends
+
+
+def argv(starter: str, host: str, python: str, heartbeat_timeout: float) -> tuple[str, ...]:
+    """Return the command that starts `python -m ddplaunch.launcher.host` on the host; `heartbeat_timeout` in seconds."""
+    match starter:
+        case "simulate":
+            return (python, *REMOTE)
+        case "blaunch":
+            return ("blaunch", host, python, *REMOTE)
+    return (*_ssh(heartbeat_timeout), host, f"exec {shlex.join((python, *REMOTE))}")
+
+
+def _ssh(heartbeat_timeout: float) -> tuple[str, ...]:
+    """ssh_config(5). The user's own configuration applies to all that is not set here."""
+    options = {
+        "BatchMode": "yes",  # no password prompt: there is no terminal
+        "ConnectTimeout": str(max(5, round(heartbeat_timeout))),
+        "ServerAliveInterval": str(max(1, round(heartbeat_timeout / _PROBES))),
+        "ServerAliveCountMax": str(_PROBES),
+        "ControlPath": "none",  # a connection of our own: one that is shared may be slow or full, and end with others' work
+        "ClearAllForwardings": "yes",  # 64 connections cannot all forward one port
+        "RemoteCommand": "none",
+    }
+    return ("ssh", "-T", "-x", *(word for name, value in options.items() for word in ("-o", f"{name}={value}")))

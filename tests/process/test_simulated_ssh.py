@@ -12,8 +12,8 @@ import pytest
 
 import ddplaunch
 from ddplaunch.agent.pipes import CONTROL
+from ddplaunch.remote.connections import MAX_STARTING
 from ddplaunch.remote.protocol import STREAM, greeting, pack
-from ddplaunch.remote.startup import MAX_STARTING
 from tests.conftest import PATIENCE, send_again, until
 
 HOSTS = "127.0.0.1,127.0.0.2"

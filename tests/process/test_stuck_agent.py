@@ -215,7 +215,7 @@ from ddplaunch.agent.events import FrontWaits
 from ddplaunch.agent.signals import SignalSource
 from ddplaunch.loop.loop import Loop
 from ddplaunch.remote.host_front import HostFront
-from ddplaunch.remote.stdio import InputPipe, OutputPipe
+from ddplaunch.remote.protocol import InputPipe, OutputPipe
 
 def agent(pipes):
     child.claim(pipes)

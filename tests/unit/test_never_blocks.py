@@ -30,7 +30,7 @@ HARMLESS = {
     "coordinator/agents.py": "before there are workers",
     "coordinator/join.py": "before the job begins; the front can kill the agent",
     "remote/front_socket.py": "a folder in /tmp, and workers on other hosts",
-    "remote/stdio.py": "/dev/null",
+    "remote/protocol.py": "/dev/null",
     "report/error_file.py": "files in memory",
     "runlog/file_writer.py": "the process that writes files",
     "runlog/folders.py": "the process that writes files",

@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.agent.pipes import BARS, OURS, STDERR, STDOUT, OutputQueue
 from ddplaunch.loop.frames import FrameError
 from ddplaunch.remote import console
-from ddplaunch.remote.connection import HostConnection
+from ddplaunch.remote.connections import HostConnection
 from ddplaunch.remote.console import Console
 from tests.loops import FakeLoop
 

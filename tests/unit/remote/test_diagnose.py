@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.remote import diagnose
-from ddplaunch.remote.commands import argv
 from ddplaunch.remote.diagnose import HostError
+from ddplaunch.remote.start import argv
 
 PYTHON = "/opt/py/bin/python"
 

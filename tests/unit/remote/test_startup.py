@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import cast
 
-from ddplaunch.remote.connection import HostConnection, HostPhase
-from ddplaunch.remote.dispatcher import Dispatcher
-from ddplaunch.remote.remote_job import AgentStart
-from ddplaunch.remote.startup import NOTICE_AFTER, Startup
+from ddplaunch.remote.connections import (
+    NOTICE_AFTER,
+    AgentStart,
+    Handler,
+    HostConnection,
+    HostPhase,
+    RemoteJob,
+    Startup,
+)
 from tests.loops import FakeLoop
+
+JOB = RemoteJob(
+    agents=(),
+    run_id="run",
+    command=("train.py",),
+    starter="ssh",
+    python="python",
+    min_nodes=1,
+    env={},
+    open_files=(0, 0),
+    signals=frozenset(),
+    stops=frozenset(),
+    heartbeat_timeout=5,
+    rdzv_timeout=60,
+    grace_period=5,
+    quiet=False,
+    reports_to_caller=False,
+    chaos=(),
+)
 
 
 class Bed:
@@ -21,21 +46,21 @@ class Bed:
         self.hosts: list[HostConnection] = []
         for number, phase in enumerate(phases):
             agent = AgentStart(node_rank=number, host=f"ann@node{number}", argv=("/usr/bin/ssh", "-T"), order=bytes)
-            self.hosts.append(HostConnection(agent, self.loop, cast(Dispatcher, None)))
+            self.hosts.append(HostConnection(agent, self.loop, cast(Handler, None)))
             self.hosts[-1].phase = phase
         self.said: list[str] = []
         self.unconnected: list[HostConnection] = []
         self.startup = Startup(
             self.loop,
+            JOB,
             self.hosts,
-            env={},
-            open_files=(0, 0),
-            rdzv_timeout=60,
-            quit_timeout=5,
+            cast(Handler, self),
             has_failed=lambda: False,
-            unconnected=self.unconnected.extend,
             notify=self.said.append,
         )
+
+    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
+        self.unconnected += hosts
 
 
 def test_hosts_without_an_agent_are_named_after_a_while_once_and_given_up_in_the_end() -> None:
@@ -50,7 +75,9 @@ def test_hosts_without_an_agent_are_named_after_a_while_once_and_given_up_in_the
     assert bed.unconnected == []
     bed.loop.pass_time(10)
     assert bed.unconnected == [bed.hosts[1], bed.hosts[2], bed.hosts[4]]
-    assert bed.loop.deadline is None
+    bed.loop.pass_time(100)
+    assert len(bed.unconnected) == 3
+    assert len(bed.said) == 1
 
 
 def test_where_all_agents_have_started_there_is_nothing_to_say() -> None:

@@ -1,28 +1,65 @@
-"""The connection to one host: the ssh process or the like, its output, and the frames in both directions. Decides nothing."""
+"""The hosts of a job whose agents ddplaunch starts: what is started on each, the connection to it, and when these begin and end.
+
+A connection is the ssh process or the like, its output, and the frames in both directions. Reports no errors: `Handler` does.
+"""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+from msgspec import Struct
 
 from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT
 from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
-from ddplaunch.process.child import Child, StartError, Stdio, start, why_not_started
-from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, STREAM, GreetingDecoder, PipeDecoder
-from ddplaunch.remote.remote_job import AgentStart
-from ddplaunch.remote.stdio import OutputPipe
-
-if TYPE_CHECKING:
-    from ddplaunch.remote.dispatcher import Dispatcher
+from ddplaunch.process.child import Child, StartError, Stdio, handled_signals, start, why_not_started
+from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, STREAM, GreetingDecoder, OutputPipe, PipeDecoder
+from ddplaunch.spec import Fault
+from ddplaunch.words import some
 
 _READ = 1 << 18  # bytes at a time
 _KEPT = 1 << 16  # bytes of what the process itself prints, for an error report
 _LONGEST_LINE = 1 << 20  # bytes of a line in several messages that are kept together
+MAX_STARTING = 64  # hosts whose agent is being started
+NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named
+QUIT_TIMEOUT = 5.0  # seconds that an agent needs to end when its workers have
+_LOOK_AGAIN = 0.5  # seconds until it is looked whether output is read again
+
+
+class AgentStart(Struct, frozen=True, kw_only=True):
+    """How the agent of a host is started, and its order."""
+
+    node_rank: int
+    host: str  # for ssh
+    argv: tuple[str, ...]
+    # makes the first frame; it names all hosts, so that frames kept for all of them would take the square of their number
+    order: Callable[[], bytes]
+
+
+class RemoteJob(Struct, frozen=True, kw_only=True):
+    """All that the dispatcher needs to know."""
+
+    agents: tuple[AgentStart, ...]  # by node rank
+    run_id: str
+    command: tuple[str, ...]  # the program and its arguments
+    starter: str
+    python: str  # the interpreter on the hosts
+    min_nodes: int
+    env: Mapping[str, str]  # of ssh, or what else starts the agents
+    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of those processes
+    signals: frozenset[int]  # that the front passes on
+    stops: frozenset[int]
+    heartbeat_timeout: float  # seconds without a frame after which a host is lost
+    rdzv_timeout: float  # seconds in which all hosts must have connected
+    grace_period: float  # seconds
+    quiet: bool
+    reports_to_caller: bool  # why it failed goes to the caller of `launch()`, not to stderr
+    chaos: tuple[Fault, ...]
 
 
 class HostPhase(Enum):
@@ -34,10 +71,32 @@ class HostPhase(Enum):
     CLOSED = auto()
 
 
+class Handler(Protocol):
+    """What happens to connections is told to the dispatcher; of a FrameError that it raises the connection is killed."""
+
+    def connected(self, host: HostConnection, protocol: int, version: str) -> None:
+        """ddplaunch runs on the host."""
+
+    def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:
+        """Handle output of the host."""
+
+    def report_received(self, host: HostConnection, data: bytes) -> None:
+        """Handle a report of the host."""
+
+    def chunk_received(self, host: HostConnection, data: bytes) -> None:
+        """Handle a part of a stream."""
+
+    def disconnected(self, host: HostConnection) -> None:
+        """Handle the end of the connection."""
+
+    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
+        """Handle hosts on which ddplaunch has not started in time."""
+
+
 class HostConnection:
     """One host of the job."""
 
-    def __init__(self, agent: AgentStart, loop: Loop, handler: Dispatcher) -> None:
+    def __init__(self, agent: AgentStart, loop: Loop, handler: Handler) -> None:
         self.agent = agent
         self.phase = HostPhase.WAITING
         self.exit_status: int | None = None  # of the process, as a shell shows it
@@ -75,7 +134,7 @@ class HostConnection:
 
     # --- the process
 
-    def start(self, env: Mapping[str, str], handled: Collection[int], open_files: tuple[int, int]) -> None:
+    def start(self, job: RemoteJob, handled: Collection[int]) -> None:
         """Start the process; a failure is reported as its end."""
         self.phase = HostPhase.STARTING
         theirs: list[int] = []
@@ -87,7 +146,7 @@ class HostConnection:
                 theirs.append(others)
                 os.set_blocking(ours, False)
             self._sender = OutputPipe(self._stdin)
-            self._child = start(self.agent.argv, env, Stdio(*theirs), handled=handled, open_files=open_files)
+            self._child = start(self.agent.argv, job.env, Stdio(*theirs), handled=handled, open_files=job.open_files)
         except (StartError, OSError) as error:
             self.start_error = str(error)
             self._close()
@@ -269,3 +328,118 @@ def _read(fd: int) -> bytes | None:
         return None
     except OSError:
         return b""
+
+
+class Startup:
+    """Starts and ends the connections of a job."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        job: RemoteJob,
+        hosts: Sequence[HostConnection],
+        handler: Handler,
+        *,
+        has_failed: Callable[[], bool],
+        notify: Callable[[str], None],
+    ) -> None:
+        """Prepare; no more agents are started once the job `has_failed`, and `notify` prints a line."""
+        self._loop = loop
+        self._job = job
+        self._hosts = hosts
+        self._handler = handler
+        self._has_failed = has_failed
+        self._notify = notify
+        self.is_stopped = False  # no more agents are started
+        self.is_read = True  # whether what the hosts print is read: nothing is killed while it is not
+        self._connect_by = loop.timer(loop.now() + job.rdzv_timeout, self._give_up_unconnected)
+        self._heartbeat_at = loop.timer(loop.now() + min(1.0, job.heartbeat_timeout / 4), self._send_heartbeats)
+        self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
+        self._end_by = loop.timer(None, self._kill_remaining)
+
+    @property
+    def all_closed(self) -> bool:
+        """Whether all connections are closed."""
+        return all(host.phase is HostPhase.CLOSED for host in self._hosts)
+
+    @property
+    def only_first_connected(self) -> bool:
+        """Whether the first host is connected and all others are closed."""
+        first, *others = self._hosts
+        return first.phase is HostPhase.CONNECTED and all(host.phase is HostPhase.CLOSED for host in others)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether some host that was started may yet report that the job cannot run there."""
+        started = (host for host in self._hosts if host.phase in (HostPhase.STARTING, HostPhase.CONNECTED))
+        return any(not host.is_ready for host in started)
+
+    def start_next(self) -> None:
+        """Start the agents of the next hosts, MAX_STARTING at a time."""
+        starting = sum(host.phase is HostPhase.STARTING for host in self._hosts)
+        for host in self._hosts:
+            if self.is_stopped or self._has_failed() or starting >= MAX_STARTING:
+                return
+            if host.phase is HostPhase.WAITING:
+                host.start(self._job, handled_signals())
+                starting += 1
+        if not starting:
+            self._connect_by.cancel()
+
+    def _give_up_unconnected(self) -> None:
+        """Stop waiting for greetings."""
+        waiting = (HostPhase.WAITING, HostPhase.STARTING)
+        self._handler.never_connected([host for host in self._hosts if host.phase in waiting])
+
+    def _name_silent(self) -> None:
+        """Say which hosts are waited for, and what may be the reason."""
+        if silent := [host for host in self._hosts if host.phase is HostPhase.STARTING]:
+            command = os.path.basename(silent[0].agent.argv[0])
+            why = ": a slow login, or a start-up file such as ~/.bashrc that reads stdin?" if command == "ssh" else ""
+            self._notify(f"waiting for {some(map(str, silent))}: {command} has not started ddplaunch there yet{why}")
+
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats at an interval; kill connections without a reply for the heartbeat timeout.
+
+        Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost.
+        """
+        timeout = self._job.heartbeat_timeout
+        interval = min(1.0, timeout / 4)
+        self._heartbeat_at.set(self._loop.now() + interval)
+        for host in self._hosts:
+            if host.phase is HostPhase.CONNECTED and host.send_heartbeat(reading=self.is_read) > timeout / interval:
+                host.kill_for(f"silent for {timeout:g} s")
+
+    def stop_starting(self) -> None:
+        """Start no more agents, and stop waiting for greetings."""
+        self.is_stopped = True
+        self._connect_by.cancel()
+        self._notice_at.cancel()
+        for host in self._hosts:
+            host.give_up()
+
+    def disconnect(self) -> None:
+        """Close the stdin of all connections, at which their agents end."""
+        self.stop_starting()
+        for host in self._hosts:
+            host.close_stdin()
+        self.end_within(self._job.grace_period + self._job.heartbeat_timeout + QUIT_TIMEOUT)
+
+    def end_within(self, within: float) -> None:
+        """Wait at most so many seconds for the connections to close, unless more output comes."""
+        self._end_by.set_by(self._loop.now() + within)
+
+    def extend_deadline(self) -> None:
+        """Do not kill a connection in the middle of its output."""
+        if self._end_by.is_set:
+            self._end_by.set(max(self._end_by.at, self._loop.now() + QUIT_TIMEOUT))
+
+    def _kill_remaining(self) -> None:
+        """Kill the connections that are still open; while their output is not read, later."""
+        if not self.is_read:
+            self._end_by.set(self._loop.now() + _LOOK_AGAIN)
+            return
+        for host in self._hosts:
+            if host.phase is not HostPhase.CLOSED:
+                self._notify(f"{host} has not reported that its workers have ended")
+                host.kill()
