@@ -349,7 +349,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="run_path", group=_TORCHRUN, is_flag=True, pet=True, parse=parsers.switch,
            no_effect="a script is run as a file anyway", help="SCRIPT is a file's path, even with --no-python."),
     Option(name="monitor_interval", group=_TORCHRUN, metavar="SECONDS", pet=True, parse=parsers.positive_number,
-           example="0.1", no_effect="nothing is polled: ddplaunch is notified when a worker ends",
+           example="0.1", no_effect="the system tells ddplaunch when a worker ends",
            help="How often torchrun looks at its workers."),
     Option(name="event_log_handler", group=_TORCHRUN, metavar="NAME", pet=True, parse=_NAME, example="null",
            no_effect="events are in events.jsonl of the run folder", help="Where torchrun's events go."),
