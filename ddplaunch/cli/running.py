@@ -127,9 +127,9 @@ def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: 
 @click.pass_obj
 def attach(env: Env, rank: str | None, run: str | None) -> int:
     """Open a debugger in a worker."""
-    from ddplaunch.runs import attach as verb
+    from ddplaunch.runs import talk
 
-    return verb.attach(env, run, rank, _say)
+    return talk.attach(env, run, rank, _say)
 
 
 @click.command(
@@ -142,9 +142,9 @@ def attach(env: Env, rank: str | None, run: str | None) -> int:
 @click.pass_obj
 def stop(env: Env, run: str | None) -> int:
     """Stop a job."""
-    from ddplaunch.runs import stop as verb
+    from ddplaunch.runs import talk
 
-    return verb.stop(env, run, _say)
+    return talk.stop(env, run, _say)
 
 
 @click.command(cls=Command)

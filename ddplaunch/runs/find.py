@@ -1,15 +1,23 @@
-"""Finds runs: their folders, and the sockets of those that go on. Believes no file: who does not answer is not there."""
+"""Finds runs, those that go on and those that have left their folders, and which of them is meant by what was typed.
+
+Believes no file: who does not answer does not run. Guesses nothing: of several runs that fit it lists all. Whatever a run says of
+itself, and whatever its folder is called, takes one line of printable characters here.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
@@ -18,27 +26,104 @@ from ddplaunch.fields import host as host_name
 from ddplaunch.fields import line
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.parsers import ranks as parse_ranks
-from ddplaunch.process.files import read_json
+from ddplaunch.process.files import open_regular, read_json
 from ddplaunch.report import other_host
 from ddplaunch.runlog import old_runs, run_socket
-from ddplaunch.runlog.folders import goes_on, parts_of, runs_folder, short
+from ddplaunch.runlog.folders import OF_A_NODE, goes_on, parts_of, runs_folder, short
 from ddplaunch.runs.client import RunReplies, SocketPlace, ask_all
-from ddplaunch.runs.known import (
-    Known,
-    meant,
-    name_of,
-    newest_first,
-    of_folder,
-    of_running,
-    several,
-    start_of,
-)
-from ddplaunch.words import compress, did_you_mean, some, these_ranks, why_failed
+from ddplaunch.words import compress, did_you_mean, duration, some, these_ranks, why_failed
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
-_SHOWN = 5  # nodes that have a line each
+_SHOWN_NODES = 5  # that have a line each
+_HEAD = 1 << 14  # bytes of the events of a run in which its start stands
+_SHOWN_RUNS = 8  # that an error lists
+_SHORTEST_END = 3  # characters: every tenth name ends with a given letter
+_SHORTEST_NUMBER = 4  # digits: a shorter number is a rank, and no beginning of a date
 _SHOWS = "`ddplaunch ps` shows what runs"
 _IN_SHELLS = re.compile(r"[\w.+:@%=-]+")
+
+
+# --- runs, as they are known here
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """A run that goes on here, or that has left its folder."""
+
+    run_id: str
+    script: str = ""  # the program, as it was named; "": not known
+    began: float = 0.0  # seconds since 1970
+    folder: str = ""  # of the whole run; "": nothing is kept
+    replies: RunReplies | None = None  # None: it does not run here
+
+    @property
+    def name(self) -> str:
+        """The name that people see and type."""
+        return short(self.run_id)
+
+    @property
+    def program(self) -> str:
+        """The name of the script alone."""
+        return os.path.basename(self.script) or self.script
+
+    def age(self, now: float) -> str:
+        """Say since when it runs, or how long ago it began."""
+        if self.replies is not None and self.replies.run is None:
+            return "does not answer"
+        if not self.began:
+            return ""
+        for_how_long = duration(now - self.began)
+        return f"running for {for_how_long}" if self.replies is not None else f"began {for_how_long} ago"
+
+
+def name_of(replies: RunReplies) -> str:
+    """Return the whole name of a run that runs here, as that of its folder, which no other has, unless --log-dir has another."""
+    if replies.place.name == run_socket.NAME:
+        return line(os.path.basename(whole(replies.place.folder)))
+    return line(replies.run.run_id if replies.run is not None else replies.place.name.rpartition(".")[0])
+
+
+def whole(folder: str) -> str:
+    """Return the folder of a run, given that of one of its nodes."""
+    above, name = os.path.split(folder)
+    # a run may have the name node-1 itself
+    return above if name.startswith(OF_A_NODE) and os.path.basename(above) != "runs" else folder
+
+
+def of_running(replies: RunReplies) -> Known:
+    """Return a run that has answered, or did not in time."""
+    run = replies.run
+    if run is None:
+        return replace(of_folder(whole(replies.place.folder)), run_id=name_of(replies), replies=replies)
+    known = Known(run_id=name_of(replies), replies=replies, folder=whole(run.folder))
+    try:
+        script = shlex.split(run.command)[0]
+    except (ValueError, IndexError):  # the command was cut
+        script = run.command.partition(" ")[0]
+    return replace(known, script=line(script), began=time.time() - run.seconds)
+
+
+def of_folder(folder: str) -> Known:
+    """Return the run that has left this folder; of one that wrote no events only its name and when it was made."""
+    known = Known(run_id=line(os.path.basename(folder)), folder=folder)
+    started = start_of(folder)
+    script, began = started.get("program"), started.get("at")
+    if not isinstance(began, float | int) or not 0 < began < time.time():
+        try:
+            began = os.stat(folder).st_mtime
+        except OSError:
+            began = 0.0
+    return replace(known, script=line(script) if isinstance(script, str) else "", began=began)
+
+
+def start_of(folder: str) -> dict[str, Any]:
+    """Return the event with which the job in this folder started; empty if there is none."""
+    for part in sorted(parts_of(folder)):
+        with suppress(OSError, ValueError, RecursionError), open_regular(f"{part}/events.jsonl") as file:
+            for text in file.read(_HEAD).split(b"\n")[:-1]:
+                event = json.loads(text)
+                if isinstance(event, dict) and event.get("event") == "job_started":
+                    return event
+    return {}
 
 
 class Elsewhere(Struct, frozen=True):
@@ -53,6 +138,9 @@ class Elsewhere(Struct, frozen=True):
         """Return the line to be typed here that runs `ddplaunch WORDS` there."""
         script = os.path.join(os.path.dirname(sys.executable), "ddplaunch")
         return other_host.line(self.host, self.slurm_job, words, (script,) if os.access(script, os.X_OK) else ())
+
+
+# --- finding them
 
 
 def places(env: Mapping[str, str]) -> Iterator[SocketPlace]:
@@ -173,17 +261,76 @@ def silent(nodes: Iterable[NodeReply]) -> list[str]:
     lines = []
     for reason, those in by_reason.items():
         ranks = [node.node_rank for node in those if node.node_rank is not None]
-        if len(those) <= _SHOWN:
+        if len(those) <= _SHOWN_NODES:
             lines += [f"{_node(node)} {reason}" for node in those]
         elif len(ranks) == len(those):
             lines.append(f"each of nodes {compress(ranks)} {reason}")
         else:
-            lines.append(f"each of {some(map(_node, those), _SHOWN)} {reason}")
+            lines.append(f"each of {some(map(_node, those), _SHOWN_NODES)} {reason}")
     return lines
 
 
 def _node(node: NodeReply) -> str:
     return node.host if node.node_rank is None else f"node {node.node_rank} ({node.host})"
+
+
+# --- which is meant
+
+
+def meant(typed: str, runs: Sequence[Known]) -> list[Known]:
+    """Return the runs that fit best: by their whole name, their short name, the script, or a part of the name, in this order.
+
+    A script fits by its path, its name, or that without `.py`; a part is a beginning, or an end of three characters or more. A
+    number of up to three digits is no part: whoever types it means a rank.
+    """
+    is_part = not (typed.isdigit() and len(typed) < _SHORTEST_NUMBER)
+    kinds: tuple[Callable[[Known], bool], ...] = (
+        lambda run: run.run_id == typed,
+        lambda run: run.name == typed.lower(),
+        lambda run: bool(run.script) and typed in (run.script, run.program, run.program.removesuffix(".py")),
+        lambda run: is_part and (run.run_id.startswith(typed) or run.name.startswith(typed.lower())),
+        lambda run: is_part and len(typed) >= _SHORTEST_END and run.run_id.endswith(typed.lower()),
+    )
+    for fits in kinds:
+        if found := [run for run in runs if fits(run)]:
+            return found
+    return []
+
+
+def newest_first(runs: Iterable[Known]) -> list[Known]:
+    """Return the runs in the order in which they are listed: those that run, then the others, each the newest first."""
+    return sorted(runs, key=lambda run: (run.replies is None, -run.began, run.run_id))
+
+
+def several(what: str, runs: Iterable[Known], verb: str, *options: str) -> LaunchError:
+    """Return the error where several runs could be meant: it lists name, script and age of each; `options` were typed, too."""
+    listed, now = newest_first(runs), time.time()
+    names = list(_unlike(listed))
+    rows = [(name, run.program, run.age(now)) for name, run in zip(names, listed, strict=True)][:_SHOWN_RUNS]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += [f"and {len(listed) - _SHOWN_RUNS} more"] if len(listed) > _SHOWN_RUNS else []
+    typed = shlex.join(("ddplaunch", verb, names[0], *options))
+    return LaunchError("\n  ".join([f"{what}:", *lines]), hint=f"name one: `{typed}`")
+
+
+def _unlike(runs: Sequence[Known]) -> Iterator[str]:
+    """Return for each run a name that no other of them has: the shortest of its names, or its folder."""
+    for run in runs:
+        names = (run.name, run.run_id, run.folder or run.run_id)
+        yield next(
+            (
+                name
+                for at, name in enumerate(names[:2])
+                if sum((each.name, each.run_id)[at] == name for each in runs) == 1
+            ),
+            names[2],
+        )
+
+
+def heading(run: Known) -> str:
+    """Say which run is shown: "k7qx, train.py, running for 3 min"."""
+    return ", ".join(filter(None, (run.name, run.program, run.age(time.time()))))
 
 
 def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) -> Known:

@@ -27,8 +27,7 @@ from ddplaunch.report.console import (
 from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies
-from ddplaunch.runs.find import Elsewhere
-from ddplaunch.runs.known import name_of, of_running
+from ddplaunch.runs.find import Elsewhere, name_of, of_running
 from ddplaunch.words import count, duration, size
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "quiet")

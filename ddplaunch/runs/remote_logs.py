@@ -17,7 +17,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import of_signal
 from ddplaunch.fields import line as printable
 from ddplaunch.runs import find
-from ddplaunch.runs.known import Known
+from ddplaunch.runs.find import Known
 from ddplaunch.words import compress, these_ranks
 
 _CHUNK = 1 << 16  # bytes

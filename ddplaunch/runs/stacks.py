@@ -15,7 +15,7 @@ from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process.program import working_directory
 from ddplaunch.report.console import NAME, NOTE, ODD, Block, Look, line, section, written
 from ddplaunch.runs import client, find
-from ddplaunch.runs.known import Known, heading
+from ddplaunch.runs.find import Known, heading
 from ddplaunch.stacks.collectives import explain
 from ddplaunch.stacks.hang import told_by_ras
 from ddplaunch.stacks.merge import Line, lines, merge

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ddplaunch.control.requests import Run
 from ddplaunch.runlog import folders, run_socket
-from ddplaunch.runs import find, known
+from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies, SocketPlace
-from ddplaunch.runs.known import Known, heading, meant, newest_first, several
+from ddplaunch.runs.find import Known, heading, meant, newest_first, several
 from tests.unit.builders import spec
 
 NOW = time.time()
@@ -140,7 +140,7 @@ def test_a_job_has_the_name_that_was_asked_for():
 def test_whatever_a_run_says_of_itself_takes_one_line(name, command, seconds):
     reply = Run(name, "vm", 1, "/x", command, "running", seconds, 1, 1, 0, 0, 0, "1")
     for place in (SocketPlace("/tmp/ddplaunch-0", "x.0123"), SocketPlace(f"/runs/{name}", run_socket.NAME)):
-        text = heading(known.of_running(RunReplies(place, reply, (), "")))
+        text = heading(find.of_running(RunReplies(place, reply, (), "")))
         assert not any(ord(char) < 32 or char in "\x7f\u2028\u2029\x85" for char in text)
 
 
@@ -158,7 +158,7 @@ def test_a_folder_with_odd_events_is_a_run_without_a_script(tmp_path, start):
     folder = tmp_path / "odd\nname\x1b[2J"
     folder.mkdir()
     (folder / "events.jsonl").write_bytes(start)
-    found = known.of_folder(str(folder))
+    found = find.of_folder(str(folder))
     assert (found.run_id, found.script) == ("odd?name?[2J", "")
     assert abs(found.began - time.time()) < 600
 
@@ -169,7 +169,7 @@ def test_the_script_and_the_begin_of_a_run_stand_in_its_events(tmp_path):
         event = {"event": "job_started", "at": NOW - 60, "program": "pkg/train.py"}
         (folder / "events.jsonl").write_text('{"event":"notice"}\n' + json.dumps(event) + "\n")
     for name in ("one", "two"):
-        found = known.of_folder(str(tmp_path / name))
+        found = find.of_folder(str(tmp_path / name))
         assert (found.program, found.began) == ("train.py", NOW - 60)
 
 
@@ -182,7 +182,7 @@ def test_the_script_and_the_begin_of_a_run_stand_in_its_events(tmp_path):
     ],
 )
 def test_the_folder_of_a_node_lies_in_that_of_the_run(folder, whole):
-    assert known.whole(folder) == whole
+    assert find.whole(folder) == whole
 
 
 # --- completion

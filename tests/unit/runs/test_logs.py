@@ -21,7 +21,7 @@ from ddplaunch.runlog import run_socket
 from ddplaunch.runlog.folders import lock
 from ddplaunch.runlog.log import BoundedLog, LogTimes, offset_at
 from ddplaunch.runs import find, logs
-from ddplaunch.runs.log_files import LogFile, LogReader
+from ddplaunch.runs.logs import LogFile, LogReader
 from ddplaunch.words import compress
 
 NOW = 1000.0

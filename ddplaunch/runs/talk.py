@@ -1,4 +1,4 @@
-"""`ddplaunch attach`: pdb in a worker of a running job, with the lines typed here. Whatever ends this lets the worker go on."""
+"""The verbs that speak with one running job: `ddplaunch attach`, pdb in a worker, and `ddplaunch stop`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,44 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from ddplaunch.control import requests
 from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.fields import Malformed
 from ddplaunch.runs import client, find, stacks
-from ddplaunch.runs.known import Known, heading
-from ddplaunch.words import count
+from ddplaunch.runs.find import Known, heading
+from ddplaunch.words import count, duration
 
 UNREACHED = 1  # the exit status where no debugger gets in, since the worker runs no Python
-_FIRST_REPLY = 10.0  # seconds
+_DEBUGGER_WITHIN = 10.0  # seconds
+_STOP_WITHIN = 5.0  # seconds until the agent has taken a request to stop
+_SENT = 0.2  # seconds for the same, where the agent has not answered just now
+
+
+@contextmanager
+def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socket]:
+    """Connect to a run, and say what is wrong if it falls silent or answers nonsense.
+
+    Raises:
+        LaunchError: it does; `hint` is for silence.
+        OSError: it has ended.
+    """
+    assert run.replies is not None
+    try:
+        with client.connect(run.replies.place) as sock:
+            yield sock
+    except (TimeoutError, BlockingIOError):
+        what = f"run {run.name} does not answer: its agent is stopped, or hangs"
+        raise LaunchError(what, hint=hint, status=NODE_LOST) from None
+    except Malformed as error:
+        raise LaunchError(f"run {run.name} answers what this version does not understand: {error}") from None
+
+
+# --- attach
 
 
 def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: Callable[[str], None]) -> int:
@@ -45,20 +70,16 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
     if size and rank >= size:
         raise find.no_such_ranks(name, [rank], size)
     try:
-        with client.connect(chosen.place) as sock:
-            return _talk(sock, known, rank, env, write)
-    except (TimeoutError, BlockingIOError):
-        raise LaunchError(f"run {name} does not answer: its agent is stopped, or hangs", status=NODE_LOST) from None
-    except Malformed as error:
-        raise LaunchError(f"run {name} answers what this version does not understand: {error}") from None
+        with _connection(known) as sock:
+            return _debug(sock, known, rank, env, write)
     except OSError:
         raise LaunchError(f"run {name} has just ended", status=NODE_LOST) from None
 
 
-def _talk(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:
+def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:
     name = run.name
     try:
-        for reply in client.replies_of(sock, requests.Attach(rank), _FIRST_REPLY):
+        for reply in client.replies_of(sock, requests.Attach(rank), _DEBUGGER_WITHIN):
             match reply:
                 case requests.RequestRefused(reason):
                     raise LaunchError(f"run {name}: {below(reason)}")
@@ -121,3 +142,36 @@ def _typed(prompt: str, sock: socket.socket) -> str | None:
                 sys.stdout.write("\n")  # the line is thrown away, as by any pdb
     finally:
         fcntl.fcntl(sock, fcntl.F_SETFL, 0)
+
+
+# --- stop
+
+
+def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]) -> int:
+    """Stop the job that is meant, say on stderr by `write` what comes of it, and give the exit status.
+
+    Raises:
+        LaunchError: it is not clear which job is meant, or it does not answer.
+    """
+    chosen = find.choose(env, named, "stop")
+    name, began = chosen.name, time.monotonic()
+    assert chosen.replies is not None
+    try:
+        with _connection(
+            chosen, hint="send SIGTERM to the command that started it; a second one kills the job"
+        ) as sock:
+            # who has not answered just now is asked to stop all the same, and does so when it can
+            within = _STOP_WITHIN if chosen.replies.run is not None else _SENT
+            for reply in client.replies_of(sock, requests.StopRun(), within):
+                match reply:
+                    case requests.Run():
+                        write(f"stopping {heading(chosen)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
+                    case requests.RunEnded(status):
+                        write(f"{name} has ended with status {status}, {duration(time.monotonic() - began)} later")
+                        return OK
+                    case requests.RequestRefused(reason):
+                        raise LaunchError(f"run {name} does not take the request: {below(reason)}")
+    except OSError:
+        pass  # it ended at this very moment
+    write(f"{name} has ended; its status is not known")
+    return OK
