@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from ddplaunch.cli.command import Command, Context
-from ddplaunch.cli.main import VERBS, application
+from ddplaunch.cli.command import VERBS, Command, Context
+from ddplaunch.cli.main import application
 from ddplaunch.cluster.by_flags import discover_local
 from ddplaunch.cluster.discover import KINDS
 from ddplaunch.devices import Device, Hardware

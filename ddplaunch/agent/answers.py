@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.stack_taker import StackTaker
 from ddplaunch.agent.workers import Workers
-from ddplaunch.control.frames import LIMIT
+from ddplaunch.control.handshake import LIMIT
 from ddplaunch.control.questions import (
     MAX_WORKERS,
     Answer,

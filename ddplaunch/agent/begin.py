@@ -8,13 +8,17 @@ front kill the agent, see `child.claim`: nothing has been started.
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import socket
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.agent import child
-from ddplaunch.errors import own_imports
-from ddplaunch.process.linux import become_subreaper
-from ddplaunch.runlog.file_queue import start_writer
+from ddplaunch.errors import not_imported, own_imports
+from ddplaunch.process.linux import become_subreaper, detach, memory_file, of_open_files, signal_at_end_of
+from ddplaunch.runlog.file_queue import PROGRESS, FileQueue, reply
 
 if TYPE_CHECKING:
     from ddplaunch.agent.job import AgentJob
@@ -38,3 +42,39 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
         return agent.run(job, connect, files, pipes)
     finally:
         job.inputs.error_files.remove()
+
+
+def start_writer() -> FileQueue:
+    """Fork the process that writes the files of the run; return the queue to it, which drops everything without room for one.
+
+    A run that keeps nothing has one, too: it has a socket, and its file:// rendezvous leaves something to be removed.
+    """
+    shared = -1
+    try:
+        shared = memory_file("ddplaunch")
+        os.pwrite(shared, bytes(PROGRESS), 0)
+        ours, its = socket.socketpair()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        agent, pid = os.getpid(), os.fork()
+    except OSError:  # no worker will find room either
+        if shared >= 0:
+            os.close(shared)
+        return FileQueue()
+    if pid == 0:
+        try:
+            signal_at_end_of(agent, signal.SIGCONT)  # one that was stopped is to see the end of the socket
+            detach(its.fileno(), shared, listener.fileno())
+            from ddplaunch.runlog import file_writer  # only that process needs it
+
+            gc.freeze()  # the start went without a collector; a job of weeks needs one, here too
+            gc.enable()
+            file_writer.run(3, 4, 5)
+        except ImportError as error:
+            os.write(3, reply(none=f"no logs are kept: {not_imported(error).message}"))
+        except OSError as error:  # it has not come so far as to be out of reach
+            its.send(reply(none=f"no logs are kept: {error.strerror}{of_open_files(error.errno)}"))
+        finally:
+            os._exit(0)  # the agent sees that it has ended
+    its.close()
+    ours.setblocking(False)
+    return FileQueue(ours, shared, pid, listener)

@@ -7,13 +7,12 @@ import socket
 from ddplaunch import __version__
 from ddplaunch.agent.events import ClientAsked, ClientGone, ClientsFailed
 from ddplaunch.control import requests
-from ddplaunch.control.frames import Decoder, pack
+from ddplaunch.control.handshake import Decoder, pack
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.errors import expendable
 from ddplaunch.fields import Malformed, line
-from ddplaunch.loop.buffer import SendBuffer
-from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import READ, WRITE, Loop
+from ddplaunch.loop.stream import FrameError, SendBuffer
 
 REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request
 READ_TIMEOUT = 10.0  # seconds, beyond those that the nodes have, in which it has to read the replies

@@ -13,7 +13,7 @@ from ddplaunch.agent.client import Client
 from ddplaunch.agent.context import AgentContext
 from ddplaunch.agent.events import AttachAsked, ClientsFailed, StopAsked
 from ddplaunch.control import requests
-from ddplaunch.control.frames import pack
+from ddplaunch.control.handshake import pack
 from ddplaunch.control.questions import Answer
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.questions import Asker

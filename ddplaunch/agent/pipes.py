@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from ddplaunch.loop.buffer import SendBuffer
 from ddplaunch.loop.loop import WRITE, Loop
+from ddplaunch.loop.stream import SendBuffer
 from ddplaunch.process import clock
 from ddplaunch.process.tree import Process
 

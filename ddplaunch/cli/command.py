@@ -25,6 +25,21 @@ Rows = Sequence[tuple[str, str]]
 WORDS = "ddplaunch.words"  # the arguments as they were typed
 FULL_HELP = "ddplaunch.full_help"  # whether all options are shown
 
+# the module of each verb, and what the verb is for
+VERBS = {
+    "run": ("job", "Start a job; may be left out."),
+    "plan": ("job", "Show what would be started, and why; start nothing."),
+    "submit": ("submit", "Queue the job in Slurm."),
+    "ps": ("running", "Show your running jobs and their workers."),
+    "logs": ("running", "Show what the workers of a run write, or have written."),
+    "stacks": ("running", "Show where the workers of a running job are, and who waits for whom."),
+    "attach": ("running", "Open a debugger in a worker of a running job."),
+    "stop": ("running", "Stop a running job as Ctrl-C does, and wait for its end."),
+    "warm": ("running", "Show what --keep-warm keeps, or end it."),
+    "shim": ("shim", "Write a torchrun that is ddplaunch into a folder."),
+    "completion": ("completion", "Print what completes our options in a shell."),
+}
+
 _SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away
 _WIDEST = 100  # longer lines are hard to read
 _NARROW = 78  # below it, examples have their meaning on a line of its own

@@ -70,28 +70,15 @@ def answer(application: click.Group) -> int:
     return shell_complete(application, {}, "ddplaunch", VARIABLE, os.environ[VARIABLE])
 
 
-def first_word(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Complete the first word: an option of `run`, a verb or a script, in bash only where no verb fits."""
-    from ddplaunch.cli.job import run
-    from ddplaunch.cli.main import VERBS
-
-    if incomplete.startswith("-"):
-        return run.shell_complete(click.Context(run), incomplete)
-    verbs = [CompletionItem(verb, help=text) for verb, (_, text) in VERBS.items() if verb.startswith(incomplete)]
-    return [*verbs, CompletionItem(incomplete, type="file")]
-
-
-def print_script(shell: str, given: bool) -> int:
+def print_script(ctx: click.Context, shell: str, given: bool) -> int:
     """Print the script for a shell, which was given or is the user's."""
-    from ddplaunch.cli.main import application
-
     found = get_completion_class(shell) if shell in SHELLS else None
     if found is None:
         raise LaunchError(
             f"completion {shell}: expected bash, zsh or fish" if given else "SHELL is not bash, zsh or fish",
             hint=_HINT,
         )
-    return show(found(application, {}, "ddplaunch", VARIABLE).source())
+    return show(found(ctx.find_root().command, {}, "ddplaunch", VARIABLE).source())
 
 
 @click.command(
@@ -113,4 +100,4 @@ def print_script(shell: str, given: bool) -> int:
 @click.pass_context
 def completion(ctx: click.Context, shell: str | None) -> int:
     """Prints the script that makes a shell complete our options. Put the line of your shell into its file."""
-    return print_script(shell or os.path.basename(ctx.obj.get("SHELL", "")), shell is not None)
+    return print_script(ctx, shell or os.path.basename(ctx.obj.get("SHELL", "")), shell is not None)

@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 from msgspec import Struct
 
-from ddplaunch.cli.command import FULL_HELP, WORDS, Command, Page, show
+from ddplaunch.cli.command import FULL_HELP, VERBS, WORDS, Command, Page, show
 from ddplaunch.devices import interpreter
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.exitcodes import MEANINGS
@@ -206,8 +206,6 @@ class JobCommand(Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options used most, or all of them by what they are for."""
-        from ddplaunch.cli.main import VERBS
-
         assert isinstance(formatter, Page)
         if self.own_options:
             formatter.rows("Forms", [record for option in self.own_options if (record := option.get_help_record(ctx))])
@@ -361,7 +359,7 @@ def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
     if print_completion is not None:
         from ddplaunch.cli import completion
 
-        return completion.print_script(print_completion.text, given=True)
+        return completion.print_script(ctx, print_completion.text, given=True)
     spec = _job(ctx)
     # the launcher is heavier than what parses: neither --help nor a mistake needs it
     from ddplaunch.launcher import dispatch

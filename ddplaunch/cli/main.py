@@ -12,25 +12,11 @@ import click
 from click.exceptions import Exit
 
 from ddplaunch import __version__
-from ddplaunch.cli.command import Context, page
+from ddplaunch.cli.command import VERBS, Context, page
 from ddplaunch.errors import LaunchError, coloured, not_imported, write_stderr
 from ddplaunch.exitcodes import BUG, USAGE
 from ddplaunch.output.streams import use_colour
 
-# the module of each verb, and what the verb is for
-VERBS = {
-    "run": ("job", "Start a job; may be left out."),
-    "plan": ("job", "Show what would be started, and why; start nothing."),
-    "submit": ("submit", "Queue the job in Slurm."),
-    "ps": ("running", "Show your running jobs and their workers."),
-    "logs": ("running", "Show what the workers of a run write, or have written."),
-    "stacks": ("running", "Show where the workers of a running job are, and who waits for whom."),
-    "attach": ("running", "Open a debugger in a worker of a running job."),
-    "stop": ("running", "Stop a running job as Ctrl-C does, and wait for its end."),
-    "warm": ("running", "Show what --keep-warm keeps, or end it."),
-    "shim": ("shim", "Write a torchrun that is ddplaunch into a folder."),
-    "completion": ("completion", "Print what completes our options in a shell."),
-}
 _ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
 
 
@@ -77,10 +63,14 @@ class Application(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        """Complete the first word: an option of `run`, a verb or a script."""
-        from ddplaunch.cli import completion
+        """Complete the first word: an option of `run`, a verb or a script, in bash only where no verb fits."""
+        from click.shell_completion import CompletionItem  # only for a shell that completes
 
-        return completion.first_word(ctx, incomplete)
+        run = self.get_command(ctx, "run")
+        if incomplete.startswith("-") and run is not None:
+            return run.shell_complete(click.Context(run), incomplete)
+        verbs = [CompletionItem(verb, help=text) for verb, (_, text) in VERBS.items() if verb.startswith(incomplete)]
+        return [*verbs, CompletionItem(incomplete, type="file")]
 
 
 @click.command(cls=Application, add_help_option=False, invoke_without_command=True)

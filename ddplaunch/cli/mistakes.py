@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import click
 
-from ddplaunch.cli.main import VERBS
+from ddplaunch.cli.command import VERBS
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS, Option

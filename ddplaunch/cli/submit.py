@@ -17,8 +17,7 @@ import click
 from click.shell_completion import CompletionItem, ShellComplete
 
 from ddplaunch.cli import job, mistakes
-from ddplaunch.cli.command import WORDS, Command, show
-from ddplaunch.cli.main import VERBS
+from ddplaunch.cli.command import VERBS, WORDS, Command, show
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.process.program import working_directory

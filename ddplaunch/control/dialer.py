@@ -5,10 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
-from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Client, Key
-from ddplaunch.control.peer import Peer
-from ddplaunch.control.tcp import Sockaddr, describe, endpoint_of, error_of, prepare
+from ddplaunch.control.peer import HANDSHAKE_TIMEOUT, Greeting, Peer, Sockaddr, describe, endpoint_of, error_of, prepare
 from ddplaunch.loop.loop import WRITE, Loop
 
 CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes, at first

@@ -1,4 +1,4 @@
-"""How two agents prove to each other that they know the key of the job, and sign their messages from then on.
+"""How two agents prove to each other that they know the key of the job, and the frames that they sign from then on.
 
 Payloads in, payloads out: it opens no socket and knows no time. The listening side sends first, so that a client can tell
 ddplaunch from another service, and an unauthenticated client gets no more than a nonce:
@@ -21,8 +21,13 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ddplaunch.control.frames import SIGNATURE, pack
-from ddplaunch.loop.frames import FrameError
+from ddplaunch.loop import stream
+from ddplaunch.loop.stream import FrameError
+
+LIMIT_UNAUTHENTICATED = 4 << 10  # bytes of payload that an unauthenticated peer may send
+LIMIT_UNKNOWN = 64 << 10  # bytes of payload that an authenticated peer may send before it takes part
+LIMIT = 4 << 20  # bytes of payload that it may send then
+SIGNATURE = 16  # bytes, of 32 that HMAC-SHA256 gives, which follow the payload
 
 PROTOCOL = 2
 NOT_DDPLAUNCH = "is not ddplaunch"
@@ -33,6 +38,24 @@ _HASH = "sha256"
 _CLIENT = b"client"
 _SERVER = b"server"
 _Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+def pack(payload: bytes, signature: bytes = b"") -> bytes:
+    """Return a payload as a frame."""
+    if len(payload) > LIMIT:
+        raise ValueError(f"a payload of {len(payload)} bytes, and no peer takes more than {LIMIT}")
+    return stream.pack(payload) + signature
+
+
+class Decoder(stream.Decoder):
+    """The receiving end of a stream. At first it takes what an unauthenticated peer may send: short, unsigned frames."""
+
+    def __init__(self, limit: int = LIMIT_UNAUTHENTICATED) -> None:
+        super().__init__(limit)
+
+    def trust(self, limit: int = LIMIT) -> None:
+        """Take, from the next frame on, what an authenticated peer may send: signed frames of up to so many bytes of payload."""
+        self.limit, self.tail = limit, SIGNATURE
 
 
 class Key(bytes):

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from itertools import takewhile
 
-from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Key, Server
-from ddplaunch.control.peer import Peer
-from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, prepare
+from ddplaunch.control.peer import CLOSED, HANDSHAKE_TIMEOUT, RESET, Greeting, Peer, Sockaddr, describe, prepare
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.net.addresses import is_own

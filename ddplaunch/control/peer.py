@@ -1,16 +1,34 @@
-"""An authenticated connection in the agent's loop. Never blocks, starts no thread, counts no heartbeats, has no clock."""
+"""A connection to another agent in the loop: first a `Greeting`, in which both sides prove that they know the key, then a `Peer`.
+
+Never blocks, starts no thread, counts no heartbeats, has no clock. A greeting sends no more than the payloads of the handshake,
+which an empty socket always takes, and buffers no more than one short frame.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import struct
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
-from ddplaunch.control.frames import Decoder
-from ddplaunch.control.handshake import Session
-from ddplaunch.control.tcp import CLOSED, describe, host_of
-from ddplaunch.loop.buffer import SendBuffer
-from ddplaunch.loop.frames import FrameError
+from ddplaunch.control.handshake import (
+    LIMIT,
+    LIMIT_UNAUTHENTICATED,
+    LIMIT_UNKNOWN,
+    NOT_DDPLAUNCH,
+    Decoder,
+    Handshake,
+    Refused,
+    Server,
+    Session,
+    pack,
+)
 from ddplaunch.loop.loop import READ, WRITE, Loop
+from ddplaunch.loop.stream import FrameError, SendBuffer
+from ddplaunch.words import why_failed
 
 MAX_QUEUED = 8 << 20  # bytes waiting for a peer above which it is given up
 CHUNK = 1 << 16  # bytes read or sent at once, so that a busy peer leaves time for the others
@@ -49,7 +67,7 @@ class Peer:
         self._decoder.trust()
 
     def send(self, payload: bytes) -> None:
-        """Send a payload of at most `frames.LIMIT` bytes; drop it if the connection is broken or closed."""
+        """Send a payload of at most `handshake.LIMIT` bytes; drop it if the connection is broken or closed."""
         if self._broken or not self._open:
             return
         try:
@@ -138,3 +156,139 @@ class Peer:
         self._buffer.take()
         self._loop.unwatch(self._sock)
         self._sock.close()
+
+
+HANDSHAKE_TIMEOUT = 5.0  # seconds from accept to the end of the handshake
+
+
+class Greeting:
+    """One connected socket during the handshake. At most one of `opened` and `failed` is called, from the loop."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        address: Sockaddr,
+        handshake: Handshake,
+        *,
+        opened: Callable[[Peer], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self.address = host_of(address)
+        self.received_any = False  # whether the other side has sent anything
+        self._sock = sock
+        self._loop = loop
+        self._handshake = handshake
+        self._decoder = Decoder()
+        self._opened = opened
+        self._failed = failed
+        loop.watch(sock, self._ready)
+        if handshake.opening:
+            self._send(handshake.opening)
+
+    def discard(self) -> None:
+        """Close, without calling back."""
+        self._loop.unwatch(self._sock)
+        self._sock.close()
+
+    def _ready(self) -> None:
+        try:
+            session = self._receive()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(describe(error))
+        except FrameError:
+            self._fail(NOT_DDPLAUNCH)
+        except Refused as refused:
+            if refused.reply:
+                self._send(refused.reply)
+            self._fail(refused.reason)
+        else:
+            if session:
+                self._open(session)
+
+    def _receive(self) -> Session | None:
+        data = self._sock.recv(LIMIT_UNAUTHENTICATED)
+        if not data:
+            raise Refused(CLOSED)
+        self.received_any = True
+        self._decoder.feed(data)
+        while (payload := self._decoder.take()) is not None:
+            step = self._handshake.receive(payload)
+            if step.reply:
+                self._send(step.reply)
+            if step.session:
+                return step.session
+        return None
+
+    def _open(self, session: Session) -> None:
+        self._loop.unwatch(self._sock)
+        # who connects to us may be one of many, and each frame is kept until it is whole
+        self._decoder.trust(LIMIT_UNKNOWN if isinstance(self._handshake, Server) else LIMIT)
+        peer = Peer(self._loop, self._sock, self.address, session, self._decoder)
+        self._opened(peer)
+        peer.deliver()  # frames that were received together with the end of the handshake
+
+    def _send(self, payload: bytes) -> None:
+        try:
+            self._sock.send(pack(payload))
+        except OSError:
+            pass  # the connection is broken, which recv() reports, or the other side times out
+
+    def _fail(self, reason: str) -> None:
+        self.discard()
+        self._failed(reason)
+
+
+CLOSED = "connection closed"
+RESET = "connection reset"
+
+TCP_RTO_MAX_MS = 44  # include/uapi/linux/tcp.h
+
+Sockaddr = tuple[Any, ...]  # as getaddrinfo gives it: address, port, for IPv6 also flow and scope
+
+
+def prepare(sock: socket.socket, user_timeout: float) -> None:
+    """Never block; send at once; give up when sent data stays unacknowledged for `user_timeout` seconds.
+
+    Lost segments are sent again each second, where the kernel can do that: else it doubles the pause each time, so that
+    a connection which worked again after 7 of 10 seconds would send nothing for 12.
+    """
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(user_timeout * 1000)))
+    with suppress(OSError):  # Linux before 6.15
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
+
+
+def host_of(address: Sockaddr) -> str:
+    """The address alone; an IPv4 one that came through an IPv6 socket as what it is."""
+    return str(address[0]).removeprefix("::ffff:")
+
+
+def endpoint_of(address: Sockaddr) -> str:
+    """Address and port as they are usually written."""
+    host = host_of(address)
+    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+
+
+def describe(error: OSError) -> str:
+    """Return the error of a connection as text."""
+    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+        return RESET
+    return why_failed(error)
+
+
+def error_of(sock: socket.socket) -> OSError | None:
+    """The error of a connect() that could not finish at once; None: it is connected."""
+    number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    try:
+        if not number and sock.getsockname() == sock.getpeername():
+            # where no socket listens, the kernel may assign the ephemeral port to the very socket that connects to it
+            number = errno.ECONNREFUSED
+            # release the port at once, or the process that is to listen there could not bind it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError as error:  # it is connected no more
+        return error
+    return OSError(number, os.strerror(number)) if number else None

@@ -1,6 +1,6 @@
 """What a command asks of a running job over the socket of the run, and what comes back. Pure: bytes to values and back.
 
-A request and the replies to it are frames of `frames.py` without a signature: who may connect is the kernel's business. The
+A request and the replies to it are frames of `loop/stream.py` without a signature: who may connect is the kernel's business. The
 replies to a question are `Run`, a `NodeReply` for each node, as they come, and `Done`; to `StopRun` they are `Run` and, when the
 job has ended, `RunEnded`; to `Attach` they are `Run`, and `Attached` what the worker says then, or `Unreached`. Instead of any of
 them there may be `RequestRefused`, and from a node that is not node 0 `RunsElsewhere`. Where the job was typed, if node 0 is

@@ -13,8 +13,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ddplaunch.fields import Number
-from ddplaunch.loop.buffer import SendBuffer
 from ddplaunch.loop.loop import READ, WRITE, Loop, Timer
+from ddplaunch.loop.stream import SendBuffer
 
 CHUNK = 1 << 15  # bytes
 WINDOW = 16  # chunks

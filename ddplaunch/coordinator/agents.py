@@ -19,8 +19,7 @@ from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentReport, Warned
-from ddplaunch.coordinator.messages import Hello
-from ddplaunch.coordinator.trust import speaks_for_others, why_refused, why_too_much
+from ddplaunch.coordinator.messages import Hello, speaks_for_others, why_refused, why_too_much
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import Agreed, Seat, seat_runs

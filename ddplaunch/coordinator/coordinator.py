@@ -30,8 +30,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.agents import Agents
     from ddplaunch.coordinator.link import OrderToAll, Report
-    from ddplaunch.coordinator.node_streams import NodeStreams
-    from ddplaunch.coordinator.questions import Questions
+    from ddplaunch.coordinator.questions import NodeStreams, Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
     from ddplaunch.coordinator.warnings import Warnings
     from ddplaunch.loop.loop import Asked
@@ -150,7 +149,7 @@ class Coordinator:
     def streams(self) -> NodeStreams:
         """The clients that are connected to agents of other nodes, which may then hold a worker in a debugger."""
         if self._streams is None:
-            from ddplaunch.coordinator.node_streams import NodeStreams  # few jobs are debugged
+            from ddplaunch.coordinator.questions import NodeStreams  # few jobs are debugged
 
             self._streams = NodeStreams(self._loop, self._order, self._stream_ended)
         return self._streams

@@ -17,9 +17,10 @@ from ddplaunch.cluster import Allocation, Rendezvous
 from ddplaunch.control.handshake import Key, key
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Link
+from ddplaunch.coordinator.messages import Withdrawal
 from ddplaunch.devices.node import Node
-from ddplaunch.errors import own_imports, write_stderr
-from ddplaunch.fields import host, line
+from ddplaunch.errors import LaunchError, own_imports, write_stderr
+from ddplaunch.fields import host, line, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.addresses import interface_of
 from ddplaunch.options import token
@@ -31,6 +32,8 @@ from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec, ProgramKind
 
 _PIECE = 1 << 18  # bytes of the program that are read at once
+_WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
+_SILENT = 5.0  # seconds without a word from node 0 after which it is lost
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True):
@@ -179,3 +182,38 @@ def agreed_plan(
     return make_plan(
         spec, replace(allocation, endpoint=known), node, run_id=agreed.run_id, agreed=agreed, interface=interface
     )
+
+
+# --- a node that cannot take part
+
+
+def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> None:
+    """Tell node 0, if it is on another host and is reached, that this node does not take part; the others need not wait for it.
+
+    Never fails itself.
+    """
+    from ddplaunch.coordinator.remote_link import RemoteLink  # few jobs need it
+
+    rendezvous, task = allocation.rendezvous, allocation.task
+    if rendezvous is None or rendezvous.coordinator:
+        return
+    message = Withdrawal(
+        place=allocation.node_rank if task is None else task.rank,
+        host=host(host_of(allocation, socket.gethostname())),
+        reason=piece(why.message.partition("\n")[0]),
+        hint=piece((why.hint or "").partition("\n")[0]),
+    )
+    loop = Loop()
+    link = RemoteLink(
+        loop,
+        key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
+        hello=lambda _: message,
+        source=rendezvous.source,
+        heartbeat_timeout=_SILENT,
+        rdzv_timeout=_WITHIN,
+    )
+    link.aim(rendezvous.addresses, rendezvous.ports)
+    while link.end is None:  # node 0 closes the connection, or is not reached
+        loop.run_once()
+    link.close()
+    loop.close()

@@ -12,7 +12,7 @@ from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import JobEnd, Link, LookingForCoordinator, NodeEnd
-from ddplaunch.coordinator.trust import OrderSequence
+from ddplaunch.coordinator.messages import OrderSequence
 from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver

@@ -114,7 +114,7 @@ def give_up(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> None:
 
 def _withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> None:
     if allocation.rendezvous is not None and not spec.no_control:
-        from ddplaunch.coordinator.withdraw import withdraw  # few jobs need it
+        from ddplaunch.coordinator.join import withdraw  # few jobs need it
 
         withdraw(spec, allocation, env, why)
 

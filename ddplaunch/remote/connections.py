@@ -15,8 +15,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT
-from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.stream import FrameError
 from ddplaunch.process.child import Child, StartError, Stdio, handled_signals, start, why_not_started
 from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, STREAM, GreetingDecoder, OutputPipe, PipeDecoder
 from ddplaunch.spec import Fault

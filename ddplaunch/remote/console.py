@@ -9,8 +9,8 @@ from itertools import chain
 from ddplaunch import fields
 from ddplaunch.agent.pipes import BARS, CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
 from ddplaunch.errors import below, visible
-from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.stream import FrameError
 from ddplaunch.output.bars import Bar, BarFeed, unpack
 from ddplaunch.remote import messages
 from ddplaunch.remote.connections import HostConnection

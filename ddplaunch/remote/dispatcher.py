@@ -18,8 +18,8 @@ from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.errors import expendable
 from ddplaunch.fields import Malformed
-from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.stream import FrameError
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
 from ddplaunch.remote.connections import QUIT_TIMEOUT, HostConnection, HostPhase, RemoteJob, Startup

@@ -17,7 +17,7 @@ from ddplaunch import __version__
 from ddplaunch.agent.clients import MAX_CLIENTS, TOO_MANY, Clients
 from ddplaunch.agent.events import StopAsked
 from ddplaunch.control import requests
-from ddplaunch.control.frames import pack
+from ddplaunch.control.handshake import pack
 from ddplaunch.control.questions import NoAnswer
 from ddplaunch.control.streams import Chunk, Streams
 from ddplaunch.errors import LaunchError

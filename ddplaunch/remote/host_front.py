@@ -29,8 +29,8 @@ from ddplaunch.control.streams import Chunk, Streams
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST, of_signal
 from ddplaunch.fields import Malformed
-from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.stream import FrameError
 from ddplaunch.process.clock import PROCESS_CLOCK
 from ddplaunch.process.tree import ends_within, has_ended
 from ddplaunch.remote import messages

@@ -13,10 +13,9 @@ from functools import partial
 
 from ddplaunch import __version__
 from ddplaunch.agent.pipes import BARS, CONTROL, OURS, STDERR, STDOUT
-from ddplaunch.loop import frames
-from ddplaunch.loop.buffer import SendBuffer
-from ddplaunch.loop.frames import FrameError
+from ddplaunch.loop import stream
 from ddplaunch.loop.loop import WRITE, Loop
+from ddplaunch.loop.stream import FrameError, SendBuffer
 from ddplaunch.process import clock
 
 PROTOCOL = 1
@@ -47,7 +46,7 @@ def pack(tag: bytes, data: bytes) -> bytes:
     """Make a frame."""
     if len(data) > LIMIT:
         raise ValueError(f"a frame of {len(data)} bytes, and the limit is {LIMIT}")
-    return frames.pack(tag, data)
+    return stream.pack(tag, data)
 
 
 def greeting() -> bytes:
@@ -60,7 +59,7 @@ class PipeDecoder:
 
     def __init__(self, tags: bytes) -> None:
         self._tags = tags
-        self._frames = frames.Decoder(1 + LIMIT)
+        self._frames = stream.Decoder(1 + LIMIT)
 
     def feed(self, data: bytes) -> None:
         """Add what has arrived."""

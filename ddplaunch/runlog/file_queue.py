@@ -1,4 +1,4 @@
-"""What is to be written to files, on its way to the process that writes them; and the start of that process.
+"""What is to be written to files, on its way to the process that writes them.
 
 A disk may hang, as that of a file server that does not respond, and what writes to it is then in uninterruptible sleep. So a
 process of its own writes (`runlog/file_writer.py`), which can be left behind; a thread would keep its process from ending. The
@@ -7,22 +7,17 @@ queue touches no file, and never blocks.
 
 from __future__ import annotations
 
-import gc
 import marshal
 import os
-import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddplaunch.errors import not_imported
 from ddplaunch.loop import loop as loops
-from ddplaunch.loop.buffer import SendBuffer
-from ddplaunch.loop.frames import WORD, Decoder, head
-from ddplaunch.loop.frames import pack as frame
 from ddplaunch.loop.loop import Loop, Timer
-from ddplaunch.process.linux import detach, memory_file, of_open_files, signal_at_end_of
+from ddplaunch.loop.stream import WORD, Decoder, SendBuffer, head
+from ddplaunch.loop.stream import pack as frame
 
 Reply = Mapping[str, Any]
 
@@ -323,39 +318,3 @@ class FileQueue:
 
 def _ignore(_reply: Reply) -> None:
     """Before there is a folder that takes replies."""
-
-
-def start_writer() -> FileQueue:
-    """Fork it; give a queue that drops everything if there is no room for it.
-
-    A run that keeps nothing has one, too: it has a socket, and its file:// rendezvous leaves something to be removed.
-    """
-    shared = -1
-    try:
-        shared = memory_file("ddplaunch")
-        os.pwrite(shared, bytes(PROGRESS), 0)
-        ours, its = socket.socketpair()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        agent, pid = os.getpid(), os.fork()
-    except OSError:  # no worker will find room either
-        if shared >= 0:
-            os.close(shared)
-        return FileQueue()
-    if pid == 0:
-        try:
-            signal_at_end_of(agent, signal.SIGCONT)  # one that was stopped is to see the end of the socket
-            detach(its.fileno(), shared, listener.fileno())
-            from ddplaunch.runlog import file_writer  # only that process needs it
-
-            gc.freeze()  # the start went without a collector; a job of weeks needs one, here too
-            gc.enable()
-            file_writer.run(3, 4, 5)
-        except ImportError as error:
-            os.write(3, reply(none=f"no logs are kept: {not_imported(error).message}"))
-        except OSError as error:  # it has not come so far as to be out of reach
-            its.send(reply(none=f"no logs are kept: {error.strerror}{of_open_files(error.errno)}"))
-        finally:
-            os._exit(0)  # the agent sees that it has ended
-    its.close()
-    ours.setblocking(False)
-    return FileQueue(ours, shared, pid, listener)

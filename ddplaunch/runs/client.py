@@ -10,11 +10,11 @@ from contextlib import ExitStack, suppress
 from msgspec import Struct
 
 from ddplaunch.control import requests
-from ddplaunch.control.frames import LIMIT, Decoder, pack
+from ddplaunch.control.handshake import LIMIT, Decoder, pack
 from ddplaunch.control.questions import Question
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Malformed
-from ddplaunch.loop.frames import FrameError
+from ddplaunch.loop.stream import FrameError
 from ddplaunch.process import clock, tree
 from ddplaunch.runlog import run_socket
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from ddplaunch.cli.main import VERBS
+from ddplaunch.cli.command import VERBS
 from tests.docs.pages import Block, Command, blocks, name_of
 from tests.fake_nvml import made_up
 from tests.unit.environments import captured

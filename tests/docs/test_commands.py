@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.main import VERBS
+from ddplaunch.cli.command import VERBS
 from tests.conftest import Job, until
 from tests.docs.pages import JOB_SCRIPT, PAGES, Command, name_of
 from tests.docs.pages import commands as commands_of

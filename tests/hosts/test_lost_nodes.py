@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from ddplaunch.control.tcp import TCP_RTO_MAX_MS
+from ddplaunch.control.peer import TCP_RTO_MAX_MS
 from tests.hosts.job import SOON
 
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs

@@ -8,8 +8,7 @@ from typing import Any
 
 from ddplaunch.cli.job import parse, resolve
 from ddplaunch.cluster.discover import discover
-from ddplaunch.control.frames import Decoder, pack
-from ddplaunch.control.handshake import Client, Handshake, Key, Session
+from ddplaunch.control.handshake import Client, Decoder, Handshake, Key, Session, pack
 from ddplaunch.coordinator import join
 from ddplaunch.devices.node import inspect
 from ddplaunch.plan.make import make_plan

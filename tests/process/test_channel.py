@@ -12,12 +12,9 @@ import pytest
 
 from ddplaunch.control import dialer
 from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer, answers
-from ddplaunch.control.frames import LIMIT, LIMIT_UNKNOWN, Decoder, pack
-from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT
-from ddplaunch.control.handshake import Client, Server, Session, key
+from ddplaunch.control.handshake import LIMIT, LIMIT_UNKNOWN, Client, Decoder, Server, Session, key, pack
 from ddplaunch.control.listener import Listener, crowding
-from ddplaunch.control.peer import MAX_QUEUED, Peer
-from ddplaunch.control.tcp import error_of
+from ddplaunch.control.peer import HANDSHAKE_TIMEOUT, MAX_QUEUED, Peer, error_of
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import listen, reserve
 from tests.loops import FakeLoop

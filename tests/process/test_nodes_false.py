@@ -11,8 +11,7 @@ import pytest
 
 from ddplaunch.agent.inspection import MAX_QUESTIONS
 from ddplaunch.control import requests
-from ddplaunch.control.frames import LIMIT, Decoder, pack
-from ddplaunch.control.handshake import Server
+from ddplaunch.control.handshake import LIMIT, Decoder, Server, pack
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
 from ddplaunch.process.child import STACKS_FD
 from ddplaunch.process.tree import children

@@ -9,8 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from ddplaunch.control.frames import pack
-from ddplaunch.control.handshake import PROTOCOL
+from ddplaunch.control.handshake import PROTOCOL, pack
 from ddplaunch.coordinator.coordinator import QUIT_TIMEOUT
 from tests.process.speaker import STOPPING, Visitor, ended, hello, key_of
 

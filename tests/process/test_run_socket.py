@@ -15,7 +15,7 @@ import pytest
 
 from ddplaunch.agent.clients import MAX_CLIENTS
 from ddplaunch.control import requests
-from ddplaunch.control.frames import LIMIT, Decoder, pack
+from ddplaunch.control.handshake import LIMIT, Decoder, pack
 from ddplaunch.control.questions import AskStacks, AskStatus, NoAnswer, NodeStatus
 from ddplaunch.process.child import STACKS_FD
 from ddplaunch.process.tree import children

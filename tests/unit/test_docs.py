@@ -9,8 +9,9 @@ from click.exceptions import Exit
 from msgspec.structs import replace
 
 from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
+from ddplaunch.cli.command import VERBS
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.cli.main import VERBS, application
+from ddplaunch.cli.main import application
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import OPTIONS

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control.frames import Decoder
 from ddplaunch.control.handshake import (
     NOT_DDPLAUNCH,
     UNPROVEN,
     WRONG_KEY,
     Client,
+    Decoder,
     Handshake,
     Refused,
     Reply,
@@ -22,7 +22,7 @@ from ddplaunch.control.handshake import (
     Session,
     key,
 )
-from ddplaunch.loop.frames import FrameError
+from ddplaunch.loop.stream import FrameError
 
 KEY = key("a long secret", "job-1")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.control.frames import LIMIT
+from ddplaunch.control.handshake import LIMIT
 from ddplaunch.coordinator.link import NodeEnd
 from ddplaunch.coordinator.messages import encode, fitted, for_coordinator, on_our_clock
 from ddplaunch.supervise.outcome import Frame, Traces, WorkerError, WorkerExit

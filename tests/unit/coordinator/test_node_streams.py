@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ddplaunch.control.streams import Chunk
-from ddplaunch.coordinator.node_streams import NodeStreams
+from ddplaunch.coordinator.questions import NodeStreams
 from ddplaunch.loop.loop import Loop
 
 Sent = list[tuple[Sequence[int], object]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.control.handshake import Key
-from ddplaunch.control.tcp import CLOSED
+from ddplaunch.control.peer import CLOSED
 from ddplaunch.coordinator.link import LookingForCoordinator
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, RemoteLink
 from tests.loops import FakeLoop

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.coordinator.link import Forward, Generation
-from ddplaunch.coordinator.messages import Hello, NodeFacts, Ping, Watch
-from ddplaunch.coordinator.trust import OrderSequence
+from ddplaunch.coordinator.messages import Hello, NodeFacts, OrderSequence, Ping, Watch
 from ddplaunch.fields import Malformed
 from ddplaunch.plan import Agreed, Seat, SeatRun
 from ddplaunch.supervise.node import KillOrdered, StopOrdered

@@ -15,7 +15,7 @@ from ddplaunch.control.questions import (
     SentProcess,
     WorkerStatus,
 )
-from ddplaunch.coordinator.trust import why_refused
+from ddplaunch.coordinator.messages import why_refused
 
 OWN, SEATS, WORLD = range(2, 4), 2, 8
 NOT_OWN = "speaks of workers that are not its own"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch.control import requests
-from ddplaunch.control.frames import LIMIT
+from ddplaunch.control.handshake import LIMIT
 from ddplaunch.control.questions import Answer, Answered, NoAnswer, StacksAtEnd
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import NodeEnd, SentReport

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from ddplaunch.agent.pipes import BARS, OURS, STDERR, STDOUT, OutputQueue
-from ddplaunch.loop.frames import FrameError
+from ddplaunch.loop.stream import FrameError
 from ddplaunch.remote import console
 from ddplaunch.remote.connections import HostConnection
 from ddplaunch.remote.console import Console

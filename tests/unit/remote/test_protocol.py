@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch import __version__
-from ddplaunch.loop.frames import FrameError
+from ddplaunch.loop.stream import FrameError
 from ddplaunch.remote.protocol import (
     FROM_HOST,
     HEARTBEAT,

@@ -12,7 +12,7 @@ from signal import Signals
 
 import pytest
 
-from ddplaunch.loop.frames import WORD
+from ddplaunch.loop.stream import WORD
 from ddplaunch.runlog import file_writer, folders, log, old_runs
 from ddplaunch.runlog.file_queue import (
     CLOSE,

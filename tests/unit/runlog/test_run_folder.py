@@ -5,7 +5,8 @@ import os
 import resource
 import socket
 
-from ddplaunch.runlog.file_queue import PROGRESS, FileQueue, start_writer
+from ddplaunch.agent.begin import start_writer
+from ddplaunch.runlog.file_queue import PROGRESS, FileQueue
 from ddplaunch.runlog.run_folder import RunFolder
 
 

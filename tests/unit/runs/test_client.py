@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ddplaunch.control import requests
-from ddplaunch.control.frames import pack
+from ddplaunch.control.handshake import pack
 from ddplaunch.runs import client
 
 
