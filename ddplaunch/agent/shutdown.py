@@ -49,9 +49,9 @@ class Shutdown:
         """Say which imports the next run could find warm."""
         preload = self._context.draft.preload
         if self._context.draft.keep_warm is not None and preload is not None:
-            from ddplaunch.report.slow_imports import advice  # few jobs keep anything warm
+            from ddplaunch.report.error_file import advice_on_imports  # few jobs keep anything warm
 
-            if text := advice(self._context.error_files.slow_imports, preload):
+            if text := advice_on_imports(self._context.error_files.slow_imports, preload):
                 self._reporter.print(text)
 
     def leave(self, state: State, exits: list[WorkerExit], end: JobEnd) -> None:

@@ -1,6 +1,6 @@
-"""Reads what a worker's bootstrap, or torch's `@record`, wrote about the exception that ended it. Trusts none of it.
+"""Reads what a worker's bootstrap, or torch's `@record`, wrote about the exception that ended it, and which imports were slow.
 
-The program may damage the file: whatever is wrong with it, no more is lost than what it would have reported.
+The program may damage these files, and none is trusted: whatever is wrong with one, no more is lost than what it would have said.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ddplaunch.process.files import remove_within
@@ -262,3 +263,26 @@ def _seconds(value: object) -> float | None:
     except OverflowError:  # JSON has no largest number
         return None
     return seconds if math.isfinite(seconds) else None
+
+
+# --- imports
+
+
+_SLOW_IMPORT = r"(\w[\w.]{0,99}) (\d{1,5}\.\d)"
+_NAMED_IMPORTS = 4
+
+
+def advice_on_imports(path: str, preload: Sequence[str]) -> str:
+    """Return the line for a run with --keep-warm about what each worker imported itself, and the --preload that spares that.
+
+    worker/import_times.py has noted it at `path`; "" if there is nothing to say.
+    """
+    lines = content(path).decode(errors="replace").splitlines()
+    found = {match[1]: float(match[2]) for line in lines if (match := re.fullmatch(_SLOW_IMPORT, line, re.ASCII))}
+    missing = ((name, seconds) for name, seconds in found.items() if name not in preload)
+    slow = sorted(missing, key=lambda one: -one[1])[:_NAMED_IMPORTS]
+    if not slow:
+        return ""
+    took = ", ".join(f"{name} ({seconds:.1f} s)" for name, seconds in slow)
+    wanted = ",".join([*preload, *(name for name, _ in slow)])
+    return f"each worker imported {took} itself; `--preload {wanted}` keeps that warm too"

@@ -27,7 +27,7 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, State
 from ddplaunch.supervise.job.step import OWN_END
-from ddplaunch.supervise.outcome import ClusterEnding, Traces, Why, WorkerExit
+from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, ClusterEnding, Traces, Why, WorkerExit
 from ddplaunch.words import count, duration
 
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
@@ -211,27 +211,40 @@ class JobReporter:
     def _full_report(
         self, first: WorkerExit, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int
     ) -> str:
-        from ddplaunch.report.failure import failure_report
+        from ddplaunch.report.causes import classify  # most jobs do not fail
+        from ddplaunch.report.evidence import Evidence
+        from ddplaunch.report.failure import FailureReport, render
 
-        plan = self._reporter.plan
-        return failure_report(
-            first,
-            state.exits,
-            traces.get(first.rank, _NO_TRACES),
+        plan, spec, of_node = self._reporter.plan, self._spec, traces.get(first.rank, _NO_TRACES)
+        shm_size, shm_free = of_node.shm or (None, None)
+        facts = Evidence(
+            oom_kills=of_node.oom_kills,
+            oom_kills_of_machine=of_node.oom_kills_of_machine,
+            shm_size=shm_size,
+            shm_free=shm_free,
             interpreter=plan.interpreter if plan is not None else None,
-            debugging=self._spec.debug_rank is not None or self._spec.debug_on_error,
-            chaos=any(fault.kind == "kill" and fault.target == first.rank for fault in self._spec.chaos),
+            workers=len(state.exits),
+            master_port=self._reporter.master_port,
+            port_given=plan is not None and plan.master_port is not None,
+            debugging=spec.debug_rank is not None or spec.debug_on_error,
+            chaos=any(fault.kind == "kill" and fault.target == first.rank for fault in spec.chaos),
+            preempted=ending.text == PREEMPTED,
+            walltime_over=ending.text == OUT_OF_WALLTIME,
+        )
+        report = FailureReport(
+            first=first,
+            exits=tuple(state.exits),
+            cause=classify(first, facts),
+            ended_by=ending.text,
             cwd=self._reporter.cwd,
             home=self._reporter.home,
             restarts=restarts,
-            max_restarts=self._spec.max_restarts,
-            paint=self._reporter.paint,
-            ended_by=ending.text,
-            is_simulated=self._spec.simulate is not None,
+            max_restarts=spec.max_restarts,
+            log_folder=of_node.log_folder,
+            is_simulated=spec.simulate is not None,
             places=self.found.places,
-            master_port=self._reporter.master_port,
-            port_given=plan is not None and plan.master_port is not None,
         )
+        return render(report, self._reporter.paint)
 
 
 def _node_lost(state: State) -> str:

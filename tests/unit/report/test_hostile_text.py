@@ -4,7 +4,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from signal import SIGABRT
 
@@ -12,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.report import error_file, evidence
-from ddplaunch.report.causes import CAUSES
+from ddplaunch.report.causes import CAUSES, classify
 from ddplaunch.report.evidence import Evidence, Row
-from ddplaunch.report.failure import failure_report
+from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.report.paint import Paint
 from ddplaunch.report.stack import fault_frames, frames_of, syntax_error_lines
 from ddplaunch.supervise import first_failure
-from ddplaunch.supervise.outcome import Traces, WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 from tests.unit.builders import worker_exit
 
 # characters; the small one first, which shows even a cubic search within a minute; a square one takes many seconds with the other
@@ -129,17 +128,10 @@ def test_a_report_is_soon_written_whatever_the_worker_wrote(piece: str, tmp_path
     for size in SIZES:
         long = text(piece, size)
         for first, second in ((raised(long), raised(f"{long}b")), (end(stderr=long), end(stderr=f"{long}b"))):
-            report = partial(
-                failure_report,
-                first,
-                [first, replace(second, rank=1)],
-                Traces(oom_kills=0, shm=None, log_folder=None),
-                interpreter=None,
-                debugging=False,
-                chaos=False,
-                cwd="/",
-                restarts=0,
-                max_restarts=0,
-                paint=Paint(colour=True, links=True),
-            )
-            assert_quick(piece, report, limit=2 * READING)
+            exits = (first, replace(second, rank=1))
+            assert_quick(piece, reported, *exits, limit=2 * READING)
+
+
+def reported(*exits: WorkerExit) -> str:
+    cause = classify(exits[0], Evidence())
+    return render(FailureReport(first=exits[0], exits=exits, cause=cause, cwd="/"), Paint(colour=True, links=True))

@@ -5,12 +5,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.report.slow_imports import advice
+from ddplaunch.report.error_file import advice_on_imports
 
 
 def said(tmp_path: Path, text: bytes) -> str:
     (tmp_path / "imports").write_bytes(text)
-    return advice(str(tmp_path / "imports"), ("torch",))
+    return advice_on_imports(str(tmp_path / "imports"), ("torch",))
 
 
 def test_the_slowest_come_first_and_what_is_preloaded_is_not_named(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_the_slowest_come_first_and_what_is_preloaded_is_not_named(tmp_path: Pat
         "each worker imported transformers.trainer (4.1 s), lightning (2.7 s) itself; "
         "`--preload torch,transformers.trainer,lightning` keeps that warm too"
     )
-    assert advice(str(tmp_path / "nothing"), ()) == ""
+    assert advice_on_imports(str(tmp_path / "nothing"), ()) == ""
 
 
 @given(st.binary(max_size=200) | st.text(max_size=50).map(lambda name: f"{name} 1.0\n".encode(errors="replace")))
