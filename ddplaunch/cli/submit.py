@@ -22,8 +22,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.process.program import working_directory
 from ddplaunch.slurm import submit as slurm
-from ddplaunch.slurm.submit.request import USAGE, SbatchOption, SubmitRequest
-from ddplaunch.slurm.submit.sbatch_options import FLAGS, KNOWN, OPTIONAL, SHORT
+from ddplaunch.slurm.submit.script import FLAGS, KNOWN, OPTIONAL, SHORT, USAGE, SbatchOption, SubmitRequest
 from ddplaunch.spec import JobSpec
 
 SEPARATOR = "--"

@@ -265,7 +265,7 @@ def _seconds(value: object) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
-# --- imports
+# --- the modules that each worker imports
 
 
 _SLOW_IMPORT = r"(\w[\w.]{0,99}) (\d{1,5}\.\d)"

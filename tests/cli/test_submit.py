@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.cli.submit import _OURS, _REFUSED
-from ddplaunch.slurm.submit.sbatch_options import FLAGS, VALUED
-from ddplaunch.slurm.submit.script import options, text
+from ddplaunch.slurm.submit.script import FLAGS, VALUED, options, text
 from tests.cli import typed
 from tests.conftest import Job
 from tests.unit.builders import spec

@@ -1,4 +1,7 @@
-"""The batch script: plain, so that a user who does not know ddplaunch can read, change and submit it. Pure."""
+"""What was asked of `ddplaunch submit`, the options of sbatch, and the batch script that is made of both. Pure.
+
+The script is plain, so that a user who does not know ddplaunch can read, change and submit it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,81 @@ import shlex
 import string
 from collections.abc import Sequence
 
-from ddplaunch.slurm.submit.request import SbatchOption, SubmitRequest
+from msgspec import Struct
+
 from ddplaunch.spec import JobSpec, ProgramKind
+
+# The options of sbatch, from sbatch(1) of Slurm 22.05, and what later versions added up to 25.05. One that is missing here can
+# still be typed.
+# fmt: off
+VALUED = frozenset((
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster-constraint", "clusters", "comment",
+    "constraint", "container", "container-id", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "cpus-per-task",
+    "deadline", "delay-boot", "dependency", "distribution", "error", "exclude", "export", "export-file", "extra",
+    "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres",
+    "gres-flags", "hint", "input", "job-name", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mcs-label",
+    "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nodefile", "nodelist", "nodes", "ntasks",
+    "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "partition", "power",
+    "prefer", "priority", "profile", "qos", "reservation", "segment", "signal", "sockets-per-node", "switches",
+    "thread-spec", "threads-per-core", "time", "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "wait-all-nodes",
+    "wckey", "wrap",
+))
+OPTIONAL = frozenset((  # a value only behind =
+    "exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate", "resv-ports",
+))
+FLAGS = frozenset((
+    "consolidate-segments", "contiguous", "help", "hold", "ignore-pbs", "no-requeue", "overcommit", "oversubscribe",
+    "parsable", "quiet", "reboot", "requeue", "spread-job", "spread-segments", "stepmgr", "test-only", "usage",
+    "use-min-nodes", "verbose", "version", "wait",
+))
+SHORT = {
+    "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile", "G": "gpus", "H": "hold",
+    "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes", "O": "overcommit", "Q": "quiet", "S": "core-spec",
+    "V": "version", "W": "wait", "a": "array", "b": "begin", "c": "cpus-per-task", "d": "dependency", "e": "error",
+    "h": "help", "i": "input", "k": "no-kill", "m": "distribution", "n": "ntasks", "o": "output", "p": "partition",
+    "q": "qos", "s": "oversubscribe", "t": "time", "v": "verbose", "w": "nodelist", "x": "exclude",
+}
+# fmt: on
+KNOWN = VALUED | OPTIONAL | FLAGS
+
+USAGE = "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]..."
+
+
+class SbatchOption(Struct, frozen=True):
+    """One option, with its full name if that is known."""
+
+    name: str  # "partition"; "Z" for an unknown short one
+    value: str | None = None
+
+    @property
+    def argument(self) -> str:
+        """The option as one argument of sbatch."""
+        dashes = "-" if len(self.name) == 1 else "--"
+        between = "" if len(self.name) == 1 else "="
+        return f"{dashes}{self.name}" if self.value is None else f"{dashes}{self.name}{between}{self.value}"
+
+
+class SubmitRequest(Struct, frozen=True, kw_only=True):
+    """The parsed command line."""
+
+    options: tuple[SbatchOption, ...] = ()  # each name once
+    print: bool = False
+    wait: bool = False
+    follow: bool = False
+    parsable: bool = False
+    job: tuple[str, ...] = ()  # options of ddplaunch, SCRIPT and its arguments
+
+    def has(self, *names: str) -> bool:
+        """Whether sbatch gets one of these."""
+        return any(option.name in names for option in self.options)
+
+    def value(self, name: str) -> str | None:
+        """The value that sbatch gets for this."""
+        return next((option.value for option in self.options if option.name == name), None)
+
+
+# --- the script
+
 
 WIDTH = 100  # columns; a command that is longer is broken where an option begins
 

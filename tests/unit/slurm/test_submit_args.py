@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.cli.submit import _OURS, _REFUSED, request_of, submit
 from ddplaunch.errors import LaunchError
-from ddplaunch.slurm.submit.request import SbatchOption, SubmitRequest
-from ddplaunch.slurm.submit.sbatch_options import FLAGS, KNOWN, OPTIONAL, SHORT, VALUED
+from ddplaunch.slurm.submit.script import FLAGS, KNOWN, OPTIONAL, SHORT, VALUED, SbatchOption, SubmitRequest
 
 
 def split(words: list[str]) -> SubmitRequest:
