@@ -32,7 +32,7 @@ def rest(bed: Bed) -> Iterator[Figure]:
         name=f"at rest: wake-ups in {_WATCHED:g} s",
         value=ours.wakeups,
         unit="",
-        target=0,
+        target=1,  # each 10 s the agent looks whether workers move
         how=f"voluntary context switches; torchrun {theirs.wakeups}",
     )
 

@@ -29,6 +29,7 @@ from ddplaunch.plan.variables import environment
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.runlog.events import SCHEMA, VERSION
 from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.worker import recorder
 from docs import code_map
 
 # when each event happens: a new one fails here until it is explained
@@ -114,6 +115,10 @@ _SOMETIMES = {
     "GLOO_SOCKET_IFNAME": "with several nodes, the interface by which this node reaches node 0, unless you have set it, be it "
     "to nothing",
     "DDPLAUNCH_NOTICE_SIGNALS": "the signals of `--requeue-on`, as `SIGUSR1,SIGTERM`",
+    "PYTHONBREAKPOINT": "`0` in the ranks that `--debug` does not name, so that they pass `breakpoint()` by, unless "
+    "you have set it",
+    "TORCH_FR_BUFFER_SIZE": f"`{recorder.ENTRIES}`, how many collectives torch's flight recorder keeps; unless this, or "
+    "`TORCH_NCCL_TRACE_BUFFER_SIZE`, is set, and not with `--no-flight-recorder`",
     "NCCL_SOCKET_IFNAME": "the same for NCCL, as `=eth0`: this name and no other that begins so",
     "DDPLAUNCH_SHARING_STRATEGY": "what `--sharing-strategy` says; torch.multiprocessing is told when it is imported",
     "CUDA_MPS_PIPE_DIRECTORY": "with `--mps`, where the MPS daemon of this job is found",
@@ -126,6 +131,7 @@ _READ = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "as `--shutdown-timeout`",
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "what stands before each line of a worker in place of `[RANK] `: "
     "`${role_name}`, `${rank}` and `${local_rank}` are replaced",
+    "PYTHONBREAKPOINT": "the debugger that `breakpoint()`, `--debug` and `--debug-on-error` open, as `ipdb.set_trace`; else pdb",
     "CUDA_VISIBLE_DEVICES": "which NVIDIA GPUs there are; on AMD, where HIP_VISIBLE_DEVICES is not set, which of those",
     "CUDA_DEVICE_ORDER": "whether CUDA counts GPUs of different models by PCI address",
     "ROCR_VISIBLE_DEVICES": "which AMD GPUs there are",
@@ -208,7 +214,8 @@ def _submit() -> list[str]:
     return [
         "## ddplaunch submit",
         f"`{_usage('submit')}` checks the job, writes a batch script and hands it to sbatch. "
-        "[Submitting a job](../recipes/slurm.md#let-ddplaunch-write-the-script) shows how. What stands before `--` goes to sbatch as it is, but for these:",
+        "[Let ddplaunch write the script](../recipes/slurm.md#let-ddplaunch-write-the-script) shows how. Options before `--` "
+        "go to sbatch as they are, except these:",
         _table(["option", "meaning"], [[f"`{option.opts[-1]}`", option.help or ""] for option in submit.own_options]),
         re.sub(r"--[\w=%.-]*[\w%]|%x\S*out", r"`\g<0>`", submit.epilog),
     ]
@@ -267,8 +274,9 @@ def _variables() -> str:
         "## What some workers get",
         _table(["variable", "value"], [[f"`{name}`", meaning] for name, meaning in _SOMETIMES.items()]),
         "## What ddplaunch reads",
-        "Every option but a few has a variable: `DDPLAUNCH_` and its name, such as `DDPLAUNCH_NPROC_PER_NODE`; those of "
-        "torchrun also have torchrun's, such as `PET_NPROC_PER_NODE`. [The command line](cli.md) names them. Besides:",
+        "An option has a variable: `DDPLAUNCH_` and its name, such as `DDPLAUNCH_NPROC_PER_NODE`. Those of torchrun also have "
+        f"torchrun's, such as `PET_NPROC_PER_NODE`. [The command line](cli.md) names them. {', '.join(_without_variable())} "
+        "have none. ddplaunch also reads:",
         _table(["variable", "meaning"], [[f"`{name}`", meaning] for name, meaning in _READ.items()]),
         "## Where the nodes are",
         "The first of these that is found says it, but for an mpirun inside a Slurm job, which comes before Slurm; `--cluster` "
@@ -276,6 +284,10 @@ def _variables() -> str:
         "[Several nodes](../guides/several-nodes.md) says what each of them is.",
         _table(["cluster", "found by"], [[f"`{name}`", kind.needs] for name, kind in KINDS.items()]),
     )
+
+
+def _without_variable() -> list[str]:
+    return [f"`{option.flag}`" for option in OPTIONS if not option.variables]
 
 
 def _of_a_worker() -> Mapping[str, str]:
@@ -363,11 +375,16 @@ def _offered() -> Iterator[tuple[str, str, str]]:
             for node in ast.parse(text).body:
                 if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names:
                     head = "\n".join(text.splitlines()[node.lineno - 1 : node.body[0].lineno - 1])
-                    yield (
-                        node.name,
-                        head.removeprefix("def ").removesuffix(":"),
-                        _as_page(ast.get_docstring(node) or ""),
-                    )
+                    text_of_page = _as_page(ast.get_docstring(node) or "") + _attributes(node, text)
+                    yield node.name, head.removeprefix("def ").removesuffix(":"), text_of_page
+
+
+def _attributes(of: ast.FunctionDef | ast.ClassDef, source: str) -> str:
+    """Make a table of the attributes that a class declares, with the comments beside them."""
+    lines = [source.splitlines()[node.lineno - 1] for node in of.body if isinstance(node, ast.AnnAssign)]
+    parts = [re.fullmatch(r"    (\w+): (.+?)(?: = \S+)?(?:  # (.+))?", line) for line in lines]
+    rows = [[f"`{found[1]}`", f"`{found[2]}`", found[3] or ""] for found in parts if found]
+    return "\n\n" + _table(["attribute", "type", "meaning"], rows) if rows else ""
 
 
 def _as_page(docstring: str) -> str:

@@ -223,8 +223,8 @@ OPTIONS: tuple[Option, ...] = (
            default="30s",
            help="How often it is looked which rank comes last to the collectives, in a job with a process group: 30s, if it "
                 "is not given; off: never. A rank that costs 5% of a step is named."),
-    Option(name="forward_signals", group=_SUPERVISION, metavar="LIST", parse=parsers.signals, listed=True, example="SIGWINCH",
-           help="Signals that are passed on while the job goes on, besides SIGUSR1, SIGUSR2 and SIGCONT."),
+    Option(name="forward_signals", group=_SUPERVISION, metavar="LIST", parse=parsers.signals, listed=True, example="SIGXCPU",
+           help="Signals that are passed on while the job goes on, besides SIGUSR1, SIGUSR2, SIGCONT and SIGWINCH."),
     Option(name="signals_to_handle", group=_SUPERVISION, metavar="LIST", pet=True, parse=parsers.signals, listed=True,
            field="stop_signals", example="SIGTERM,SIGINT", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
            help="Signals that stop the job; each is forwarded to the workers."),

@@ -75,9 +75,7 @@ def explain(starter: str, python: str, status: int | None, output: str) -> HostE
         for pattern, message, hint in _SSH:
             if re.search(pattern, output):
                 return HostError(message, hint)
-    elsewhere = (
-        f"`{python} -m pip install ddplaunch=={__version__}` there, or name its interpreter: --remote-python PATH"
-    )
+    elsewhere = f"install ddplaunch {__version__} there, or name the interpreter that has it: --remote-python PATH"
     if re.search(r"No module named '?ddplaunch", output):
         return HostError(f"{python} there has no ddplaunch", elsewhere)
     if found := re.search(r"^(?:ModuleNotFound|Import)Error: (.*)", output, re.MULTILINE):

@@ -45,7 +45,7 @@ def show(
     if native and not shutil.which("py-spy"):
         raise LaunchError(
             "--native needs py-spy, which is not installed here",
-            hint="type `pip install py-spy`, or install ddplaunch[native]",
+            hint="type `pip install py-spy`",
         )
     given = {"--threads": threads, "--native": native, "--json": as_json}
     options = [*(["-r", ranks] if ranks is not None else []), *(flag for flag, is_given in given.items() if is_given)]

@@ -1,6 +1,6 @@
 """Train on handwritten digits in Slurm: save when the time is up, go back into the queue, go on as if nothing had been.
 
-    sbatch examples/slurm/job.sh
+    cd examples/slurm && sbatch job.sh
 
 It needs no Slurm. Here it is stopped by hand, and started again:
 

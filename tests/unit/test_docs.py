@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
@@ -12,6 +13,7 @@ from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
 from ddplaunch.cli.command import VERBS
 from ddplaunch.cli.job import parse, resolve
 from ddplaunch.cli.main import application
+from ddplaunch.coordinator.messages import ToAgent, ToCoordinator
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import OPTIONS
@@ -172,6 +174,14 @@ def test_the_reference_has_every_option_and_every_status() -> None:
             assert f"`{name}`" in cli
     for status in MEANINGS:
         assert f"| `{status}` |" in statuses
+
+
+def test_the_page_about_nodes_has_every_message_between_them() -> None:
+    tables = prose(ROOT / "docs/concepts/one-fate.md").partition("**Messages.**")[2].partition("\n### ")[0]
+    for head, messages in [("an agent sends", ToCoordinator), ("the coordinator sends", ToAgent)]:
+        rows = tables.partition(f"| {head} |")[2].partition("\n\n")[0]
+        named = {name for row in rows.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])}
+        assert named == {message.__struct_config__.tag for message in get_args(messages)}
 
 
 def test_the_guide_for_users_of_torchrun_has_every_flag_of_torchrun() -> None:
