@@ -72,7 +72,8 @@ lint: .venv/test ## check format, style, types and which module imports which
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo --no-cache
 
-docs: .venv/test ## build the documentation into site/, without a warning or not at all
+docs: .venv/test ## build the documentation into site/, without a warning or not at all, and check its prose
+	.venv/bin/python docs/voice.py
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 format: .venv/test ## put the code into its format
