@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ddplaunch.coordinator.link import Report
 
 _AT_WORK = (Phase.RUNNING, Phase.SETTLING)
-_LOOK_WITHIN = 1.0  # seconds to find out whether workers still hang
 
 
 def run(job: AgentJob, connect: Connect, files: FileQueue, pipes: FrontPipes) -> int:
@@ -125,7 +124,7 @@ class Agent:
     @property
     def _workers(self) -> Workers | None:
         """The workers of the generation that there is; None between two."""
-        return self._generations.current.workers
+        return self._generations.workers
 
     # --- what happens, and what follows
 
@@ -172,7 +171,14 @@ class Agent:
                 self._signals.received(signum, SignalOrigin.COORDINATOR)
             case orders.QuestionAsked(number, question):
                 expendable(
-                    lambda: generations.inspection.answer(number, question, generations.plan),
+                    lambda: generations.inspection.answer(
+                        number,
+                        question,
+                        lambda answered: loop.post(events.QuestionAnswered(answered)),
+                        plan=generations.plan,
+                        quiet=self._workers.quiet if self._workers is not None else {},
+                        debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
+                    ),
                     lambda why: self._report_no_answer(number, why),
                 )
             case orders.QuestionForgotten(number):
@@ -187,14 +193,14 @@ class Agent:
                 self._run_socket.answer(client, request)
             case events.AttachAsked(client, rank):
                 if (visitor := self._run_socket.client(client)) is not None:
-                    expendable(lambda: generations.inspection.attach(rank, visitor), self._run_socket.fail)
+                    expendable(lambda: generations.debuggers.attach(rank, visitor), self._run_socket.fail)
             case events.StopAsked():
                 # as Ctrl-C does; with another signal if that is ignored here, as after nohup
                 self._signals.received(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
             case events.ClientGone(client):
                 self._run_socket.forget(client)
-                if (inspection := generations.inspected) is not None:
-                    inspection.forget_client(client)
+                if generations.debugged is not None:
+                    generations.debugged.forget(client)
             case events.ClientsFailed(why):
                 self._run_socket.fail(why)
             case orders.StreamSent(chunk):
@@ -232,8 +238,8 @@ class Agent:
                     output.show_bars_again(loop.now())
             case node.StopWorkers(signum, ranks, by_cluster):
                 generations.start_notice.end()
-                if generations.inspected is not None:
-                    generations.inspected.detach_debuggers()
+                if generations.debugged is not None:
+                    generations.debugged.detach_all()
                 workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.KillWorkers(ranks):
                 workers.end(SIGKILL, ranks, time.monotonic())
@@ -241,15 +247,15 @@ class Agent:
                 may_wait = workers.may_have_joined or not if_joined
                 if not may_wait or not generations.guard(
                     "stacks are missing",
-                    lambda: generations.inspection.take_stacks(workers, within, ras=ras, silently=silently),
+                    lambda: generations.inspection.take_stacks(within, ras=ras, silently=silently),
                 ):
                     loop.post(node.StacksCaptured(loop.now()))  # else they would be stopped late
             case node.FindStuck(ranks):
                 without = "workers that hang get the whole grace period"
-                generations.guard(without, lambda: generations.inspection.look_for_stuck(workers, ranks, _LOOK_WITHIN))
+                generations.guard(without, lambda: generations.inspection.look_for_stuck(ranks))
             case node.Observe(asks):
                 without = "a job in which nothing moves is no longer noticed"
-                generations.guard(without, lambda: generations.inspection.observe(workers, asks=asks))
+                generations.guard(without, lambda: generations.inspection.observe(workers.has_written, asks=asks))
             case node.NameRunning(ranks, left):
                 self._reporter.still_running(workers.written_since_stop(ranks), left)
             case node.NameStuck(ranks, seconds):
@@ -262,9 +268,9 @@ class Agent:
             case node.LendTerminal(rank):
                 workers.drain(rank)
                 output.hide(True)
-                generations.inspection.debuggers.lend_terminal(rank)
+                generations.debuggers.lend_terminal(rank)
             case node.RefuseTerminal(rank):
-                generations.inspection.debuggers.refuse_terminal(rank)
+                generations.debuggers.refuse_terminal(rank)
             case node.ShowOutput():
                 output.hide(False)
 
@@ -295,7 +301,7 @@ class Agent:
         """Look for what workers left behind, signal it if `signum` is one, and say what there is."""
         if signum and sparing and self._workers is not None:
             self._workers.dismiss_services()
-        left = self._leftovers.find(self._others, self._generations.left(), signum, sparing=sparing)
+        left = self._leftovers.find(self._others, self._generations.starter.left(), signum, sparing=sparing)
         self._loop.post(node.Swept(left, self._loop.now()))
 
     @property
@@ -308,7 +314,7 @@ class Agent:
         """Our children that are neither workers that live nor left behind by any."""
         workers = self._workers
         ended = workers.ended if workers is not None else frozenset[int]()
-        return ended | self._generations.server_pids | self._loop.asked_pids | {self._context.files.pid}
+        return ended | self._generations.starter.pids | self._loop.asked_pids | {self._context.files.pid}
 
     def _handle_without_coordinator(self, event: Any) -> None:
         """Take an event while the last output is handed over: this node takes no part, and has nothing to decide."""
@@ -332,10 +338,10 @@ class Agent:
         self._exits = self._generations.reap(state)
         raised = dict(state.raised)
         exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self._exits)
-        if samples := self._generations.samples:
-            from ddplaunch.stacks.sent import stacks_at_end  # most jobs do not fail
+        if (inspected := self._generations.inspected) is not None and inspected.samples:
+            from ddplaunch.inspect.answers import stacks_at_end  # most jobs do not fail
 
-            if (seen := stacks_at_end(state.generation, samples)) is not None:
+            if (seen := stacks_at_end(state.generation, inspected.samples)) is not None:
                 self._report(seen)
         self._report(NodeEnd(state.generation, exits, state.start_failure, state.left, self._reporter.traces))
 

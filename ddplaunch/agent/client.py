@@ -97,10 +97,6 @@ class Client:
             return
         self._watch()
 
-    def refuse_debugger(self) -> None:
-        """Send that the worker has not come by."""
-        self.finish(requests.Unreached())
-
     def hand_over(self, *last: requests.Reply) -> socket.socket | None:
         """Give the connection away behind these replies, unless it is lost."""
         for reply in last:

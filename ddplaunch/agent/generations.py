@@ -12,23 +12,26 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.context import AgentContext, WorkerSetup
 from ddplaunch.agent.events import GroupJoined
-from ddplaunch.agent.start_notice import StartNotice
 from ddplaunch.agent.starter import CannotStart, Starter
-from ddplaunch.agent.workers import CurrentWorkers, Workers
+from ddplaunch.agent.workers import Workers
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
+from ddplaunch.output.sinks import Output
 from ddplaunch.report.error_file import IMPORTED, IMPORTING, JOINED, RAISED, STORE_WANTED
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
+from ddplaunch.words import duration
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.inspection import Inspection
-    from ddplaunch.process.tree import Process
-    from ddplaunch.stacks import Sample
+    from ddplaunch.inspect.debuggers import Debuggers
+    from ddplaunch.inspect.inspection import Inspection
+    from ddplaunch.process.child import RunningWorker
 
 # workers that are started between two waits for events: some 15 ms of fresh ones, 0.1 s of forks with torch
 STARTS_PER_ROUND = 8
+PATIENCE = 2.0  # seconds of silence before the first row
+_OFTEN = 60.0  # seconds in which the row counts each of them; later it counts tens
 
 
 class Generations:
@@ -37,18 +40,20 @@ class Generations:
     def __init__(self, loop: Loop, context: AgentContext) -> None:
         self._loop = loop
         self._context = context
-        self.current = CurrentWorkers()
+        self.workers: Workers | None = None  # of the generation that there is; None between two
+        self.running: dict[int, RunningWorker] = {}  # of these, by rank, dead ones included until they are reaped
         self._next: tuple[Generation, str | None] | None = None
         self._ready: tuple[Generation, WorkerSetup] | None = None  # but for the folder
         self._starts = loop.timer(None, self._start_some)
         self.output = context.output(context.draft)
         self._flushes = loop.timer(None, lambda: self.output.flush(loop.now()))
-        self._starter = Starter(loop, context)
-        self._inspection: Inspection | None = None
+        self.starter = Starter(loop, context)
+        self.inspected: Inspection | None = None  # what `inspection` gives, once it is needed
+        self.debugged: Debuggers | None = None  # what `debuggers` gives, once it is needed
         self._given_up: set[str] = set()  # of what a job can do without
         self._has_joined = False
         self._number = 0  # of the generation that was started last
-        self.start_notice = StartNotice(loop, self.current)
+        self.start_notice = StartNotice(loop, self)
         self.plan = context.draft  # of the last generation, once there is one
 
     @property
@@ -63,8 +68,8 @@ class Generations:
     def prepare(self, generation: Generation, address: str | None) -> None:
         """Take what the coordinator has set for the next one, and the address of this node that the others reach."""
         self._next = generation, address
-        if self._inspection is not None:
-            self._inspection.begin()
+        if self.inspected is not None:
+            self.inspected.begin()
 
     def begin(self) -> None:
         """Make all ready for the workers of the next generation, which are started when the loop comes by."""
@@ -78,7 +83,7 @@ class Generations:
             self._loop.post(node.StartFailed(failure, self._loop.now()))
         else:
             context.reporter.use(setup.plan, setup.folder)
-            self._starter.prepare(setup.plan, setup.env)
+            self.starter.prepare(setup.plan, setup.env)
             setup.error_files.forget_all_but(generation.number)
             if (notified := setup.error_files.notified) >= 0:
                 self._loop.watch(notified, self._notified)
@@ -86,7 +91,7 @@ class Generations:
             self._ready = generation, setup
         if context.inputs.spec.debug_on_error or context.inputs.spec.debugpy_ranks:
             try:
-                self.inspection.debuggers.listen()
+                self.debuggers.listen(generation.ranks & (context.inputs.spec.debugpy_ranks or frozenset()))
             except OSError as error:
                 context.reporter.print(f"warning: no worker can be given a debugger: {error.strerror}")
 
@@ -100,14 +105,14 @@ class Generations:
         """Whether workers are yet to be started, and can be."""
         if self._ready is not None:
             return self._ready[1].folder.is_settled
-        workers = self.current.workers
-        return workers is not None and workers.may_start and self._starter.is_ready
+        workers = self.workers
+        return workers is not None and workers.may_start and self.starter.is_ready
 
     def _start_some(self) -> None:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
         if self._ready is not None and self._ready[1].folder.is_settled:  # the place of the logs is known
             self._go_on(*self._ready)
-        workers = self.current.workers
+        workers = self.workers
         if workers is None or not self._is_starting:
             return
         try:
@@ -120,7 +125,7 @@ class Generations:
             self._context.reporter.worker_started(rank, pid)
             self._loop.post(node.WorkerStarted(rank, self._loop.now()))
         if not workers.waiting and self._context.is_last_generation:
-            self._starter.fork_no_more()
+            self.starter.fork_no_more()
 
     def _go_on(self, generation: Generation, setup: WorkerSetup) -> None:
         self._ready, self._number = None, generation.number
@@ -128,7 +133,7 @@ class Generations:
             self.output = self._context.output(setup.plan)  # ranks may have changed
         self.output.restart()
         self.plan = setup.plan
-        self.current.workers = Workers(self._loop, setup, self._starter, self.output)
+        self.workers = Workers(self._loop, setup, self.starter, self.output, self.running)
         if setup.on_terminal and self._context.inputs.spec.verbosity >= 0:
             first = "starting" if setup.plan.preload is None else f"importing {setup.plan.preload[0]}"
             self.start_notice.begin(self.output, tuple(sorted(setup.on_terminal)), first)
@@ -137,8 +142,8 @@ class Generations:
     def start_no_more(self) -> None:
         """Leave out the workers that were not started yet."""
         self._ready = None
-        if self.current.workers is not None:
-            self.current.workers.waiting.clear()
+        if self.workers is not None:
+            self.workers.waiting.clear()
 
     # --- while it lives
 
@@ -160,7 +165,7 @@ class Generations:
 
         `tells_why`: with the exceptions of others, unless they are being stopped: then each end brings its own error with it.
         """
-        workers, now = self.current.workers, self._loop.now()
+        workers, now = self.workers, self._loop.now()
         assert workers is not None
         try:
             exit = workers.exit_of(rank, time.monotonic())
@@ -179,16 +184,21 @@ class Generations:
     @property
     def inspection(self) -> Inspection:
         """What looks into the workers."""
-        if self._inspection is None:
-            from ddplaunch.agent.inspection import Inspection  # most jobs need none
+        if self.inspected is None:
+            from ddplaunch.inspect.inspection import Inspection  # most jobs need none
 
-            self._inspection = Inspection(self._loop, self._context, self.current)
-        return self._inspection
+            self.inspected = Inspection(self._loop, self._context.draft.workers[0].host, self.running)
+        return self.inspected
 
     @property
-    def inspected(self) -> Inspection | None:
-        """The same, if anything was looked into yet."""
-        return self._inspection
+    def debuggers(self) -> Debuggers:
+        """Where workers ask for what a debugger needs."""
+        if self.debugged is None:
+            from ddplaunch.inspect.debuggers import Debuggers  # few jobs are debugged
+
+            context = self._context
+            self.debugged = Debuggers(self._loop, self.running, context.reporter, context.debug_address)
+        return self.debugged
 
     def guard(self, without: str, call: Callable[[], object]) -> bool:
         """Call what a job can do without, unless it has failed before; return whether it never has."""
@@ -201,41 +211,79 @@ class Generations:
         self._context.reporter.warn(f"{without}: {why}")
 
     @property
-    def samples(self) -> tuple[Sample, ...]:
-        """Where the workers were when they had to end, if that was asked."""
-        return self._inspection.samples if self._inspection is not None else ()
-
-    @property
     def silent(self) -> float:
         """How many seconds ago a worker has last written to its pipes, or was started; 0 if one writes past us."""
-        workers = self.current.workers
+        workers = self.workers
         if workers is None or any(map(workers.has_terminal, workers.running)):
             return 0.0
         started = (time.monotonic() - worker.started_at for worker in workers.running.values())
         return min((*workers.quiet.values(), *started), default=0.0)
 
-    @property
-    def server_pids(self) -> frozenset[int]:
-        """Our children that serve the workers, and are none themselves."""
-        return self._starter.pids
-
-    def left(self) -> list[Process]:
-        """Return what descends from workers that are no descendants of ours."""
-        return self._starter.left()
-
     # --- its end
 
     def reap(self, state: node.State) -> list[WorkerExit]:
         """Release all that the generation held, and give the ends of its workers."""
-        workers, self.current.workers = self.current.workers, None
+        workers, self.workers = self.workers, None
         self.start_notice.end()
         self.output.release(self._loop.now())
-        if workers is not None and self._inspection is not None:
-            self.guard("the stacks of the workers are not kept", partial(self._inspection.keep_stacks, workers))
-        return workers.reap(state.exits, self._loop.now()) if workers is not None else []
+        if workers is None:
+            return []
+        if (inspected := self.inspected) is not None and inspected.samples:
+            self.guard("the stacks of the workers are not kept", lambda: workers.keep_stacks(inspected.stacks))
+        return workers.reap(state.exits, self._loop.now())
 
     def close(self) -> None:
         """Release what is kept from one generation to the next."""
-        if self._inspection is not None:
-            self._inspection.close()
-        self._starter.close()
+        if self.debugged is not None:
+            self.debugged.close()
+        self.starter.close()
+
+
+class StartNotice:
+    """From the start of a generation to its first output, process group or exit; it has no timer before and afterwards."""
+
+    def __init__(self, loop: Loop, generations: Generations) -> None:
+        self._loop = loop
+        self._generations = generations
+        self._timer = loop.timer(None, self._show, may_rest=True)
+        self._began = 0.0
+        self._first = ""
+        self._importing = 0  # workers that have begun to import torch, and not finished
+        self._given: tuple[Output, tuple[int, ...]] | None = None
+
+    def begin(self, output: Output, ranks: tuple[int, ...], first: str) -> None:
+        """Watch these ranks, whose output is shown on a terminal; `first` says what happens before they have processes."""
+        self._first = first
+        self._began = self._loop.now()
+        self._importing = 0
+        self._given = (output, ranks)
+        self._timer.set(self._began + PATIENCE)
+
+    def imports(self, begun: int, finished: int) -> None:
+        """Note that so many more workers have begun and finished to import torch."""
+        self._importing += begun - finished
+
+    def end(self) -> None:
+        """Take the row away, and show none until the next generation."""
+        self._timer.cancel()
+        if self._given is not None:
+            self._given[0].show_status((), "", self._loop.now())
+            self._given = None
+
+    def _show(self) -> None:
+        if self._given is None:
+            return
+        output, ranks = self._given
+        now = self._loop.now()
+        if any(at >= self._began for at in output.written_at.values()):
+            self.end()
+            return
+        seconds = round(now - self._began)
+        output.show_status(ranks, f"{self._doing()}, {duration(seconds)}", now)
+        self._timer.set(now + (1.0 if seconds < _OFTEN else 10.0))
+
+    def _doing(self) -> str:
+        workers = self._generations.workers
+        if workers is None or workers.waiting:
+            return self._first
+        return "importing torch" if self._importing > 0 else "running, nothing printed yet"

@@ -244,6 +244,7 @@ class WorkerStart:
             child,
             time.monotonic(),
             by_itself=self._is_python,
+            terminal=worker.terminal,
             stacks=self.stdio.stacks,
             recorder=self._recorder,
         )

@@ -20,7 +20,6 @@ from ddplaunch.agent.worker_pipes import WorkerPipes
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Stream
-from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.variables import init_file
 from ddplaunch.process.child import RunningWorker, StartError
 from ddplaunch.report import error_file
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
 LISTED_WITHIN = 0.1
 
 
-class CurrentWorkers:
-    """Holds the workers of the generation that there is, for all parts that look at them."""
-
-    def __init__(self) -> None:
-        self.workers: Workers | None = None  # between two generations
-
-
 class Workers:
     """The workers of one generation; the end of each is posted."""
 
@@ -49,13 +41,15 @@ class Workers:
         setup: WorkerSetup,
         starter: Starter,
         output: Output,
+        running: dict[int, RunningWorker],
     ) -> None:
+        """`running` is where those are found that were started, by rank."""
         self._loop = loop
         self._setup = setup
         self._starter = starter
         self._output = output
         self._plans = {worker.rank: worker for worker in setup.plan.workers}
-        self.running: dict[int, RunningWorker] = {}  # by rank, dead ones included until they are reaped
+        self.running = running  # by rank, dead ones included until they are reaped
         self._pipes = WorkerPipes(loop, output, workers=len(self._plans))
         self._raised: set[int] = set()
         self._ends: set[int] = set()
@@ -72,11 +66,6 @@ class Workers:
     def host(self) -> str:
         """The name of this node."""
         return self._setup.plan.workers[0].host
-
-    @property
-    def plans(self) -> tuple[WorkerPlan, ...]:
-        """What each of them was to be."""
-        return self._setup.plan.workers
 
     @property
     def quiet(self) -> Mapping[int, float]:
@@ -107,11 +96,6 @@ class Workers:
     def may_have_joined(self) -> bool:
         """Whether any has a process group, as far as that is known: torch's recorder is there from then on."""
         return not self._setup.has_recorder or self._setup.error_files.has_recorder(self._setup.generation)
-
-    @property
-    def recorders(self) -> Mapping[int, str]:
-        """Where torch tells of the collectives of each worker, by rank; nothing is there before it has a process group."""
-        return {rank: worker.recorder for rank, worker in self.running.items() if worker.recorder}
 
     @property
     def may_start(self) -> bool:

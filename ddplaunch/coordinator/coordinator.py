@@ -33,8 +33,8 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.coordinator.questions import NodeStreams, Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
     from ddplaunch.coordinator.warnings import Warnings
+    from ddplaunch.inspect import Sample
     from ddplaunch.loop.loop import Asked
-    from ddplaunch.stacks import Sample
 
 _EXPLAINED_WITHIN = 5.0  # seconds
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
@@ -119,7 +119,7 @@ class Coordinator:
     def _take_words(self, member: Member, report: Report) -> None:
         """Take what an agent says of its workers: an answer, or where they were when they had to end."""
         from ddplaunch.control.questions import Answered, StacksAtEnd  # only a job that is looked into has them
-        from ddplaunch.stacks.sent import received
+        from ddplaunch.inspect.answers import received
 
         match report:
             case Answered() if self._questions is not None:
@@ -239,7 +239,7 @@ class Coordinator:
         from ddplaunch.control.questions import AskStacks, NodeStacks
         from ddplaunch.coordinator.questions import Asker
         from ddplaunch.coordinator.straggler_check import ON_THE_WAY, WITHIN
-        from ddplaunch.stacks.sent import received
+        from ddplaunch.inspect.answers import received
 
         samples: list[Sample] = []
         named_at = self.state.idle_named_at
@@ -382,7 +382,7 @@ class Coordinator:
 def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> Whereabouts:
     """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
     try:
-        from ddplaunch.stacks.hang import describe_end  # most jobs do not fail
+        from ddplaunch.inspect.collectives import describe_end  # most jobs do not fail
 
         return describe_end(samples, cwd, of_hang=of_hang)
     except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the rest is reported without

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict, replace
 
 from ddplaunch.errors import expendable
+from ddplaunch.inspect.stragglers import Clock, History, Steps, Straggler
 from ddplaunch.loop.loop import Loop
-from ddplaunch.stacks.stragglers import Clock, History, Steps, Straggler
 
 if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the workers have long started
     from ddplaunch.control.questions import Answer, AskArrivals, NodeArrivals
@@ -185,12 +185,12 @@ class _Reading:
     def compare(self) -> list[Steps]:
         """Compare all that was answered; runs in a child."""
         try:
-            from ddplaunch.stacks.read_arrivals import received
-            from ddplaunch.stacks.stragglers import compare
+            from ddplaunch.inspect.arrivals import received_arrivals
+            from ddplaunch.inspect.stragglers import compare
 
             found, clocks = {}, {}
             for answer, clock in self._answers:
-                of_node = received(answer)
+                of_node = received_arrivals(answer)
                 found.update(of_node)
                 clocks.update(dict.fromkeys(of_node, clock))
             return compare(found, clocks)

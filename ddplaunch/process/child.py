@@ -245,6 +245,7 @@ class RunningWorker:
         started_at: float,
         *,
         by_itself: bool,
+        terminal: bool = False,
         stacks: int | None = None,
         recorder: str = "",
     ) -> None:
@@ -260,6 +261,7 @@ class RunningWorker:
         self.ended = child.ended  # the descriptor that is readable once `look` gives its end
         self._child = child
         self._by_itself = by_itself
+        self.terminal = terminal  # whether it writes to the terminal itself
         self.stacks = stacks
         self.recorder = recorder
         self.started_at = started_at  # CLOCK_MONOTONIC seconds

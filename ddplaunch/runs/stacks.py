@@ -12,14 +12,13 @@ from msgspec.structs import asdict
 from ddplaunch.control.questions import AskStacks, NodeStacks
 from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST
+from ddplaunch.inspect.answers import received
+from ddplaunch.inspect.collectives import explain, told_by_ras
+from ddplaunch.inspect.merge import Line, lines, merge
 from ddplaunch.process.program import working_directory
 from ddplaunch.report.console import NAME, NOTE, ODD, Block, Look, line, section, written
 from ddplaunch.runs import client, find
 from ddplaunch.runs.find import Known, heading
-from ddplaunch.stacks.collectives import explain
-from ddplaunch.stacks.hang import told_by_ras
-from ddplaunch.stacks.merge import Line, lines, merge
-from ddplaunch.stacks.sent import received
 
 WITHIN = 1.0  # seconds that workers have
 _ON_THE_WAY = 1.5  # seconds, for the child that asks them and for the channel

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.inspection import MAX_QUESTIONS
 from ddplaunch.control import requests
 from ddplaunch.control.handshake import LIMIT, Decoder, Server, pack
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
+from ddplaunch.inspect.inspection import MAX_QUESTIONS
 from ddplaunch.process.child import STACKS_FD
 from ddplaunch.process.tree import children
 from ddplaunch.runs import client, find

@@ -36,7 +36,7 @@ def test_a_job_goes_on_without_what_is_no_longer_found_saves_when_it_fails_and_e
     installed = tmp_path / "installed"
     # what first looks at the workers is gone already: without --hang-timeout that would be a minute and a half after the start
     package = Path(ddplaunch.__file__).parent
-    shutil.copytree(package, installed / "ddplaunch", ignore=shutil.ignore_patterns("observer*", "*.pyc.*"))
+    shutil.copytree(package, installed / "ddplaunch", ignore=shutil.ignore_patterns("inspection*", "*.pyc.*"))
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
     printed = tmp_path / "printed"
@@ -60,9 +60,9 @@ def test_a_job_goes_on_without_what_is_no_longer_found_saves_when_it_fails_and_e
     text = printed.read_text()
     assert f"error: rank 1 (pid {job.pids()[1]} on " in text
     assert text.count(") ended with status 3\n") == 2
-    assert text.count("ModuleNotFoundError: No module named 'ddplaunch.report.failure'\n") == 2
+    assert text.count("ModuleNotFoundError: No module named 'ddplaunch.report.causes'\n") == 2
     assert "ddplaunch: starting all workers again (restart 1 of 1)\n" in text
-    assert text.count("warning: ") == 2
+    assert (text.count("warning: "), text.count("warning: stacks are missing: ModuleNotFoundError: ")) == (3, 1)
     assert "Traceback" not in text
 
 

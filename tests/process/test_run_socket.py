@@ -17,12 +17,12 @@ from ddplaunch.agent.clients import MAX_CLIENTS
 from ddplaunch.control import requests
 from ddplaunch.control.handshake import LIMIT, Decoder, pack
 from ddplaunch.control.questions import AskStacks, AskStatus, NoAnswer, NodeStatus
+from ddplaunch.inspect.answers import received
 from ddplaunch.process.child import STACKS_FD
 from ddplaunch.process.tree import children
 from ddplaunch.runlog import run_socket
 from ddplaunch.runs import client, find
 from ddplaunch.runs.client import RunReplies, SocketPlace
-from ddplaunch.stacks.sent import received
 from tests.conftest import Job, until
 from tests.process.terminal import stopped
 

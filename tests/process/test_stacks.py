@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.stack_taker import StackTaker
+from ddplaunch.inspect import Sample
+from ddplaunch.inspect.arrivals import read_arrivals
+from ddplaunch.inspect.inspection import Inspection
+from ddplaunch.inspect.merge import where
+from ddplaunch.inspect.take import Target, take
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL, RunningWorker, Stdio, handled_signals, start
 from ddplaunch.process.linux import bounded_file
 from ddplaunch.process.tree import descendants
-from ddplaunch.stacks import Sample
-from ddplaunch.stacks.merge import where
-from ddplaunch.stacks.read_arrivals import read
-from ddplaunch.stacks.take import Target, take
 from tests.conftest import until
 
 ROOT = Path(__file__).parents[2]
@@ -87,9 +87,9 @@ def taken(workers: dict[str, RunningWorker]) -> list[Sample]:
 
 def _taken(workers: dict[str, RunningWorker]) -> list[Sample]:
     loop = Loop()
-    taker = StackTaker(loop, "here")
+    inspection = Inspection(loop, "here", {})
     answers: list[list[Sample]] = []
-    taker.take(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), made=tuple)
+    inspection.capture(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), made=tuple)
     while not answers:
         loop.run_once()
     assert not loop.asked_pids
@@ -195,5 +195,5 @@ def test_recorders_that_do_not_answer_or_cannot_be_read_tell_nothing_and_take_no
         listener.bind(f"{tmp_path}/0")
         listener.listen()
         os.mkdir(f"{tmp_path}/1")  # no socket, and no file beside it
-        found = read({0: f"{tmp_path}/0", 1: f"{tmp_path}/1"}, until=time.monotonic() + 0.2, every=1)
+        found = read_arrivals({0: f"{tmp_path}/0", 1: f"{tmp_path}/1"}, until=time.monotonic() + 0.2, every=1)
     assert found.series == ()

@@ -8,7 +8,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
 LOOPS = (
-    "agent", "control", "coordinator", "forking/forker.py", "output", "remote",
+    "agent", "control", "coordinator", "forking/forker.py",
+    "inspect/debuggers.py", "inspect/inspection.py", "output", "remote",
     "report", "runlog", "slurm/srun.py", "slurm/watcher.py", "supervise",
 )  # fmt: skip
 

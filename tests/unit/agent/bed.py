@@ -167,7 +167,7 @@ class Bed:
         )
         context = AgentContext(self.loop, inputs, FileQueue(), OutputQueue(self.loop, pipes.output[1]))
         self.agent = Agent(self.loop, context, job, pipes)
-        self.agent._generations._starter = cast(Starter, PlayedStarter(self))
+        self.agent._generations.starter = cast(Starter, PlayedStarter(self))
         self._connect = job.link()
 
     def note(self, what: str) -> None:

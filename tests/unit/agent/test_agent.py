@@ -227,7 +227,7 @@ def test_a_question_that_fails_is_answered_with_the_reason_and_the_next_one_is_t
     bed = make_bed(1)
     asked = []
 
-    def fail(number, *_: object) -> None:
+    def fail(number, *_: object, **__: object) -> None:
         asked.append(number)
         raise OSError(24, "Too many open files")
 
@@ -251,7 +251,7 @@ def test_an_attach_that_fails_costs_the_socket_of_the_run_and_not_the_job(make_b
         raise OSError(24, "Too many open files")
 
     def attach() -> None:
-        bed.agent._generations.inspection.attach = fail
+        bed.agent._generations.debuggers.attach = fail
         bed.agent._run_socket.client = lambda _: object()
         bed.loop.post(events.AttachAsked(7, 0))
         bed.after(1.0, bed.workers[0].exits)

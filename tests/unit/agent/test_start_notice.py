@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.start_notice import StartNotice
+from ddplaunch.agent.generations import StartNotice
 from ddplaunch.output.bars import Bar, unpack
 from ddplaunch.output.display import Display
 from ddplaunch.output.sinks import Output

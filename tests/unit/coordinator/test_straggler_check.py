@@ -13,8 +13,8 @@ from ddplaunch.control.questions import Answered, AskArrivals, NoAnswer, NodeArr
 from ddplaunch.coordinator.messages import encode, for_coordinator
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.coordinator.straggler_check import StragglerCheck
-from ddplaunch.stacks.arrivals import Arrivals
-from ddplaunch.stacks.read_arrivals import received, sent
+from ddplaunch.inspect.arrivals import received_arrivals, sent_arrivals
+from ddplaunch.inspect.stragglers import Arrivals
 from ddplaunch.supervise.job import Member
 from tests.loops import FakeLoop
 
@@ -81,7 +81,7 @@ class Bed:
             wall = 7000 * MS * id + (set_by if id else 0)
             ahead = wall + 5000 * MS * id
             ranks = {rank: [arrivals(late.get(rank, 0), ahead, first)] for rank in (2 * id, 2 * id + 1)}
-            asker.answered(member, sent(ranks, wall))
+            asker.answered(member, sent_arrivals(ranks, wall))
         asker.done()
 
 
@@ -118,7 +118,7 @@ def test_a_node_that_ends_before_the_others_is_still_the_host_of_its_ranks():
     bed.answer({3: 20 * MS})
     bed.expire(60.0, {0: MEMBERS[0]})
     _, asker = bed.asked[-1]
-    asker.answered(MEMBERS[0], sent({0: [arrivals(0, 0, 61)]}, 0))
+    asker.answered(MEMBERS[0], sent_arrivals({0: [arrivals(0, 0, 61)]}, 0))
     asker.done()
     assert bed.check.last_word is not None
     assert bed.check.last_word[0].startswith("rank 3 on host-1 ")
@@ -168,7 +168,7 @@ def test_what_fails_in_it_ends_the_readings_and_nothing_else():
     bed.expire(30.0)
     _, asker = bed.asked[-1]
     asker.answered(MEMBERS[0], object())
-    asker.answered(None, sent({0: []}, 0))
+    asker.answered(None, sent_arrivals({0: []}, 0))
     assert bed.warned[0].startswith("warning: stragglers are no longer looked for: AttributeError")
     assert bed.loop.deadline is None
 
@@ -176,19 +176,17 @@ def test_what_fails_in_it_ends_the_readings_and_nothing_else():
 @pytest.mark.parametrize("late", [0, -500 * MS])
 def test_what_is_sent_of_arrivals_arrives(late):
     found = {0: [arrivals(0, 10**18, 1)], 1: [arrivals(late, 10**18, 1), arrivals(0, 10**18, 5)]}
-    message = for_coordinator(encode(Answered(1, sent(found, -7))))
+    message = for_coordinator(encode(Answered(1, sent_arrivals(found, -7))))
     assert isinstance(message, Answered)
     assert isinstance(message.answer, NodeArrivals)
-    assert received(message.answer) == found
+    assert received_arrivals(message.answer) == found
 
 
 def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
     bed = Bed()
     bed.begin(0.0)
     bed.expire(30.0)
-    monkeypatch.setitem(
-        sys.modules, "ddplaunch.stacks.read_arrivals", None
-    )  # its import fails, as that of a removed file
+    monkeypatch.setitem(sys.modules, "ddplaunch.inspect.arrivals", None)  # its import fails, as that of a removed file
     bed.answer({3: 20 * MS})
     assert bed.check.straggler is None
     assert bed.warned == []  # nothing was raised in the child, and so again in the loop
@@ -197,7 +195,7 @@ def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
 def test_what_a_node_sends_of_groups_grows_with_its_own_ranks_and_not_with_those_of_the_job():
     def size(members: str) -> int:
         ranks = {rank: [replace(arrivals(0, 10**18, 1), members=members)] for rank in range(8)}
-        return len(encode(Answered(1, sent(ranks, 0))))
+        return len(encode(Answered(1, sent_arrivals(ranks, 0))))
 
     assert size("0-8191") - size("0-7") < 8
     irregular = ",".join(map(str, range(0, 20_000, 2)))  # longer than what is sent

@@ -17,11 +17,12 @@ from ddplaunch.control.questions import Answer, Answered, NoAnswer, StacksAtEnd
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import NodeEnd, SentReport
 from ddplaunch.fields import Malformed
+from ddplaunch.inspect import Call, Group, Sample, Thread
+from ddplaunch.inspect.answers import sent, stacks_at_end
+from ddplaunch.inspect.arrivals import arrivals, sent_arrivals
+from ddplaunch.inspect.recorder import parse, parse_members
+from ddplaunch.inspect.take import parse_dump
 from ddplaunch.report import error_file
-from ddplaunch.stacks import Call, Group, Sample, Thread, dump, read_arrivals
-from ddplaunch.stacks.arrivals import arrivals
-from ddplaunch.stacks.recorder import parse, parse_members
-from ddplaunch.stacks.sent import sent, stacks_at_end
 from ddplaunch.supervise.outcome import Frame, Traces, WorkerExit
 
 TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
@@ -153,13 +154,13 @@ def test_whatever_a_recorder_answers_can_be_sent(body: bytes, groups: str) -> No
 @given(st.lists(recorded, max_size=3), groups_file, st.integers(1, 3))
 def test_whatever_a_recorder_answers_of_times_can_be_sent(bodies: list[bytes], groups: str, every: int) -> None:
     members = {name: ",".join(map(str, ranks)) for name, ranks in parse_members(groups).items()}
-    found: Answer = read_arrivals.sent({3: arrivals(bodies, members, every)}, -5)
+    found: Answer = sent_arrivals({3: arrivals(bodies, members, every)}, -5)
     assert travel(Answered(1, found)) == Answered(1, found)
 
 
 @given(dumped, odd_text, odd_text)
 def test_whatever_a_memory_file_holds_can_be_sent(text: str, child: str, state: str) -> None:
-    threads = dump.parse(text.encode(errors="replace").decode())
+    threads = parse_dump(text.encode(errors="replace").decode())
     fits([Sample(rank=3, pid=9, child=child, state=state, threads=threads, native=text, ras=text)])
 
 
@@ -183,7 +184,7 @@ def test_more_than_a_message_may_hold_is_cut_and_not_refused() -> None:
     numbers = tuple(range(150_000))
     of_rank = arrivals([json.dumps({"entries": [CALL]}).encode()], {}, 1)[0]
     long = replace(of_rank, numbers=numbers, times=numbers, members="0")
-    assert travel(Answered(1, read_arrivals.sent({rank: [replace(long, members=f"{rank}")] for rank in range(2)}, 0)))
+    assert travel(Answered(1, sent_arrivals({rank: [replace(long, members=f"{rank}")] for rank in range(2)}, 0)))
 
 
 def test_the_ends_of_thousands_that_all_say_much_fit_together() -> None:

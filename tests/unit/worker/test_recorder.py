@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.stacks.recorder import members_of, parse_members
+from ddplaunch.inspect.recorder import members_of, parse_members
 from ddplaunch.worker import recorder
 from ddplaunch.worker.recorder import ranges_of
 

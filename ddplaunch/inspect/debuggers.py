@@ -9,26 +9,23 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from ddplaunch.agent.context import AgentContext
-from ddplaunch.agent.workers import CurrentWorkers
-from ddplaunch.control.requests import Attached
+from ddplaunch.control.requests import Attached, Reply, Unreached
 from ddplaunch.errors import below
+from ddplaunch.inspect.take import has_file, read_status
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.process.child import ATTACH_SIGNAL, RunningWorker
-from ddplaunch.stacks.kernel import read_status
-from ddplaunch.stacks.take import has_file
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.client import Client
+    from ddplaunch.report.reporter import Reporter
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 _BACKLOG = 1024
@@ -38,28 +35,39 @@ _WITHIN = 3.0  # seconds in which the main thread of a worker comes by, unless i
 _OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/signals.py
 
 
-class CannotAttach(Exception):
-    """No debugger can get into a worker: why, as a sentence."""
+class Visitor(Protocol):
+    """The connection of a client that wants to debug a worker."""
+
+    number: int
+
+    def hand_over(self, *last: Reply) -> socket.socket | None:
+        """Give the connection away behind these replies, unless it is lost."""
+
+    def finish(self, reply: Reply) -> None:
+        """Send the last reply."""
+
+    def refuse(self, reason: str) -> None:
+        """Refuse to answer, and say why."""
 
 
 class _Pending(Struct, frozen=True):
-    visitor: Client
+    visitor: Visitor
     until: float
 
 
 class Debuggers:
     """Takes what workers ask from the moment that it is made."""
 
-    def __init__(self, loop: Loop, context: AgentContext, current: CurrentWorkers) -> None:
-        """Make ready to listen.
+    def __init__(self, loop: Loop, running: Mapping[int, RunningWorker], reporter: Reporter, address: str) -> None:
+        """Make ready to listen at this address; `running` are the workers that there are at any time, by rank.
 
         Raises:
             OSError: there are too many open files.
-        """  # fmt: skip
+        """
         self._loop = loop
-        self._context = context
-        self._current = current
-        self._debugpy_ranks = context.inputs.spec.debugpy_ranks or frozenset()
+        self._running = running
+        self._reporter = reporter
+        self._debugpy_ranks: Collection[int] = ()  # of this node
         self._ports: dict[int, tuple[socket.socket, int]] = {}  # of debugpy, with the connection of the worker
         self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
         self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
@@ -68,7 +76,7 @@ class Debuggers:
         self._hang_ups = select.epoll()  # of visitors; what they send is the worker's, and not looked at
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
-        self._listener.bind("\0" + context.debug_address)
+        self._listener.bind("\0" + address)
         self._acceptor = Acceptor(loop, self._listener, self._accepted)
         loop.watch(self._hang_ups, self._hung_up)
 
@@ -77,14 +85,16 @@ class Debuggers:
         """The workers that have a debugger, or wait for one."""
         return frozenset((*self._asking, *self._attached, *self._ports))
 
-    def listen(self) -> None:
-        """Take connections; a second time changes nothing."""
+    def listen(self, debugpy_ranks: Collection[int] | None = None) -> None:
+        """Take connections; `debugpy_ranks` are the workers of this node that are to wait for a client of debugpy."""
+        if debugpy_ranks is not None:
+            self._debugpy_ranks = debugpy_ranks
         self._listener.listen(_BACKLOG)
         self._acceptor.start()
 
     def _accepted(self, sock: socket.socket, _address: object) -> None:
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        rank = next((rank for rank, worker in self._workers.items() if worker.pid == pid), None)
+        rank = next((rank for rank, worker in self._running.items() if worker.pid == pid), None)
         if rank is None or uid != os.getuid():
             sock.close()
             return
@@ -124,7 +134,7 @@ class Debuggers:
             if visitor.fileno() in left:
                 self._readable(sock, rank)  # perhaps it was the worker who left
                 if (
-                    (worker := self._workers.get(rank)) is not None
+                    (worker := self._running.get(rank)) is not None
                     and rank in self._attached
                     and not _why_deadly(worker)
                 ):
@@ -132,17 +142,10 @@ class Debuggers:
 
     def _announce(self) -> None:
         """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
-        workers = self._current.workers
-        here = {plan.rank for plan in workers.plans} if workers is not None else set()
-        if self._ports.keys() >= here & self._debugpy_ranks:
+        if self._ports.keys() >= {*self._debugpy_ranks}:
             from ddplaunch.report.launch_json import announcement  # few jobs have one
 
-            self._context.reporter.write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
-
-    @property
-    def _workers(self) -> Mapping[int, RunningWorker]:
-        workers = self._current.workers
-        return workers.running if workers is not None else {}
+            self._reporter.write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
 
     def _drop(self, sock: socket.socket, rank: int) -> None:
         if sock.fileno() < 0:
@@ -172,25 +175,26 @@ class Debuggers:
         if (sock := self._asking.get(rank)) is not None:
             self._drop(sock, rank)
 
-    def attach(self, rank: int, visitor: Client) -> None:
-        """Have a worker open a debugger for a client, which is told if the worker does not come by.
-
-        Raises:
-            CannotAttach: it cannot.
-        """
-        worker = self._workers.get(rank)
-        if worker is None or worker.look() is not None:
-            raise CannotAttach(
-                f"rank {rank} has ended" if worker is not None else f"rank {rank} has not been started yet"
-            )
-        if rank in self.ranks or rank in self._pending:
-            raise CannotAttach(f"rank {rank} has a debugger already")
-        if why := _why_not(worker):
-            raise CannotAttach(f"rank {rank} {why}")
+    def attach(self, rank: int, visitor: Visitor) -> None:
+        """Have a worker open a debugger for a client, which is told if that cannot be, or if the worker does not come by."""
+        if why := self._why_no_debugger(rank):
+            visitor.refuse(f"rank {rank} {why}")
+            return
         self.listen()
         self._pending[rank] = _Pending(visitor, self._loop.now() + _WITHIN)
         self._gives_up.set_by(self._loop.now() + _WITHIN)
-        worker.signal(ATTACH_SIGNAL)
+        self._running[rank].signal(ATTACH_SIGNAL)
+
+    def _why_no_debugger(self, rank: int) -> str:
+        """Say, as a predicate, why no debugger can get into a worker; "" if one can."""
+        worker = self._running.get(rank)
+        if worker is None:
+            return "has not been started yet"
+        if worker.look() is not None:
+            return "has ended"
+        if rank in self.ranks or rank in self._pending:
+            return "has a debugger already"
+        return _why_not(worker)
 
     def forget(self, client: int) -> None:
         """Have no worker come for the client of this number any more."""
@@ -204,7 +208,7 @@ class Debuggers:
         for rank, pending in list(self._pending.items()):
             if now >= pending.until:
                 del self._pending[rank]
-                pending.visitor.refuse_debugger()
+                pending.visitor.finish(Unreached())
         self._gives_up.set(min((pending.until for pending in self._pending.values()), default=None))
 
     def detach_all(self) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from ddplaunch.stacks import Call, Group, Sample
-from ddplaunch.stacks.merge import own_place, where
+from ddplaunch.inspect import Call, Group, Sample
+from ddplaunch.inspect.merge import is_waiting, merge, own_place, where
+from ddplaunch.report.closing import Whereabouts
 from ddplaunch.words import these_ranks
 
 # whose tensors have equal sizes on all ranks; of others, such as gather, scatter and all_to_all, they may differ
@@ -24,7 +25,8 @@ _EQUAL_SIZES = {
     "reduce_scatter",
     "_reduce_scatter_base",
 }
-_MOST = 16  # groups that are named
+_MOST = 16  # groups, or places, that are named
+_MOST_LINES = 80  # of RAS
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -253,3 +255,37 @@ def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     if more := [rank for who in list(elsewhere.values())[_MOST:] for rank in who]:
         places.append(f"{these_ranks(more)} {'was' if len(more) == 1 else 'were'} elsewhere")
     return [*places, *_cycle(waits), *(line for lines, _ in explained for line in lines), *_point_to_point(ranks)]
+
+
+def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> Whereabouts:
+    """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where."""
+    return describe(samples, cwd) if of_hang else Whereabouts(places=tuple(at_the_end(samples, cwd)))
+
+
+def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
+    """Return where the workers of a job that hangs are, and for whom they wait."""
+    workers = [sample for sample in samples if not (sample.child or sample.ended)]
+    waits = explain(samples, cwd)
+    first, head = awaited(samples)
+    if not head and waits:
+        head = waits[0]
+    elif not head:
+        # torch does not number the collectives, but the stacks show who is in one
+        waiting = {sample.rank for sample in workers if is_waiting(sample)}
+        first = frozenset(sample.rank for sample in workers) - waiting
+        if first and waiting:
+            are, wait = "is" if len(first) == 1 else "are", "waits" if len(waiting) == 1 else "wait"
+            head = f"{these_ranks(first)} {are} in no collective, {these_ranks(waiting)} {wait} in one"
+    groups = sorted(merge(workers), key=lambda group: first.isdisjoint(group.ranks))
+    places = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
+    told = (*places, *waits, *told_by_ras(samples))
+    return Whereabouts(what=head, places=told, awaited=tuple(sorted(first)))
+
+
+def told_by_ras(samples: Sequence[Sample]) -> list[str]:
+    """Return what NCCL's RAS service says of the whole job, if a worker listens for it."""
+    asked = next((sample for sample in samples if sample.ras), None)
+    if asked is None:
+        return []
+    lines = [line.rstrip() for line in asked.ras.splitlines() if line.strip()][:_MOST_LINES]
+    return [f"NCCL's RAS service, asked at rank {asked.rank}:", *(f"  {line}" for line in lines)]

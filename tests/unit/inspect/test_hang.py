@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.stacks import Call, Group, Sample, Thread
-from ddplaunch.stacks.hang import describe, describe_end
-from ddplaunch.stacks.merge import is_waiting
+from ddplaunch.inspect import Call, Group, Sample, Thread
+from ddplaunch.inspect.collectives import describe, describe_end
+from ddplaunch.inspect.merge import is_waiting
 from ddplaunch.supervise.outcome import Frame
 
 C10D = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.stacks.arrivals import Arrivals, middle
 from ddplaunch.words import duration
 
 LEAST_STEPS = 20  # that are compared before anything is said
@@ -20,6 +19,19 @@ _WINDOW = 600.0  # seconds; older steps count only as long as there are fewer th
 _LEAST_SHARE = 0.05  # of a step, that all wait
 _LEAST_LAST = 0.7  # of the steps: of two equal ranks each is the last in half of them
 _STANDS = 10  # periods without a collective after which a job makes no steps any more
+
+
+class Arrivals(Struct, frozen=True, kw_only=True):
+    """What one worker has called last in one process group."""
+
+    group: str  # its name, and what carries it out: "nccl 0"
+    members: str  # its ranks as ranges, "0-8191", which is as short as they are regular; "": not known
+    numbers: tuple[int, ...]  # of its collectives, rising; of very many ranks those of some steps only
+    times: tuple[int, ...]  # when it came to each: nanoseconds of the time of day
+    newest: int  # number of the last one, whether it is among these or not
+    newest_at: int  # its time
+    length: int  # collectives of a step; 0: they do not repeat
+    period: float  # seconds from step to step
 
 
 class Late(Struct, frozen=True, kw_only=True):
@@ -165,3 +177,9 @@ class History:
         ]
         largest = max(going, key=lambda steps: (steps.ranks, steps.newest), default=None)
         return None if largest is None else 1 / largest.period
+
+
+def middle(values: Iterable[float]) -> float:
+    """The median, of an even number the larger one of two; `statistics` takes 10 ms to import."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

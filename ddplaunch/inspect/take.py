@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -16,13 +17,12 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.inspect import Group, Sample, Thread
+from ddplaunch.inspect.recorder import ask, ask_ras
 from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.linux import memory_file, signal_at_end_of
 from ddplaunch.process.tree import Process, descendants, look, signal_process
-from ddplaunch.stacks import Group, Sample, dump
-from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status
-from ddplaunch.stacks.ras import ask as ask_ras
-from ddplaunch.stacks.recorder import ask
+from ddplaunch.supervise.outcome import Frame
 
 _PACE = 0.001  # seconds between two looks
 _SETTLING = 0.5  # seconds after the fork of a child
@@ -32,6 +32,34 @@ _LONGEST_CHILD = 1 << 16  # of each of its children
 _LONGEST_NATIVE = 20_000  # bytes
 _RAS = 1.0  # seconds for NCCL's RAS service, which waits longer for ranks that are dead
 _NAME = "/memfd:ddplaunch-stacks"
+# the calls in which a process hangs for long, by the numbers of the architecture (asm/unistd_64.h, asm-generic/unistd.h)
+_CALLS = {
+    "x86_64": {
+        0: "read", 1: "write", 2: "open", 3: "close", 4: "stat", 5: "fstat", 6: "lstat", 7: "poll", 9: "mmap", 11: "munmap",
+        16: "ioctl", 17: "pread64", 18: "pwrite64", 23: "select", 34: "pause", 35: "nanosleep", 42: "connect", 43: "accept",
+        44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync",
+        75: "fdatasync", 78: "getdents", 82: "rename", 83: "mkdir", 87: "unlink", 137: "statfs", 162: "sync", 165: "mount",
+        202: "futex", 217: "getdents64", 230: "clock_nanosleep", 231: "exit_group", 232: "epoll_wait", 247: "waitid",
+        257: "openat", 262: "newfstatat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait", 332: "statx",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 25: "fcntl", 29: "ioctl", 32: "flock", 40: "mount", 43: "statfs", 56: "openat", 57: "close",
+        61: "getdents64", 63: "read", 64: "write", 67: "pread64", 68: "pwrite64", 72: "pselect6", 73: "ppoll", 79: "newfstatat",
+        80: "fstat", 81: "sync", 82: "fsync", 83: "fdatasync", 94: "exit_group", 95: "waitid", 98: "futex", 101: "nanosleep",
+        115: "clock_nanosleep", 202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom", 211: "sendmsg", 212: "recvmsg",
+        222: "mmap", 260: "wait4", 291: "statx",
+    },
+}  # fmt: skip
+MOST_THREADS = 128  # faulthandler writes 100
+MOST_FRAMES = 128  # of a thread; faulthandler writes 100
+_LONGEST_NAME = 512  # characters of a path or a name; faulthandler writes 500
+_THREAD = re.compile(r"(Current t|T)hread 0x[0-9a-f]{1,16}(?: \[([^]\n]{0,64})\])? \(most recent call first\):")
+_FRAME = re.compile(r'  File (?:"(.{0,2048})"|\?\?\?), line (\d{1,9}|\?\?\?) in (.{1,2048})')
+_LONGEST_LINE = 8192
+_OF_DEBUGGER = tuple(f"/ddplaunch/worker/{name}.py" for name in ("signals", "debugger", "prompt"))
+# below the program's first frame, or where it has none yet
+_BELOW = ("/ddplaunch/worker/bootstrap.py", "/ddplaunch/worker/lifecycle.py")
+_ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
 class Target(Struct, frozen=True):
@@ -140,7 +168,7 @@ def _of_process(
 ) -> Iterator[bool]:
     def sample(text: str = "", state: str = "") -> None:
         name = process.name if is_child else ""
-        threads = dump.parse(text)
+        threads = parse_dump(text)
         found.append(Sample(rank=target.rank, pid=process.pid, host=host, child=name, threads=threads, state=state))
 
     status = read_status(process.pid)
@@ -236,3 +264,131 @@ def _unanswered(pid: int) -> str:
     if status.state == "D":
         return f"in uninterruptible sleep{place_in_kernel(pid, status)}"
     return f"it does not answer{place_in_kernel(pid, status)}"
+
+
+# --- what the kernel says of a process that cannot be asked; nothing of this can block
+
+
+class Status(Struct, frozen=True):
+    """What /proc/PID/status says of a process and its main thread."""
+
+    state: str  # "R", "S", "D", "T", ...
+    caught: int  # masks of signals: those with a handler,
+    blocked: int  # that the main thread blocks,
+    pending: int  # that wait to be delivered
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped: by SIGSTOP, or by a debugger."""
+        return self.state in "Tt"
+
+    def catches(self, signum: int) -> bool:
+        """Whether it has a handler."""
+        return bool(self.caught >> (signum - 1) & 1)
+
+    def blocks(self, signum: int) -> bool:
+        """Whether the main thread blocks it, as it does while the handler runs."""
+        return bool(self.blocked >> (signum - 1) & 1)
+
+    def has_pending(self, signum: int) -> bool:
+        """Whether it waits to be delivered."""
+        return bool(self.pending >> (signum - 1) & 1)
+
+
+def read_status(pid: int) -> Status | None:
+    """Read it; None if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return parse_status(file.read())
+    except OSError:
+        return None
+
+
+def parse_status(content: bytes) -> Status | None:
+    """Take the fields out of the file's content; None where they are not there: a process that is being made or has ended."""
+    fields = dict(line.split(b":\t", 1) for line in content.splitlines() if b":\t" in line)
+    try:
+        caught, blocked = int(fields[b"SigCgt"], 16), int(fields[b"SigBlk"], 16)
+        pending = int(fields[b"SigPnd"], 16) | int(fields[b"ShdPnd"], 16)
+        return Status(fields[b"State"][:1].decode(), caught, blocked, pending)
+    except (KeyError, ValueError):
+        return None
+
+
+def place_in_kernel(pid: int, status: Status) -> str:
+    """Say where in the kernel a process sleeps, as far as we may know: ", in nfs_wait_on_request (read)"; "" if it runs."""
+    if status.state == "R":
+        return ""
+    channel, call = _read(pid, "wchan"), call_name(_read(pid, "syscall"), os.uname().machine)
+    channel = "" if channel == "0" else channel
+    if channel and call:
+        return f", in {channel} ({call})"
+    return f", in {channel or call}" if channel or call else ""
+
+
+def call_name(text: str, machine: str) -> str:
+    """Name the system call of /proc/PID/syscall; "" where there is none, or it may not be read."""
+    number = text.partition(" ")[0]
+    if not re.fullmatch(r"\d{1,4}", number):
+        return ""
+    return _CALLS.get(machine, {}).get(int(number), f"system call {number}")
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read(256).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+# --- the stacks that faulthandler writes, as CPython 3.8 to 3.15 do (Python/traceback.c)
+#
+#     Thread 0x00007f3b2c [name] (most recent call first):         the name since 3.14
+#       File "/home/me/train.py", line 88 in train_step
+#     Current thread 0x00007f3b2d (most recent call first):        the one that took the signal
+#
+# Whatever else stands there is left out: the notes of a collection or of a frame that cannot be read, stacks of C.
+
+
+def parse_dump(text: str) -> tuple[Thread, ...]:
+    """Return the threads of a dump, the main one marked: that which took the signal, as the kernel prefers, else the last."""
+    threads: list[tuple[bool, str, list[Frame]]] = []
+    for line in text.split("\n"):
+        if len(line) > _LONGEST_LINE:
+            continue
+        if (head := _THREAD.fullmatch(line)) is not None:
+            if len(threads) == MOST_THREADS:
+                del threads[0]  # the main thread comes last
+            threads.append((head[1] == "Current t", head[2] or "", []))
+        elif threads and (found := _FRAME.fullmatch(line)) is not None and len(threads[-1][2]) < MOST_FRAMES:
+            threads[-1][2].append(_frame(found))
+    main = next((place for place, (current, _, _) in enumerate(threads) if current), len(threads) - 1)
+    return tuple(
+        Thread(frames=of_program(frames), name=name, is_main=place == main)
+        for place, (_, name, frames) in enumerate(threads)
+    )
+
+
+def of_program(frames: list[Frame]) -> tuple[Frame, ...]:
+    """Leave out the frames of ours below the program's first one, and those of a debugger of ours, which holds its last one."""
+    held = max((at for at, frame in enumerate(frames, 1) if frame.file.endswith(_OF_DEBUGGER)), default=0)
+    return tuple(frame for frame in frames[held:] if not frame.file.endswith(_BELOW))
+
+
+def _frame(found: re.Match[str]) -> Frame:
+    file, line, function = found.groups()
+    number = int(line) if line != "???" else 0
+    return Frame(
+        file=_unescaped(file or "???")[-_LONGEST_NAME:], line=number, function=_unescaped(function)[:_LONGEST_NAME]
+    )
+
+
+def _unescaped(text: str) -> str:
+    """Return the letters that faulthandler writes as escapes, since it writes ASCII only."""
+    return _ESCAPED.sub(_letter, text) if "\\" in text else text
+
+
+def _letter(found: re.Match[str]) -> str:
+    code = int(found[found.lastindex or 0], 16)
+    return chr(code) if code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF else "\N{REPLACEMENT CHARACTER}"

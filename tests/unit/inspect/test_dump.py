@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.stacks.dump import MOST_FRAMES, MOST_THREADS, parse
+from ddplaunch.inspect.take import MOST_FRAMES, MOST_THREADS, parse_dump
 from ddplaunch.supervise.outcome import Frame
 
 OF_3_11 = """\
@@ -43,14 +43,14 @@ Current thread 0x00007f1a6a1f5740 (most recent call first):
 
 
 def main(text: str) -> list[str]:
-    (thread,) = (thread for thread in parse(text) if thread.is_main)
+    (thread,) = (thread for thread in parse_dump(text) if thread.is_main)
     return [f"{frame.file}:{frame.line} {frame.function}" for frame in thread.frames]
 
 
 @pytest.mark.parametrize("text", [OF_3_11, OF_3_14], ids=["3.11", "3.14"])
 def test_the_thread_that_took_the_signal_is_the_main_one(text):
     assert main(text)[0] == "/home/me/train.py:88 train_step"
-    assert len(parse(text)) == 2
+    assert len(parse_dump(text)) == 2
 
 
 def test_nothing_of_ours_is_left_of_a_program_that_has_failed_and_is_looked_at():
@@ -69,7 +69,7 @@ def test_the_frame_of_the_bootstrap_is_left_out():
 
 
 def test_threads_have_the_names_that_newer_versions_write():
-    assert [thread.name for thread in parse(OF_3_14)] == ["loader", "python"]
+    assert [thread.name for thread in parse_dump(OF_3_14)] == ["loader", "python"]
 
 
 def test_without_a_current_thread_the_last_one_is_the_main_one():
@@ -95,20 +95,20 @@ def test_a_rank_that_a_debugger_holds_is_where_its_program_is():
 
 
 def test_what_is_no_dump_has_no_threads():
-    assert parse("") == ()
-    assert parse('  File "a.py", line 1 in f\n' * 10) == ()
+    assert parse_dump("") == ()
+    assert parse_dump('  File "a.py", line 1 in f\n' * 10) == ()
 
 
 def test_a_dump_is_bounded_and_keeps_the_main_thread():
     thread = "Thread 0x1 (most recent call first):\n" + '  File "a.py", line 1 in f\n' * (MOST_FRAMES + 9)
-    found = parse(thread * (MOST_THREADS + 9) + OF_3_11)
+    found = parse_dump(thread * (MOST_THREADS + 9) + OF_3_11)
     assert len(found) == MOST_THREADS
     assert all(len(thread.frames) <= MOST_FRAMES for thread in found)
     assert found[-1].is_main
-    assert parse(f'{OF_3_11}  File "{"a" * 9000}", line 1 in f\n') == parse(OF_3_11)
+    assert parse_dump(f'{OF_3_11}  File "{"a" * 9000}", line 1 in f\n') == parse_dump(OF_3_11)
 
 
 @given(st.lists(st.sampled_from([*OF_3_14.splitlines(), '  File "', "x" * 600, r"\U00110000", "\0"]) | st.text()))
 def test_no_text_is_too_strange(lines):
-    for thread in parse("\n".join(lines)):
+    for thread in parse_dump("\n".join(lines)):
         assert all(isinstance(frame, Frame) and len(frame.file) <= 512 for frame in thread.frames)

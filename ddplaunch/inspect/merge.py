@@ -7,8 +7,8 @@ from itertools import groupby
 
 from msgspec import Struct
 
+from ddplaunch.inspect import Sample
 from ddplaunch.report.stack import is_library, place
-from ddplaunch.stacks import Sample
 from ddplaunch.supervise.outcome import Frame
 from ddplaunch.words import count, these_ranks
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.stacks import ras
-from ddplaunch.stacks.hang import describe
-from ddplaunch.stacks.sent import received, sent
-from ddplaunch.stacks.take import Target, take
+from ddplaunch.inspect.answers import received, sent
+from ddplaunch.inspect.collectives import describe
+from ddplaunch.inspect.recorder import ask_ras
+from ddplaunch.inspect.take import Target, take
 
 SERVER = """
 import os, socket, sys
@@ -54,7 +54,7 @@ def serve() -> Iterator[object]:
 
 def told(pids: dict[int, int], port: int | None = None, within: float = 20.0) -> dict[int, str]:
     found: dict[int, str] = {}
-    for _ in ras.ask(pids, found, until=time.monotonic() + within, port=port):
+    for _ in ask_ras(pids, found, until=time.monotonic() + within, port=port):
         time.sleep(0.001)
     return found
 

@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from ddplaunch.stacks import Group
-from ddplaunch.stacks.recorder import ask, parse_members
+from ddplaunch.inspect import Group
+from ddplaunch.inspect.recorder import ask, parse_members
 
 
 def entry(name: str, number: int) -> dict[str, object]:

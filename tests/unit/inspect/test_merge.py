@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ddplaunch.stacks import Sample, Thread
-from ddplaunch.stacks import merge as merging
-from ddplaunch.stacks.merge import merge, where
+from ddplaunch.inspect import Sample, Thread
+from ddplaunch.inspect import merge as merging
+from ddplaunch.inspect.merge import merge, where
 from ddplaunch.supervise.outcome import Frame
 
 SITE = "/venv/lib/python3.11/site-packages/torch"

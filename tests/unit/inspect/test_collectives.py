@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.stacks import Call, Group, Sample, Thread
-from ddplaunch.stacks.collectives import explain
-from ddplaunch.stacks.recorder import parse, parse_members
+from ddplaunch.inspect import Call, Group, Sample, Thread
+from ddplaunch.inspect.collectives import explain
+from ddplaunch.inspect.recorder import parse, parse_members
 from ddplaunch.supervise.outcome import Frame
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -1,34 +1,32 @@
-"""When one worker came to its collectives, and how they repeat, by what its recorders answer. Pure; trusts nothing.
+"""When each worker of a node came to its collectives, and how they repeat: a child of the agent asks their recorders.
 
-A step is the shortest sequence of collectives that repeats, by operation and sizes, or by operation where sizes change.
+A step is the shortest sequence of collectives that repeats, by operation and sizes, or by operation where sizes change. All but
+`read_arrivals` is pure; an answer of a worker is not trusted.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate, pairwise
 from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import asdict
 
-from ddplaunch.stacks.recorder import entries_of, number_of
+from ddplaunch.control.questions import MAX_ENTRIES, MAX_MEMBERS, MAX_SERIES, MAX_SETS, NodeArrivals, SentArrivals
+from ddplaunch.fields import duration, number, piece, size
+from ddplaunch.inspect.recorder import answers, entries_of, members_of, number_of
+from ddplaunch.inspect.stragglers import Arrivals, middle
+from ddplaunch.words import compress
 
 _MOST_GROUPS = 64  # of a worker
 _LEAST_REPEATS = 3  # of a sequence, or it is none that repeats
 _RARE = 2  # times that a collective is called which belongs to no step: an evaluation's, or the first ones
-
-
-class Arrivals(Struct, frozen=True, kw_only=True):
-    """What one worker has called last in one process group."""
-
-    group: str  # its name, and what carries it out: "nccl 0"
-    members: str  # its ranks as ranges, "0-8191", which is as short as they are regular; "": not known
-    numbers: tuple[int, ...]  # of its collectives, rising; of very many ranks those of some steps only
-    times: tuple[int, ...]  # when it came to each: nanoseconds of the time of day
-    newest: int  # number of the last one, whether it is among these or not
-    newest_at: int  # its time
-    length: int  # collectives of a step; 0: they do not repeat
-    period: float  # seconds from step to step
+_PACE = 0.005  # seconds between two looks
+_LOOKS = 5  # at both clocks: the quickest counts
 
 
 def arrivals(bodies: Iterable[bytes], members: Mapping[str, str], every: int = 1) -> list[Arrivals]:
@@ -117,12 +115,6 @@ def _repeats_rarely(kinds: Sequence[Hashable]) -> bool:
     return 2 * length <= len(again) < _LEAST_REPEATS * length and 2 * len(again) > len(kinds)
 
 
-def middle(values: Iterable[float]) -> float:
-    """The median, of an even number the larger one of two; `statistics` takes 10 ms to import."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
-
-
 def _shortest_repeat(kinds: Sequence[Hashable]) -> int:
     """The smallest distance at which all of these equal each other: by the borders of Knuth, Morris and Pratt."""
     borders = [0] * len(kinds)
@@ -132,3 +124,76 @@ def _shortest_repeat(kinds: Sequence[Hashable]) -> int:
             border = borders[border - 1]
         borders[end] = border + (kinds[border] == kinds[end])
     return len(kinds) - borders[-1] if kinds else 0
+
+
+def read_arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> NodeArrivals:
+    """Ask those of these recorders that are there, until this time (CLOCK_MONOTONIC) at the latest."""
+    recorders = {rank: path for rank, path in recorders.items() if os.path.exists(path)}
+    found: dict[int, list[Arrivals]] = {rank: [] for rank in recorders}
+    pending = [_of_worker(path, every, found[rank]) for rank, path in recorders.items()]
+    while (pending := [one for one in pending if next(one, None) is not None]) and time.monotonic() < until:
+        time.sleep(_PACE)
+    return sent_arrivals(found, _wall())
+
+
+def _of_worker(path: str, every: int, found: list[Arrivals]) -> Iterator[bool]:
+    """Add what a worker's recorders tell to `found`; yields to wait. What fails with one worker concerns no other."""
+
+    def take(
+        body: bytes,
+    ) -> None:  # taken apart at once: kept whole, the answers of a node's workers would be a gigabyte
+        members = {name: compress(ranks) for name, ranks in members_of(path).items()}
+        found.extend(arrivals([body], members, every))
+
+    with suppress(Exception):
+        yield from answers(path, take)
+
+
+def _wall() -> int:
+    """Nanoseconds that the time of day is ahead of CLOCK_MONOTONIC."""
+    looks = ((time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_LOOKS))
+    before, wall, after = min(looks, key=lambda look: look[2] - look[0])
+    return wall - (before + after) // 2
+
+
+def sent_arrivals(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
+    """Return what was read as it is sent: whatever that is, the result is valid."""
+    members: dict[str, int] = {"": 0}  # and their places
+    series = []
+    for rank, each, most in (
+        (rank, each, MAX_ENTRIES // len(of_rank)) for rank, of_rank in found.items() for each in of_rank
+    ):
+        known = each.members if len(each.members) <= MAX_MEMBERS else ""
+        if known not in members and len(members) < MAX_SETS:
+            members[known] = len(members)
+        series.append(
+            SentArrivals(
+                rank=number(rank),
+                group=piece(each.group),
+                members=members.get(known, 0),
+                numbers=_gaps(each.numbers[-most:]),
+                times=_gaps(each.times[-most:]),
+                newest=size(each.newest),
+                newest_at=size(each.newest_at),
+                length=number(each.length),
+                period=duration(each.period),
+            )
+        )
+    return NodeArrivals(wall=wall, members=tuple(members), series=tuple(series[:MAX_SERIES]))
+
+
+def _gaps(values: Sequence[int]) -> tuple[int, ...]:
+    # a clock that was set back would make a gap that cannot be sent
+    return tuple(size(after - before) for before, after in pairwise((0, *values)))
+
+
+def received_arrivals(node: NodeArrivals) -> dict[int, list[Arrivals]]:
+    """Return what a node has sent, by rank."""
+    found: dict[int, list[Arrivals]] = {}
+    for each in node.series:
+        numbers, times = tuple(accumulate(each.numbers)), tuple(accumulate(each.times))
+        if len(numbers) == len(times):
+            members = node.members[each.members] if each.members < len(node.members) else ""
+            known = {**asdict(each), "members": members, "numbers": numbers, "times": times}
+            found.setdefault(known.pop("rank"), []).append(Arrivals(**known))
+    return found

@@ -1,6 +1,7 @@
-"""Where workers are: their stacks, taken from outside, and the collectives that they wait in, merged over ranks.
+"""What looks into workers: their stacks, the collectives that they wait in, who comes last, and debuggers.
 
-`take` asks the processes of a node, in a child of the agent. What is found are the values below; all else is pure.
+`inspection` is the agent's: it has children ask the workers. `take`, `recorder` and `arrivals` run in these, and find the values
+below. `merge`, `collectives` and `stragglers` say what they mean.
 """
 
 from __future__ import annotations

@@ -1,0 +1,214 @@
+"""The answers of a node about its workers, as they are sent, and what their receiver makes of them.
+
+Whatever a worker has written, the answer here is valid, so that no receiver refuses it; and a receiver trusts no number that
+arrives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec.structs import asdict
+
+from ddplaunch.control.handshake import LIMIT
+from ddplaunch.control.questions import (
+    MAX_CALLS,
+    MAX_FRAMES,
+    MAX_GROUPS,
+    MAX_PROCESSES,
+    MAX_RANKS,
+    MAX_SETS,
+    MAX_STACKS,
+    MAX_THREADS,
+    MAX_WORKERS,
+    Answer,
+    NoAnswer,
+    NodeStacks,
+    NodeStatus,
+    SentCall,
+    SentFrame,
+    SentGroup,
+    SentProcess,
+    SentThread,
+    StacksAtEnd,
+    WorkerStatus,
+)
+from ddplaunch.control.requests import encode
+from ddplaunch.fields import line, number, piece, size, text
+from ddplaunch.inspect import Call, Group, Sample, Thread
+from ddplaunch.plan import WorkerPlan
+from ddplaunch.process.child import RunningWorker
+from ddplaunch.process.tree import usage
+from ddplaunch.supervise.outcome import Frame
+
+T = TypeVar("T", bound=Hashable)
+_ROOM = 4096  # bytes of a frame for what is around an answer
+_NATIVE = 20_000  # characters of a process
+_MOST_AT_END = 1 << 20  # bytes
+_STATES = {"D": "uninterruptible", "T": "suspended", "t": "traced"}  # by the letter of proc(5)
+
+
+# --- answers
+
+
+def status(
+    plans: Sequence[WorkerPlan],
+    running: Mapping[int, RunningWorker],
+    quiet: Mapping[int, float],
+    debugged: frozenset[int],
+) -> Answer:
+    """Return what each worker does; `quiet`: how many seconds ago each has written, `debugged`: those that have a debugger."""
+    now = time.monotonic()
+    workers = []
+    for plan in plans[:MAX_WORKERS]:
+        rank, worker = plan.rank, running.get(plan.rank)
+        used = usage(worker.pid) if worker is not None else None
+        state, how = _state(worker, used.state if used is not None else "", rank in debugged)
+        workers.append(
+            WorkerStatus(
+                rank=rank,
+                local_rank=plan.local_rank,
+                pid=worker.pid if worker is not None else 0,
+                device=line(plan.device),
+                state=state,
+                how=how,
+                seconds=max(0.0, now - worker.started_at) if worker is not None else 0.0,
+                cpu_seconds=used.cpu_seconds if used is not None else 0.0,
+                rss=used.rss if used is not None else 0,
+                quiet=quiet.get(rank),
+            )
+        )
+    return _bounded(NodeStatus(tuple(workers)))
+
+
+def _state(worker: RunningWorker | None, kernel: str, debugged: bool) -> tuple[str, str]:
+    """Return the state of a worker in a word, and how it ended; `kernel` is the letter of proc(5)."""
+    if worker is None:
+        return "waiting", ""
+    if (end := worker.look()) is not None:
+        return "ended", line(str(end))
+    if kernel in _STATES:
+        return _STATES[kernel], ""
+    if worker.stopped_with is not None:
+        return "stopping", ""
+    return ("debugged" if debugged else "running"), ""
+
+
+def stacks(samples: Sequence[Sample], *, threads: bool) -> Answer:
+    """Return where the workers are; without `threads`, or where those of all are too many, by their main threads alone."""
+    answer = _bounded(sent(samples, threads=threads))
+    return _bounded(sent(samples, threads=False)) if isinstance(answer, NoAnswer) and threads else answer
+
+
+def arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> Answer:
+    """Return when the workers of these recorders came to their collectives; see `read_arrivals`."""
+    from ddplaunch.inspect.arrivals import read_arrivals  # only a child that asks workers needs it
+
+    return _bounded(read_arrivals(recorders, until=until, every=every))
+
+
+def _bounded(answer: Answer) -> Answer:
+    """Return the answer, if it is no longer than a frame may be."""
+    size = len(encode(answer))
+    return answer if size <= LIMIT - _ROOM else NoAnswer(f"has an answer of {size} bytes, more than a message holds")
+
+
+# --- samples
+
+
+class _Table(Generic[T]):
+    """Values by their indices, equal ones once, and no more than `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.indices: dict[T, int] = {}
+
+    def index(self, value: T) -> int:
+        """Return the index of a value; where the table is full, one at which a receiver finds nothing."""
+        if len(self.indices) == self._most:
+            return self.indices.get(value, self._most)
+        return self.indices.setdefault(value, len(self.indices))
+
+
+def sent(samples: Iterable[Sample], *, threads: bool) -> NodeStacks:
+    """Return samples as they are sent; without `threads` only the main ones."""
+    stacks, members = _Table[tuple[Frame, ...]](MAX_STACKS), _Table[tuple[int, ...]](MAX_SETS)
+    processes = tuple(_process(sample, stacks, members, threads) for sample in list(samples)[:MAX_PROCESSES])
+    return NodeStacks(
+        stacks=tuple(
+            tuple(
+                SentFrame(piece(frame.file), number(frame.line), piece(frame.function)) for frame in stack[:MAX_FRAMES]
+            )
+            for stack in stacks.indices
+        ),
+        members=tuple(tuple(map(number, ranks[:MAX_RANKS])) for ranks in members.indices),
+        processes=processes,
+    )
+
+
+def stacks_at_end(generation: int, samples: Sequence[Sample]) -> StacksAtEnd | None:
+    """Return the report of these samples at the end of a generation; None if they are too many for a message."""
+    stacks = sent(samples, threads=False)
+    return StacksAtEnd(generation, stacks) if len(msgspec.json.encode(stacks)) <= _MOST_AT_END else None
+
+
+def _process(
+    sample: Sample, stacks: _Table[tuple[Frame, ...]], members: _Table[tuple[int, ...]], with_threads: bool
+) -> SentProcess:
+    threads = [thread for thread in sample.threads if with_threads or thread.is_main]
+    return SentProcess(
+        rank=number(sample.rank),
+        pid=number(sample.pid),
+        child=line(sample.child),
+        threads=tuple(
+            SentThread(stacks.index(thread.frames), piece(thread.name), thread.is_main)
+            for thread in threads[-MAX_THREADS:]  # the main one is the last
+        ),
+        state=piece(sample.state),
+        ended=sample.ended,
+        groups=None if sample.groups is None else tuple(_group(group, members) for group in sample.groups[:MAX_GROUPS]),
+        native=text(sample.native, _NATIVE),
+        ras=text(sample.ras, _NATIVE),
+    )
+
+
+def _group(group: Group, members: _Table[tuple[int, ...]]) -> SentGroup:
+    calls = tuple(
+        SentCall(
+            number=size(call.number),
+            operation=piece(call.operation),
+            inputs=piece(call.inputs),
+            outputs=piece(call.outputs),
+            done=call.done,
+            is_p2p=call.is_p2p,
+            at=size(call.at),
+        )
+        for call in group.calls[-MAX_CALLS:]
+    )
+    return SentGroup(piece(group.name), piece(group.title), members.index(group.members), calls)
+
+
+def received(node: NodeStacks, host: str) -> list[Sample]:
+    """Return the samples of a node on `host`."""
+    stacks = [tuple(Frame(**asdict(frame)) for frame in stack) for stack in node.stacks]
+    samples = []
+    for process in node.processes:
+        threads = (
+            Thread(frames=_at(stacks, thread.stack), name=thread.name, is_main=thread.is_main)
+            for thread in process.threads
+        )
+        groups = None if process.groups is None else tuple(_received_group(group, node) for group in process.groups)
+        samples.append(Sample(host=host, **{**asdict(process), "threads": tuple(threads), "groups": groups}))
+    return samples
+
+
+def _received_group(group: SentGroup, node: NodeStacks) -> Group:
+    calls = tuple(Call(**asdict(call)) for call in group.calls)
+    return Group(name=group.name, title=group.title, members=_at(node.members, group.members), calls=calls)
+
+
+def _at(table: Sequence[tuple[T, ...]], index: int) -> tuple[T, ...]:
+    return table[index] if index < len(table) else ()
