@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,33 +18,40 @@ if TYPE_CHECKING:
 FRONT = "README.md"  # the page with the ways in, before which the site has the beginning of the project's README
 _FRONT_ENDS = "## Coming from torchrun"
 ROOT = Path(__file__).resolve().parents[1]
-_LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)(?=[)#])")
+# pages of the site that are elsewhere in the repository; any other file is shown as text
+PAGES = {
+    "project/benchmarks.md": "benchmarks/README.md",
+    "project/changes.md": "CHANGELOG.md",
+    "project/contributing.md": "CONTRIBUTING.md",
+}
+_PLACES = {path: page for page, path in PAGES.items()}
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(?=[)#])")
 _MARK = re.compile(r"^(```console) wrong$", re.MULTILINE)  # commands that a test is not to take for right ones
-_COPIES = "files"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files that pages link to."""
+    """Add the pages, and the files that pages link to."""
     from mkdocs.structure.files import File
 
-    pages = files.documentation_pages()
-    linked = {path for page in pages for path in _outside(_text(page.content_string, page.src_uri), page.src_uri)}
-    for path in sorted(linked):
+    texts = {page.src_uri: page.content_string for page in files.documentation_pages()}
+    texts |= {page: (ROOT / path).read_text(encoding="utf-8") for page, path in PAGES.items()}
+    for page in PAGES:
+        files.append(File.generated(config, page, content=texts[page]))
+    targets = {_target(link, page) for page, text in texts.items() for link in _LINK.findall(_text(text, page))}
+    for path in sorted(path for path in targets - _PLACES.keys() if not path.startswith("docs/")):
         text = (ROOT / path).read_text(encoding="utf-8")  # a page that links to no file is an error
-        files.append(File.generated(config, _copy_of(path), content=text))
+        files.append(File.generated(config, _place_of(path), content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Let the links lead to the copies, and leave the marks out."""
+    """Let the links lead to the places of the site, and leave the marks out."""
     here = page.file.src_uri
-    markdown = _text(markdown, here)
 
-    def lead(match: re.Match[str]) -> str:
-        path = _target(match[1], here)
-        return match[1] if path is None else os.path.relpath(_copy_of(path), os.path.dirname(here) or ".")
+    def lead(link: re.Match[str]) -> str:
+        return os.path.relpath(_place_of(_target(link[1], here)), os.path.dirname(here) or ".")
 
-    return _MARK.sub(r"\1", _LINK.sub(lead, markdown))
+    return _MARK.sub(r"\1", _LINK.sub(lead, _text(markdown, here)))
 
 
 def _text(markdown: str, page: str) -> str:
@@ -58,17 +64,13 @@ def _text(markdown: str, page: str) -> str:
     return f"{front}\n## Where to go on\n\n{markdown.partition('# Documentation')[2].strip()}\n"
 
 
-def _outside(markdown: str, page: str) -> Iterator[str]:
-    for match in _LINK.finditer(markdown):
-        if (path := _target(match[1], page)) is not None:
-            yield path
+def _target(link: str, page: str) -> str:
+    """The file that a link on a page leads to, as a path in the repository."""
+    return os.path.normpath(os.path.join(os.path.dirname(PAGES.get(page, f"docs/{page}")), link))
 
 
-def _target(link: str, page: str) -> str | None:
-    """The file outside of docs/ that a link on a page leads to, as a path in the repository."""
-    path = os.path.normpath(os.path.join("docs", os.path.dirname(page), link))
-    return None if path.startswith("docs/") else path
-
-
-def _copy_of(path: str) -> str:
-    return f"{_COPIES}/{path}.txt"  # a name that browsers show as text
+def _place_of(path: str) -> str:
+    """Where the site has a file of the repository."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return _PLACES.get(path, f"files/{path}.txt")  # a name that browsers show as text
