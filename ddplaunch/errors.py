@@ -25,7 +25,7 @@ class LaunchError(Exception):
     error is printed, since it may take seconds.
     """
 
-    then: Callable[[], None] | None = None
+    then: Callable[[], object] | None = None
 
     def __init__(self, message: str, *, hint: str | None = None, status: int = USAGE) -> None:
         super().__init__(message)

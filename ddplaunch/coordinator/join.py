@@ -187,16 +187,16 @@ def agreed_plan(
 # --- a node that cannot take part
 
 
-def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> None:
-    """Tell node 0, if it is on another host and is reached, that this node does not take part; the others need not wait for it.
+def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> bool:
+    """Tell node 0, if it is on another host, that this node does not take part; return whether node 0 was reached.
 
-    Never fails itself.
+    The others need not wait for this node then. Never fails itself.
     """
     from ddplaunch.coordinator.remote_link import RemoteLink  # few jobs need it
 
     rendezvous, task = allocation.rendezvous, allocation.task
     if rendezvous is None or rendezvous.coordinator:
-        return
+        return False
     message = Withdrawal(
         place=allocation.node_rank if task is None else task.rank,
         host=host(host_of(allocation, socket.gethostname())),
@@ -217,3 +217,4 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
         loop.run_once()
     link.close()
     loop.close()
+    return link.is_reached

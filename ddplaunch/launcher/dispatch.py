@@ -104,19 +104,24 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
         raise
 
 
-def give_up(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> None:
-    """Tell node 0, if the job has several nodes and this is another one, that this node cannot even be planned."""
+def give_up(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> bool:
+    """Tell node 0, if the job has several nodes and this is another one, that this node cannot even be planned.
+
+    Return whether node 0 was reached.
+    """
     with suppress(LaunchError):  # then it is not known where node 0 is
         allocation, secret = _allocation(spec, env)
         if allocation.starter != "srun" and not allocation.start:
-            _withdraw(spec, allocation, env if secret is None else {**env, token.VARIABLE: secret}, why)
+            return _withdraw(spec, allocation, env if secret is None else {**env, token.VARIABLE: secret}, why)
+    return False
 
 
-def _withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> None:
-    if allocation.rendezvous is not None and not spec.no_control:
-        from ddplaunch.coordinator.join import withdraw  # few jobs need it
+def _withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> bool:
+    if allocation.rendezvous is None or spec.no_control:
+        return False
+    from ddplaunch.coordinator.join import withdraw  # few jobs need it
 
-        withdraw(spec, allocation, env, why)
+    return withdraw(spec, allocation, env, why)
 
 
 def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:

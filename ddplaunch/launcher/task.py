@@ -15,8 +15,15 @@ gc.disable()  # imports make no garbage, and collecting takes a tenth of the sta
 
 import json  # noqa: E402 - as in __main__
 import os  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
+
+_IS_OTHER = os.environ.get("SLURM_NODEID") != "0"  # not node 0, whose status is that of the step
+if _IS_OTHER:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the agent takes signals
+
 from collections.abc import Mapping, Sequence  # noqa: E402
+from contextlib import suppress  # noqa: E402
 
 from ddplaunch.errors import LaunchError, write_stderr  # noqa: E402
 from ddplaunch.exitcodes import BUG  # noqa: E402
@@ -24,8 +31,11 @@ from ddplaunch.launcher import dispatch  # noqa: E402
 from ddplaunch.options.resolve import received  # noqa: E402
 from ddplaunch.options.token import SCREEN, unhidden  # noqa: E402
 from ddplaunch.output.streams import Screen  # noqa: E402
+from ddplaunch.process import program  # noqa: E402
 from ddplaunch.slurm.srun import unescaped  # noqa: E402
 from ddplaunch.spec import Given, JobSpec  # noqa: E402
+
+_SCANCEL_WITHIN = 5.0  # seconds
 
 
 def spec_of(argv: Sequence[str], env: Mapping[str, str]) -> JobSpec:
@@ -41,14 +51,34 @@ def main() -> int:
     try:
         # srun may have given this process a terminal, wherever it writes itself
         screen = Screen.of_text(os.environ[SCREEN])
-        status = dispatch.run(spec_of(sys.argv[1:], os.environ), dict(os.environ), screen=screen)
-        return status if os.environ.get("SLURM_NODEID") == "0" else 0
+        env = dict(os.environ)
+        spec = spec_of(sys.argv[1:], env)
+        try:
+            program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))  # it need not be on all nodes
+        except LaunchError as error:
+            if dispatch.give_up(spec, env, error):
+                return 0  # node 0 says so
+            raise
+        status = dispatch.run(spec, env, screen=screen)
+        return 0 if _IS_OTHER else status
     except LaunchError as error:
         write_stderr(error.render())
+        if not _IS_OTHER and os.environ.get("SLURM_STEP_NUM_NODES") != "1":
+            _end_step(os.environ)
         return error.status
     except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
         sys.excepthook(*sys.exc_info())
         return BUG
+
+
+def _end_step(env: Mapping[str, str]) -> None:
+    """Have the agents of the other nodes end, which would look for node 0, and that is this one, until --rdzv-timeout."""
+    import subprocess  # only a failure needs it
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes here too
+    step = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(["scancel", "--signal=TERM", step], timeout=_SCANCEL_WITHIN, capture_output=True, check=False)
 
 
 if __name__ == "__main__":

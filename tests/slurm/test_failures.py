@@ -1,13 +1,16 @@
 """What fails in Slurm: a worker, an agent, the command, srun, a node. All ends, once and everywhere, with the right status."""
 
 import os
+import shutil
 from contextlib import suppress
 from signal import SIGKILL
 
 import pytest
 
 from tests.conftest import until
+from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
+from tests.slurm.places import PLACE
 from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, agent, batch, front, one_cluster, ready
 
 __all__ = ["one_cluster"]
@@ -27,6 +30,24 @@ def test_an_agent_that_is_killed_ends_all_nodes(job: SlurmJob, host: str) -> Non
     os.kill(agent(job, host), SIGKILL)
     assert (running.wait(), running.exit_code()) == ("FAILED", 122), running.output()
     job.nothing_left(10)
+
+
+@pytest.mark.parametrize(
+    ("lacks_it", "status", "words"),
+    [
+        ("node1", "2", "error: /srv/place.py does not exist\n"),
+        ("node2", "121", "error: node 1 (node2) does not take part: /srv/place.py does not exist\n"),
+    ],
+)
+def test_a_node_that_lacks_the_script_ends_the_step_and_says_so_once(
+    job: SlurmJob, lacks_it: str, status: str, words: str
+) -> None:
+    """Wherever the command was typed, which has the script; else the others would look for node 0, or it wait for them."""
+    for host in {"node1", "node2", CTL} - {lacks_it}:
+        shutil.copy(PLACE, job.cluster.bed.path(host, "/srv/place.py"))
+    job.cluster.bed.path(lacks_it, "/srv/place.py").unlink(missing_ok=True)
+    result = job.salloc(f"{job.ddplaunch} /srv/place.py; echo $?", "--nodelist=node1,node2")
+    assert (result.out, result.err.count(words), result.err.count("place.py")) == (f"{status}\n", 1, 1), result.err
 
 
 def test_a_command_that_is_killed_takes_its_workers_with_it(job: SlurmJob) -> None:
