@@ -94,7 +94,7 @@ class Agent:
                 self._shutdown.leave_early(self._state)
                 return error.status
             if self._job.inputs.allocation.has_one_screen:
-                self._reporter.warn_all = lambda text: self._report(Warned(line(text)))
+                self._reporter.tell_all = lambda text, is_warning: self._report(Warned(line(text), is_warning))
             opened.callback(link.close)
             self._run_socket.open(link)
             opened.callback(self._run_socket.close)
@@ -348,7 +348,7 @@ class Agent:
     def _exit(self, status: int) -> None:
         """Conclude: nothing is left, and this node ends with this status."""
         assert self._link is not None
-        self._reporter.warn_all = None  # node 0 says nothing more
+        self._reporter.tell_all = None  # node 0 says nothing more
         self._exits = self._generations.reap(self._state) or self._exits
         self._reporter.output_dropped(self._generations.output.dropped)
         if self._link.end is None:  # the coordinator did not answer, and the user does not wait for it

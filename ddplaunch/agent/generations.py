@@ -93,7 +93,7 @@ class Generations:
             try:
                 self.debuggers.listen(generation.ranks & (context.inputs.spec.debugpy_ranks or frozenset()))
             except OSError as error:
-                context.reporter.print(f"warning: no worker can be given a debugger: {error.strerror}")
+                context.reporter.warn(f"no worker can be given a debugger: {error.strerror}")
 
     def before_sleep(self) -> None:
         """Have the loop come by where there is something to do: workers to be started, output that waits to be shown."""

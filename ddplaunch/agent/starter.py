@@ -66,7 +66,7 @@ class Starter:
 
     def __init__(self, loop: Loop, context: AgentContext) -> None:
         if context.inputs.why_cold:
-            context.reporter.print(context.inputs.why_cold)
+            context.reporter.tell(context.inputs.why_cold)
         self._stacks_size, why = stacks_size()
         if why:
             context.reporter.warn(f"where workers are cannot be shown, as by `ddplaunch stacks`: {why}")

@@ -109,8 +109,8 @@ class Coordinator:
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
             case Forward(signum):
                 self.forward(signum)
-            case Warned(text):
-                self._warn(self.state.members[id], text)
+            case Warned():
+                self._warn(self.state.members[id], report)
             case _ if (event := job.event_of(report, id, now)) is not None:
                 self.feed(event)
             case _:
@@ -127,12 +127,12 @@ class Coordinator:
             case StacksAtEnd(generation) if generation == self.state.generation and not member.has_ended:
                 self._samples[member.id] = received(report.stacks, member.host)
 
-    def _warn(self, member: Member, text: str) -> None:
+    def _warn(self, member: Member, warned: Warned) -> None:
         if self._warnings is None:
             from ddplaunch.coordinator.warnings import Warnings  # most jobs lack nothing
 
-            self._warnings = Warnings(self._loop, self._reporter.print, lambda: len(self.state.members))
-        self._warnings.add(member, text)
+            self._warnings = Warnings(self._loop, self._reporter.print, self.state.members.values)
+        self._warnings.add(member, warned)
         if self._has_ended:
             self._warnings.flush()
 

@@ -82,9 +82,10 @@ class NodeEnd(Struct, frozen=True, tag="ended"):
 
 
 class Warned(Struct, frozen=True, tag="warned"):
-    """Something that this node has to do without, for a line of node 0 about all nodes of which that holds."""
+    """Something that holds for this node, for a line of node 0 about all nodes for which it holds."""
 
     text: Line
+    is_warning: bool = True
 
 
 SentReport = (

@@ -1,10 +1,11 @@
-"""What nodes have to do without: said once, with all the nodes of which it holds, and no more than a reader can take in."""
+"""What holds for nodes, such as what they have to do without: said once, with their names, and not more than can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ddplaunch.cluster.hostlist import compress
+from ddplaunch.coordinator.link import Warned
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise.job import Member
@@ -17,20 +18,22 @@ _NAMED = 16  # nodes that are named with a text
 class Warnings:
     """Gathers equal texts of several nodes."""
 
-    def __init__(self, loop: Loop, print_line: Callable[[str], None], count_nodes: Callable[[], int]) -> None:
+    def __init__(
+        self, loop: Loop, print_line: Callable[[str], None], members: Callable[[], Collection[Member]]
+    ) -> None:
         self._loop = loop
         self._print = print_line
-        self._count_nodes = count_nodes
-        self._texts: set[str] = set()  # all of them
-        self._gathered: dict[str, dict[int, Member]] = {}  # who said what; not printed yet
+        self._members = members
+        self._known: set[Warned] = set()  # all of them
+        self._gathered: dict[Warned, dict[int, Member]] = {}  # who said what; not printed yet
         self._due = loop.timer(None, self.flush)
 
-    def add(self, member: Member, text: str) -> None:
-        """Take what a node has to do without."""
-        if text not in self._texts and len(self._texts) == MOST:
+    def add(self, member: Member, warned: Warned) -> None:
+        """Take what holds for a node."""
+        if warned not in self._known and len(self._known) == MOST:
             return
-        self._texts.add(text)
-        self._gathered.setdefault(text, {})[member.id] = member
+        self._known.add(warned)
+        self._gathered.setdefault(warned, {})[member.id] = member
         if not self._due.is_set:
             self._due.set(self._loop.now() + GATHERED)
 
@@ -38,12 +41,15 @@ class Warnings:
         """Print what was gathered, now."""
         self._due.cancel()
         gathered, self._gathered = self._gathered, {}
-        for text, members in gathered.items():
-            self._print(f"warning: on {self._named(list(members.values()))}: {below(text)}")
+        for warned, members in gathered.items():
+            label = "warning: " if warned.is_warning else ""
+            self._print(f"{label}on {self._named(members.values())}: {below(warned.text)}")
 
-    def _named(self, members: list[Member]) -> str:
-        if len(members) == self._count_nodes():
-            return f"all {len(members)} nodes"
+    def _named(self, members: Collection[Member]) -> str:
         ordered = sorted(members, key=lambda member: (member.place is None, member.place))
-        more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
-        return compress([member.host for member in ordered[:_NAMED]]) + more
+        hosts = list(
+            dict.fromkeys(member.host for member in ordered)
+        )  # where a command was started for each rank, one for each
+        if len(hosts) > 1 and len(hosts) == len({member.host for member in self._members()}):
+            return f"all {len(hosts)} nodes"
+        return compress(hosts[:_NAMED]) + (f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else "")

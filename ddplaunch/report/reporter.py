@@ -90,8 +90,9 @@ class Reporter:
         self.master_port: int | None = None  # of the last generation
         self._kept_plan: Plan | None = None  # the one that the folder shows
         self._has_warned = False
-        self.warn_all: Callable[[str], None] | None = None  # has node 0 warn, if it shows the output of all nodes
-        self._warnings: list[str] = []  # that wait until it is known whether there are other nodes
+        # has node 0 say something about this node, if node 0 shows the output of all nodes, and whether it is a warning
+        self.tell_all: Callable[[str, bool], None] | None = None
+        self._untold: list[tuple[str, bool]] = []  # until it is known whether there are other nodes
         self._dropped = 0  # bytes reported
         self._pause: Pause | None = None  # reported
         self._oom_kills_before = sysfs.oom_kills("/")
@@ -181,9 +182,11 @@ class Reporter:
                 self.print(f"{count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}{logs}")
                 if not plan.authenticated and plan.workers[0].rank == 0:
                     self.print(_NO_TOKEN)
-            for what in (*self._warnings, *([folder.warning] if folder.warning is not None else [])):
-                self.warn(what)
-            self._warnings.clear()
+            if folder.warning is not None:
+                self.warn(folder.warning)
+            for what, is_warning in self._untold:
+                self.tell(what, is_warning=is_warning)
+            self._untold.clear()
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
 
     def _who_has_the_terminal(self, where: str) -> str:
@@ -284,13 +287,17 @@ class Reporter:
             self._write_last(f"ddplaunch: {text}\n")
 
     def warn(self, what: str) -> None:
-        """Warn of what this node has to do without; where node 0 shows the output of all nodes, it says so for all of them."""
+        """Warn of what this node has to do without."""
+        self.tell(what, is_warning=True)
+
+    def tell(self, what: str, *, is_warning: bool = False) -> None:
+        """Print what holds for this node; where node 0 shows the output of all nodes, it says so once for all of them."""
         if self.plan is None:
-            self._warnings.append(what)
-        elif self.plan.nnodes > 1 and self.warn_all is not None:
-            self.warn_all(what)
+            self._untold.append((what, is_warning))
+        elif self.plan.nnodes > 1 and self.tell_all is not None:
+            self.tell_all(what, is_warning)
         else:
-            self.print(f"warning: {what}")
+            self.print(f"warning: {what}" if is_warning else what)
 
     def _warn_of_folder(self, what: str | None) -> None:
         """Warn, once for the whole job, that something could not be written; None: nothing to warn of."""
