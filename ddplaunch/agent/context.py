@@ -204,6 +204,7 @@ class AgentContext:
             origins=inputs.spec.origins,
             program=inputs.spec.program.target,
             reports_job=inputs.reports_job,
+            reports_loss=not inputs.allocation.has_front,
             reply=partial(_send, queue) if inputs.reports_to_caller and inputs.reports_job else None,
             write_last=partial(_send_last, queue) if inputs.allocation.start else None,
             why_ending=inputs.why_ending,

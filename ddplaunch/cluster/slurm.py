@@ -165,6 +165,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         task=None if once_per_node else _task(facts, step),
         identity=f"slurm {job}.{number}" if port is None else "",
     )
+    found = replace(found, has_front=port is not None)
     if number_of_nodes > 1 or facts.spec.master_addr:
         return found
     return replace(found, endpoint=replace(found.endpoint, address=endpoints.LOOPBACK))

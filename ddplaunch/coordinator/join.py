@@ -45,7 +45,6 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
     rendezvous: Rendezvous
     key: Key
     facts: messages.NodeFacts
-    has_front: bool  # a command has started all agents as a Slurm step
     listening: socket.socket | None  # what the others can reach already, if the coordinator is here
 
 
@@ -84,7 +83,6 @@ def prepare(
             script=line(_digest(spec)),
             nnodes=write_nnodes(spec.nnodes),
         ),
-        has_front=token.RDZV_PORT in env,
         listening=listening,
     )
 

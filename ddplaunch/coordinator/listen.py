@@ -103,7 +103,7 @@ def _policy(request: JoinRequest) -> job.Policy:
         job_policy(request.spec, min_nodes, max_nodes),
         # tasks of a step, or ranks of mpirun, are started once
         replaceable=not allocation.start and allocation.cluster not in ("slurm", "mpi"),
-        may_leave=not allocation.start and not request.has_front,
+        may_leave=not allocation.start and not allocation.has_front,
         called=bool(allocation.start),
         names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
         command=_command_elsewhere(request),
@@ -136,7 +136,7 @@ def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:
         key=request.key,
         listen=request.rendezvous.listen,
         ports=ports,
-        has_front=request.has_front,
+        has_front=request.allocation.has_front,
         heartbeat_timeout=request.spec.heartbeat_timeout,
         listening=request.listening,
     )

@@ -50,6 +50,7 @@ class Reporter:
         origins: Mapping[str, str],
         program: str = "",
         reports_job: bool = True,
+        reports_loss: bool = True,
         reply: Callable[[Mapping[str, Any]], None] | None = None,
         write_last: Callable[[str], None] | None = None,
         why_ending: Callable[[], ClusterEnding] | None = None,
@@ -58,6 +59,7 @@ class Reporter:
         """Prepare to report on a run of `program`.
 
         `reports_job` is whether this node reports the job as a whole, as the only or first one does.
+        `reports_loss` is whether it says that node 0 was lost, as no command that has started the agents does.
         `reply`, if a Python caller has asked for the job, takes how it ended, in place of stderr.
         `write_last`, if a command that started the agents prints last, takes what closes the job.
         `why_ending` finds out why the cluster is ending the job, if it is; this may take seconds.
@@ -77,6 +79,7 @@ class Reporter:
         self._origins = origins
         self._program = program[:_LONGEST_PROGRAM]
         self._reports_job = reports_job
+        self._reports_loss = reports_loss
         self._reply = reply
         self._write_last = write if write_last is None else write_last
         self.why_ending = why_ending
@@ -264,7 +267,8 @@ class Reporter:
     def print_end(self, why: str, text: str) -> None:
         """Print the coordinator's text about the end; on its own node it has printed more."""
         if why == "lost":
-            self._write_last(text)
+            if self._reports_loss:
+                self._write_last(text)
         elif (self._reports_job or why in _OF_THIS_NODE) and (text.startswith("error:") or self._verbosity >= 0):
             self.write(text)
 

@@ -29,6 +29,7 @@ def test_an_agent_that_is_killed_ends_all_nodes(job: SlurmJob, host: str) -> Non
     ready(job, running)
     os.kill(agent(job, host), SIGKILL)
     assert (running.wait(), running.exit_code()) == ("FAILED", 122), running.output()
+    assert running.output().count("the coordinator (node 0) was lost") == (1 if host == "node1" else 0)
     job.nothing_left(10)
 
 
