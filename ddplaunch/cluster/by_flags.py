@@ -36,11 +36,7 @@ def alone(
     nproc_per_node: int | None = None,
     notes: Sequence[str] = (),
 ) -> Allocation:
-    """Return the allocation of a job that has this node and no other.
-
-    Raises:
-        LaunchError: --node-rank is not 0.
-    """
+    """Return the allocation of a job that has this node and no other."""
     if spec.node_rank:
         raise LaunchError(
             f"{spec.asked('node_rank', spec.node_rank)}: the job has one node, and its rank is 0",
@@ -86,11 +82,7 @@ def simulated(spec: JobSpec) -> Allocation:
 
 
 def discover_static(facts: ClusterFacts) -> Allocation | None:
-    """Return the allocation that flags describe completely; None if they do not.
-
-    Raises:
-        LaunchError: the rendezvous is of a kind that does not exist here.
-    """
+    """Return the allocation that flags describe completely; None if they do not."""
     spec = facts.spec
     if not checks.several(spec):
         return None
@@ -118,11 +110,7 @@ def _check_rank(spec: JobSpec) -> None:
 
 
 def _incomplete(spec: JobSpec, hostname: str) -> Allocation:
-    """Return the allocation of node 0 where no address is given.
-
-    Raises:
-        LaunchError: this is not node 0, or the rank of this node is not given.
-    """
+    """Return the allocation of node 0 where no address is given."""
     if spec.node_rank == 0:
         return _static(spec, hostname, 0)
     nodes = checks.asked_nnodes(spec)

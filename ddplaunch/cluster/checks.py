@@ -31,11 +31,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
         return next((self.env[name] for name in names if self.env.get(name)), None)
 
     def number(self, *names: str) -> int | None:
-        """The number that the first of these variables holds, None if none is set.
-
-        Raises:
-            LaunchError: it holds something else.
-        """
+        """The number that the first of these variables holds, None if none is set."""
         name = next((name for name in names if self.env.get(name)), None)
         if name is None:
             return None
@@ -45,22 +41,14 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
         return value
 
     def needed(self, *names: str) -> int:
-        """The number that the first of these variables holds.
-
-        Raises:
-            LaunchError: none is set, or it holds something else.
-        """
+        """The number that the first of these variables holds."""
         found = self.number(*names)
         if found is None:
             raise LaunchError(f"{names[0]} is not set, although other variables of the same cluster are", hint=NOT_HERE)
         return found
 
     def text_of(self, path: str, origin: str) -> str:
-        """The text of a file.
-
-        Raises:
-            LaunchError: it cannot be read.
-        """
+        """The text of a file."""
         try:
             return self.read(path)
         except OSError as error:
@@ -96,11 +84,7 @@ def asked_nnodes(spec: JobSpec) -> str:
 
 
 def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
-    """Return the minimum and maximum number of nodes, where `found` agents have been started.
-
-    Raises:
-        LaunchError: another number was asked for.
-    """
+    """Return the minimum and maximum number of nodes, where `found` agents have been started."""
     if not nnodes_asked(spec):
         return found, found
     min_nodes, max_nodes = spec.nnodes
@@ -110,11 +94,7 @@ def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, i
 
 
 def node_rank(spec: JobSpec, found: int, source: str) -> int:
-    """Return the rank of this node as `source` says.
-
-    Raises:
-        LaunchError: another one was asked for.
-    """
+    """Return the rank of this node as `source` says."""
     if spec.node_rank is not None and spec.node_rank != found:
         raise LaunchError(
             f"{spec.asked('node_rank', spec.node_rank)}, but {source} says that this is node {found}",
@@ -124,22 +104,14 @@ def node_rank(spec: JobSpec, found: int, source: str) -> int:
 
 
 def one_worker(spec: JobSpec, source: str, *, hint: str) -> None:
-    """Check that each command is one worker, where `source` started one for each rank.
-
-    Raises:
-        LaunchError: several workers were asked for.
-    """
+    """Check that each command is one worker, where `source` started one for each rank."""
     if spec.nproc_per_node not in (None, 1):
         asked = spec.asked("nproc_per_node", spec.nproc_per_node)
         raise LaunchError(f"{asked}, but {source} started ddplaunch once for each rank", hint=hint)
 
 
 def workers_of_one_node(spec: JobSpec, nnodes: int) -> None:
-    """Refuse a number of workers under a name by which another launcher counts those of all nodes.
-
-    Raises:
-        LaunchError: the job has several nodes.
-    """
+    """Refuse a number of workers under a name by which another launcher counts those of all nodes."""
     workers, alias = spec.nproc_per_node, ALIAS_OF.get(spec.origin("nproc_per_node"))
     if nnodes == 1 or not isinstance(workers, int) or alias is None or not alias.of_all_nodes:
         return
@@ -150,11 +122,7 @@ def workers_of_one_node(spec: JobSpec, nnodes: int) -> None:
 
 
 def refuse_host_filters(spec: JobSpec, source: str) -> None:
-    """Refuse --include and --exclude where ddplaunch starts no agents; `source` says why.
-
-    Raises:
-        LaunchError: one of them is given.
-    """
+    """Refuse --include and --exclude where ddplaunch starts no agents; `source` says why."""
     for name in ("include", "exclude"):
         value = getattr(spec, name)
         if value and (devices := value.removeprefix("localhost:")) != value and name == "include":  # DeepSpeed's

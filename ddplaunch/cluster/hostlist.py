@@ -48,11 +48,7 @@ class Host(Struct, frozen=True, kw_only=True):
 
 
 def checked(name: str, piece: str, origin: str) -> str:
-    """Return the name.
-
-    Raises:
-        LaunchError: it is not valid.
-    """
+    """Return the name."""
     if re.fullmatch(_NAME, name, re.ASCII) or ((found := re.fullmatch(_IPV6, name, re.ASCII)) and _is_ipv6(found[1])):
         return name
     raise wrong(piece, origin, f"{shown(name)} is not the name of a host", hint="type names such as gpu01,gpu02")
@@ -98,11 +94,7 @@ _LARGEST = 999_999_999
 
 
 def expand(text: str, origin: str) -> tuple[str, ...]:
-    """Return the names of a host list, in order.
-
-    Raises:
-        LaunchError: the text is no host list, or one of too many hosts.
-    """
+    """Return the names of a host list, in order."""
     names: list[str] = []
     for piece in split(text, origin):
         names += expand_piece(piece, origin)
@@ -112,11 +104,7 @@ def expand(text: str, origin: str) -> tuple[str, ...]:
 
 
 def split(text: str, origin: str) -> list[str]:
-    """Split a list at the commas outside of brackets.
-
-    Raises:
-        LaunchError: a bracket or a name is missing.
-    """
+    """Split a list at the commas outside of brackets."""
     pieces, depth, start = [], 0, 0
     for position, char in enumerate(f"{text},"):
         if char == "[":
@@ -137,11 +125,7 @@ def split(text: str, origin: str) -> list[str]:
 
 
 def expand_piece(piece: str, origin: str) -> list[str]:
-    """Return the names of one element of a list, such as `rack[1-2]n[01-03,7]`.
-
-    Raises:
-        LaunchError: it names no hosts, or too many.
-    """
+    """Return the names of one element of a list, such as `rack[1-2]n[01-03,7]`."""
     # odd parts were in brackets
     parts = [
         _ranges(part, piece, origin) if index % 2 else part for index, part in enumerate(re.split(r"[\[\]]", piece))
@@ -186,11 +170,7 @@ def _ranges(content: str, piece: str, origin: str) -> list[_Range]:
 
 
 def counts(text: str, origin: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `5,1(x2)`: 5, 1, 1.
-
-    Raises:
-        LaunchError: the text is no such list, or too long a one.
-    """
+    """Return the numbers of a list such as `5,1(x2)`: 5, 1, 1."""
     found: list[int] = []
     for part in text.split(","):
         matched = _COUNT.fullmatch(part.strip())
@@ -257,9 +237,6 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """Read a file with a line `HOST[:N] [slots=N] [gpus=0,2]` for each host; # begins a comment.
 
     A host that is named by several lines without a number has as many slots.
-
-    Raises:
-        LaunchError: a line names no host, or one of them twice in different ways.
     """
     hosts = _merged(_lines(text, path))
     if not hosts:
@@ -304,11 +281,7 @@ def _settings(settings: Sequence[str], content: str, origin: str) -> tuple[int |
 
 
 def parse_devices(text: str, piece: str, origin: str) -> tuple[str, ...]:
-    """Read device indices and GPU-/MIG- UUIDs, separated by commas.
-
-    Raises:
-        LaunchError: one of them is not a device, or is listed twice.
-    """
+    """Read device indices and GPU-/MIG- UUIDs, separated by commas."""
     found = [str(int(part)) if part.isdecimal() and part.isascii() else part for part in text.split(",")]
     seen: set[str] = set()
     for device in found:
@@ -382,11 +355,7 @@ def include(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
 
 
 def exclude(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
-    """Return those hosts, in their order, that `text` does not name, without the devices that it names.
-
-    Raises:
-        LaunchError: it names a host or a device that is not there, or nothing is left.
-    """
+    """Return those hosts, in their order, that `text` does not name, without the devices that it names."""
     named = _named(hosts, text, origin)
     found = []
     for host in hosts:

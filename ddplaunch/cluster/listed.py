@@ -30,9 +30,6 @@ def allocate(
 
     `source` names what listed the hosts, for messages. `resolvable`: workers can resolve these names, which may be known
     to ssh only; `here` is the cluster's name for this host. `in_step`: the agent of this host is started as all others are.
-
-    Raises:
-        LaunchError: the job asks for more than there is, or --node-rank is given.
     """
     spec = facts.spec
     if spec.node_rank is not None:
@@ -136,11 +133,7 @@ def discover_ssh(facts: ClusterFacts) -> Allocation | None:
 
 
 def discover_pbs(facts: ClusterFacts) -> Allocation | None:
-    """Return the allocation of the PBS job that we run in; None if we run in none.
-
-    Raises:
-        LaunchError: its list of hosts cannot be read, or it and the flags contradict each other.
-    """
+    """Return the allocation of the PBS job that we run in; None if we run in none."""
     path = facts.value("PBS_NODEFILE")
     if path is None:
         return None
@@ -179,11 +172,7 @@ def discover_lsf(facts: ClusterFacts) -> Allocation | None:
 
 
 def lsf_hosts(facts: ClusterFacts) -> tuple[Host, ...]:
-    """Return the hosts of the job, with their slots; none where nothing lists them.
-
-    Raises:
-        LaunchError: what lists them is wrong.
-    """
+    """Return the hosts of the job, with their slots; none where nothing lists them."""
     if listed := facts.value("LSB_MCPU_HOSTS"):  # "hosta 4 hostb 4"
         words = listed.split()
         if len(words) % 2:

@@ -82,11 +82,7 @@ def job_hosts(facts: ClusterFacts) -> tuple[str, ...]:
 
 
 def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    """Return the nodes of each component of a heterogeneous job; () for any other.
-
-    Raises:
-        LaunchError: a list is missing or malformed.
-    """
+    """Return the nodes of each component of a heterogeneous job; () for any other."""
     text = env.get("SLURM_HET_SIZE") or env.get("SLURM_PACK_SIZE") or "1"
     size = digits(text)
     if not size or size > _MAX_COMPONENTS:
@@ -212,10 +208,10 @@ def _in_order(
     components: tuple[tuple[str, ...], ...], hosts: tuple[str, ...], counts: tuple[int, ...]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Put the nodes of a step, and the numbers of their tasks, into the order in which SLURM_NODEID counts them."""
-    places = {host: place for place, host in enumerate(host for part in components for host in part)}
-    if len(counts) != len(hosts) or not places.keys() >= set(hosts):
+    index_of = {host: index for index, host in enumerate(host for part in components for host in part)}
+    if len(counts) != len(hosts) or not index_of.keys() >= set(hosts):
         return hosts, counts
-    pairs = sorted(zip(hosts, counts, strict=True), key=lambda pair: places[pair[0]])
+    pairs = sorted(zip(hosts, counts, strict=True), key=lambda pair: index_of[pair[0]])
     return tuple(host for host, _ in pairs), tuple(tasks for _, tasks in pairs)
 
 

@@ -20,9 +20,6 @@ def choose(hardware: Hardware, wanted: Sequence[str] | None, asked: str) -> tupl
 
     An entry is an index as torch counts (within the visibility variable), or a GPU-/MIG- UUID or the beginning of one.
     `asked` is how `wanted` was written.
-
-    Raises:
-        LaunchError: an entry names no device, several, or one that was named before.
     """
     if wanted is None:
         return hardware.devices

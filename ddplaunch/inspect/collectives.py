@@ -259,7 +259,7 @@ def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
 
 def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> Whereabouts:
     """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where."""
-    return describe(samples, cwd) if of_hang else Whereabouts(places=tuple(at_the_end(samples, cwd)))
+    return describe(samples, cwd) if of_hang else Whereabouts(locations=tuple(at_the_end(samples, cwd)))
 
 
 def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
@@ -279,7 +279,7 @@ def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
     groups = sorted(merge(workers), key=lambda group: first.isdisjoint(group.ranks))
     places = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
     told = (*places, *waits, *told_by_ras(samples))
-    return Whereabouts(what=head, places=told, awaited=tuple(sorted(first)))
+    return Whereabouts(what=head, locations=told, awaited=tuple(sorted(first)))
 
 
 def told_by_ras(samples: Sequence[Sample]) -> list[str]:

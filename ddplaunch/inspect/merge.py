@@ -8,7 +8,7 @@ from itertools import groupby
 from msgspec import Struct
 
 from ddplaunch.inspect import Sample
-from ddplaunch.report.stack import is_library, place
+from ddplaunch.report.stack import is_library, location
 from ddplaunch.supervise.outcome import Frame
 from ddplaunch.words import count, these_ranks
 
@@ -69,7 +69,7 @@ def where(sample: Sample, cwd: str) -> str:
 def own_place(sample: Sample, cwd: str) -> str:
     """Say where in the program's own code a process is: "train.py:88 in train_step"."""
     own = next((frame for frame in sample.main if not is_library(frame)), None)
-    return place(own, cwd) if own is not None else where(sample, cwd)
+    return location(own, cwd) if own is not None else where(sample, cwd)
 
 
 def is_waiting(sample: Sample) -> bool:
@@ -91,9 +91,9 @@ def _summary(frames: Sequence[Frame], cwd: str) -> str:
     """What the program calls, and where it does."""
     own = next((number for number, frame in enumerate(frames) if not is_library(frame)), None)
     if own is None:
-        return place(frames[0], cwd) if frames else ""
+        return location(frames[0], cwd) if frames else ""
     called = next((frame for frame in reversed(frames[:own]) if frame.function not in _WRAPPERS), None)
-    here = place(frames[own], cwd)
+    here = location(frames[own], cwd)
     return f"{_name(called)}, {here}" if called else here
 
 
@@ -143,8 +143,8 @@ def _stack(frames: Sequence[Frame], cwd: str, indent: str) -> list[Line]:
         found = list(run)
         if folded:
             more = f" (and {count(len(found) - 1, 'frame')} of libraries)" if len(found) > 1 else ""
-            written.append(Line(f"{indent}{place(found[0], cwd)}{more}", is_library=True))
+            written.append(Line(f"{indent}{location(found[0], cwd)}{more}", is_library=True))
         else:
-            written += (Line(f"{indent}{place(frame, cwd)}") for frame in found)
+            written += (Line(f"{indent}{location(frame, cwd)}") for frame in found)
     left = len(written) - _MOST_FRAMES
     return written if left <= 0 else [*written[:_MOST_FRAMES], Line(f"{indent}... and {count(left, 'more frame')}")]

@@ -62,11 +62,11 @@ def usable_addresses() -> tuple[str, ...]:
     usable = [own for own in _own() if own.is_up and not is_loopback(own.text) and not _is_link_local(own.packed)]
     preferred = [*_of_default_routes()]
 
-    def place(own: _Own) -> tuple[int, bool]:
+    def likelihood(own: _Own) -> tuple[int, bool]:
         position = preferred.index(own.text) if own.text in preferred else len(preferred)
         return position, os.path.isdir(f"/sys/class/net/{own.interface}/bridge")
 
-    return tuple(dict.fromkeys(own.text for own in sorted(usable, key=place)))
+    return tuple(dict.fromkeys(own.text for own in sorted(usable, key=likelihood)))
 
 
 def _own() -> Iterator[_Own]:

@@ -78,11 +78,7 @@ def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> Launch
 
 
 def check_loopback() -> None:
-    """Check that processes of this host reach each other.
-
-    Raises:
-        LaunchError: its loopback interface is down, as in a new network namespace.
-    """
+    """Check that processes of this host reach each other."""
     probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         probe.connect(("127.0.0.1", 9))  # sends nothing
@@ -132,11 +128,7 @@ _BACKLOG = 4096  # connections that wait to be accepted, if net.core.somaxconn a
 
 
 def listen(address: str | None, ports: Sequence[int]) -> socket.socket:
-    """Listen on the first of these ports that is free; 0 stands for any. `address` is numeric, None for all.
-
-    Raises:
-        LaunchError: none of them is free, or the address is not of this node.
-    """
+    """Listen on the first of these ports that is free; 0 stands for any. `address` is numeric, None for all."""
     reasons: dict[int, str] = {}
     for port in ports:
         sock = None

@@ -242,15 +242,15 @@ class Dispatcher:
         if (run_socket := self._run_socket) is not None:
             expendable(lambda: run_socket.take(chunk), self._no_run_socket)
 
-    def _register(self, place: messages.Registered) -> None:
-        """Have a socket of the run here, unless node 0, whose own lies at this place, is here."""
+    def _register(self, registered: messages.Registered) -> None:
+        """Have a socket of the run here, unless node 0, whose own is `registered`, is here."""
         from ddplaunch.remote.front_socket import FrontSocket, is_here
 
         def known(here: bool) -> None:
             if not here:
-                self._run_socket = FrontSocket(self._loop, self._job, self._hosts[0], place)
+                self._run_socket = FrontSocket(self._loop, self._job, self._hosts[0], registered)
 
-        here = partial(is_here, self._job, place)
+        here = partial(is_here, self._job, registered)
         self._loop.ask(
             here, False, lambda found: expendable(lambda: known(found), self._no_run_socket), within=_LOOK_WITHIN
         )

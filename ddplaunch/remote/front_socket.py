@@ -36,15 +36,15 @@ _ATTACH_WITHIN = 8.0  # seconds in which a debugger is there, or the reason why 
 _SILENT = "does not answer"
 
 
-def is_here(job: RemoteJob, place: messages.Registered) -> bool:
+def is_here(job: RemoteJob, registered: messages.Registered) -> bool:
     """Whether node 0 runs on this host, since its socket answers here; its disk may hang.
 
-    The first host has named the place, so only where a run of ours can be is looked at.
+    The first host has named the folder, so only where a run of ours can be is looked at.
     """
-    if place.folder not in (run_socket.runtime_folder(os.getuid()), f"{runs_folder(job.env)}/{job.run_id}"):
+    if registered.folder not in (run_socket.runtime_folder(os.getuid()), f"{runs_folder(job.env)}/{job.run_id}"):
         return False
     try:
-        run_socket.connect(place.folder, place.name).close()
+        run_socket.connect(registered.folder, registered.name).close()
     except (OSError, LaunchError):
         return False
     return True
@@ -53,8 +53,8 @@ def is_here(job: RemoteJob, place: messages.Registered) -> bool:
 class FrontSocket:
     """Listens from when node 0's agent does until the job has ended."""
 
-    def __init__(self, loop: Loop, job: RemoteJob, first: HostConnection, place: messages.Registered) -> None:
-        """Listen; `place` is where the socket of node 0 lies, on its host.
+    def __init__(self, loop: Loop, job: RemoteJob, first: HostConnection, registered: messages.Registered) -> None:
+        """Listen; `registered` says where the socket of node 0 lies, on its host.
 
         Raises:
             OSError: no socket can be made.
@@ -62,7 +62,7 @@ class FrontSocket:
         self._loop = loop
         self._job = job
         self._first = first
-        self._place = place
+        self._registered = registered
         self._began = time.monotonic()
         self._clients = Clients(loop)
         self._streams = Streams(loop, self._send)
@@ -91,8 +91,8 @@ class FrontSocket:
         elif len(self._streams) >= MAX_CLIENTS:
             client.refuse(TOO_MANY)
         elif (sock := client.hand_over(run, self._hosts())) is not None:
-            place = messages.Connect(number, self._place.folder, self._place.name)
-            self._first.send(CONNECT, messages.encode(place))
+            connect = messages.Connect(number, self._registered.folder, self._registered.name)
+            self._first.send(CONNECT, messages.encode(connect))
             self._send(Chunk(number, pack(requests.encode(request))))
             self._streams.add(number, sock, *self._give_up(request))
 

@@ -233,14 +233,14 @@ class HostFront:
             if tag == STREAM:
                 self._streams.take(messages.chunk(data))
                 return
-            place = messages.connect(data)
+            wanted = messages.connect(data)
         except Malformed:
             self._disconnect()
             return
         try:
-            self._streams.add(place.number, run_socket.connect(place.folder, place.name))
+            self._streams.add(wanted.number, run_socket.connect(wanted.folder, wanted.name))
         except (OSError, LaunchError):  # the run has ended, or its agent is stopped, and the kernel keeps no more
-            self._output.put(STREAM, messages.encode(Chunk(place.number)))
+            self._output.put(STREAM, messages.encode(Chunk(wanted.number)))
 
     def _prevent_start(self, signum: int, *, is_printed: bool = True) -> None:
         """End an agent that has not begun if this signal asks for the end, or, if it is 0, for the loss of the dispatcher."""

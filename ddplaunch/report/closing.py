@@ -120,7 +120,7 @@ class Whereabouts(Struct, frozen=True, kw_only=True):
     """Where the workers of all nodes were when they had to end, and for whom they waited."""
 
     what: str = ""  # is wrong, in a sentence; "": nothing, or that is not known
-    places: tuple[str, ...] = ()  # in sentences, those that others wait for first
+    locations: tuple[str, ...] = ()  # in sentences, those that others wait for first
     awaited: tuple[int, ...] = ()  # the ranks that others waited for while they waited in no collective themselves
 
 
@@ -129,7 +129,7 @@ def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mappin
 
     Each node keeps the stacks of its workers: those of the node are named whose rank the others wait for.
     """
-    what, lines = found.what, found.places
+    what, lines = found.what, found.locations
     still = f"no worker had moved for {duration(timeout)}"
     keeping = (rank for rank in (*found.awaited, *sorted(traces)) if rank in traces and traces[rank].log_folder)
     rank = next(keeping, None) if lines else None

@@ -35,7 +35,7 @@ class ErrorFiles:
 
     def __init__(self, run_id: str, tmp: str) -> None:
         """Files of this run, in `tmp` where there is no shared memory; the command knows their place as its agent does."""
-        self._place = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id[:_LONGEST]}-{os.urandom(4).hex()}"
+        self._path = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id[:_LONGEST]}-{os.urandom(4).hex()}"
         self._made: str | None = None
         self._lock = -1
         self._pipe: tuple[int, int] | None = None
@@ -44,14 +44,14 @@ class ErrorFiles:
     def folder(self) -> str:
         """Where they are; "" if there is no place for them."""
         if self._made is None:
-            _remove_abandoned(os.path.dirname(self._place))
+            _remove_abandoned(os.path.dirname(self._path))
             try:
-                os.mkdir(self._place, 0o700)
-                os.mkdir(f"{self._place}/{_TORCH}", 0o700)
+                os.mkdir(self._path, 0o700)
+                os.mkdir(f"{self._path}/{_TORCH}", 0o700)
                 # until this process ends
-                self._lock = os.open(self._place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._lock = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
-                self._made = self._place
+                self._made = self._path
             except OSError:
                 self._made = ""
         return self._made
@@ -106,21 +106,21 @@ class ErrorFiles:
     def has_recorder(self, generation: int) -> bool:
         """Whether there is any such socket."""
         try:
-            return any(name.startswith(f"{generation}-") for name in os.listdir(f"{self._place}/{_TORCH}"))
+            return any(name.startswith(f"{generation}-") for name in os.listdir(f"{self._path}/{_TORCH}"))
         except OSError:
             return False
 
     def written(self, generation: int) -> set[int]:
         """Return the ranks that have written an error file in this generation; one listing, not a look for each rank."""
         with suppress(OSError):
-            names = (name.removesuffix(".json").partition("-") for name in os.listdir(self._place))
+            names = (name.removesuffix(".json").partition("-") for name in os.listdir(self._path))
             return {int(rank) for of, _, rank in names if of == str(generation) and rank.isdecimal()}
         return set()
 
     def forget_all_but(self, generation: int) -> None:
         """Remove what workers of other generations have left: it is memory, and a job may start again for months."""
         self.notifications()
-        for folder in (self._place, f"{self._place}/{_TORCH}"):
+        for folder in (self._path, f"{self._path}/{_TORCH}"):
             with suppress(OSError), _opened(folder) as fd:
                 for name in os.listdir(fd):
                     of = name.partition("-")[0]
@@ -130,7 +130,7 @@ class ErrorFiles:
 
     def remove(self) -> None:
         """Remove them all, whichever process has made them."""
-        remove_within(self._place, _SECONDS)
+        remove_within(self._path, _SECONDS)
 
 
 @contextmanager
@@ -143,10 +143,10 @@ def _opened(folder: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _remove_abandoned(place: str) -> None:
+def _remove_abandoned(parent: str) -> None:
     """Remove the folders of this user that no agent holds any more: it was killed, and the command that started it too."""
     end = time.monotonic() + _SECONDS
-    with suppress(OSError), os.scandir(place) as entries:
+    with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.startswith(_NAME) and _is_old(entry) and _is_free(entry.path):
                 remove_within(entry.path, end - time.monotonic())
@@ -170,12 +170,12 @@ def _is_free(folder: str) -> bool:
     return True
 
 
-def _has_room(place: str) -> bool:
+def _has_room(folder: str) -> bool:
     try:
-        found = os.statvfs(place)
+        found = os.statvfs(folder)
     except OSError:
         return False
-    return found.f_bavail * found.f_frsize >= _ROOM and os.access(place, os.W_OK | os.X_OK)
+    return found.f_bavail * found.f_frsize >= _ROOM and os.access(folder, os.W_OK | os.X_OK)
 
 
 def read(path: str) -> WorkerError | None:

@@ -15,7 +15,7 @@ from ddplaunch.report.stack import (
     fault_frames,
     frames_of,
     is_library,
-    place,
+    location,
     relevant_frames,
     short,
     source_lines,
@@ -54,7 +54,7 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     max_restarts: int = 0
     log_folder: str | None = None
     is_simulated: bool = False  # the hosts are this machine
-    places: tuple[str, ...] = ()  # where other workers were then, in sentences
+    locations: tuple[str, ...] = ()  # where other workers were then, in sentences
 
 
 def render(report: FailureReport, paint: Paint = _PLAIN) -> str:
@@ -115,7 +115,7 @@ def _where(report: FailureReport) -> list[Line]:
     lines: list[Line] = []
     for frame in (own, inner):
         if frame is not None:
-            lines += [(_place(frame, cwd),), *_source([f"  {line}" for line in source_lines(error, frame)])]
+            lines += [(_location(frame, cwd),), *_source([f"  {line}" for line in source_lines(error, frame)])]
     if what_failed(first) == first.how and (last_output := _last_stderr(first.stderr_tail)):
         lines += ["", *last_output] if lines else last_output
     return lines
@@ -126,8 +126,8 @@ def _source(lines: Sequence[str]) -> list[Line]:
     return [(Words(_cut(text), ERROR if set(text) <= {" ", "~", "^"} else STRONG),) for text in lines]
 
 
-def _place(frame: Frame, cwd: str) -> Words:
-    return Words(place(frame, cwd), WEAK if is_library(frame) else CODE, frame.file)
+def _location(frame: Frame, cwd: str) -> Words:
+    return Words(location(frame, cwd), WEAK if is_library(frame) else CODE, frame.file)
 
 
 def _crash(first: WorkerExit, cwd: str) -> list[Line]:
@@ -141,7 +141,7 @@ def _crash(first: WorkerExit, cwd: str) -> list[Line]:
     return [
         *([*reason, ""] if reason else []),
         "stack, innermost frame first:",
-        *((Words("  "), _place(frame, cwd)) for frame in frames[:_STACK_FRAMES]),
+        *((Words("  "), _location(frame, cwd)) for frame in frames[:_STACK_FRAMES]),
         *([f"  ... and {count(more, 'more frame')}"] if more > 0 else []),
     ]
 
@@ -168,7 +168,7 @@ def _who(report: FailureReport) -> list[Line]:
     process = Words(f"rank {first.rank}   {'  '.join(facts)}", WEAK)
     path = first.log or report.log_folder
     logs = Words(tilde(short(path, report.cwd), report.home), "", path) if path else None
-    others = [*describe_others(first, report.exits, report.cwd), *report.places]
+    others = [*describe_others(first, report.exits, report.cwd), *report.locations]
     if report.restarts:
         others.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
     return [
@@ -264,7 +264,7 @@ def _later(first: WorkerExit, later: Sequence[WorkerExit], cwd: str) -> list[str
         what = what_failed(end).partition("\n")[0]
         what = what if len(what) <= _LONGEST_LATER else f"{what[:_LONGEST_LATER]}..."
         frame = _frame(end)
-        where = f"   ({place(frame, cwd)})" if frame else ""
+        where = f"   ({location(frame, cwd)})" if frame else ""
         lines.append(f"rank {end.rank} failed {duration(failed_at(end) - failed_at(first))} later: {what}{where}")
     if more := later[_MOST_FAILURES:]:
         lines.append(f"{these_ranks([end.rank for end in more])} failed too")
@@ -275,8 +275,8 @@ def _followers(first: WorkerExit, followers: Sequence[WorkerExit], cwd: str) -> 
     if not followers:
         return []
     who = these_ranks([end.rank for end in followers])
-    places = {place(frame, cwd) for end in followers if (frame := _frame(end)) is not None}
-    where = f", in {places.pop()}" if len(places) == 1 else ""
+    locations = {location(frame, cwd) for end in followers if (frame := _frame(end)) is not None}
+    where = f", in {locations.pop()}" if len(locations) == 1 else ""
     return [f"{who} lost contact too{where}" if follows(first) else f"{who} then lost contact with it{where}"]
 
 

@@ -158,8 +158,8 @@ class JobReporter:
         if closing is not None:
             explained = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
             if explained and not state.ended_idle:
-                for place in self.found.places:
-                    self.print(place)
+                for location in self.found.locations:
+                    self.print(location)
             self._reporter.print_closing(closing)
             return f"ddplaunch: {closing}\n", ending.outcome
         report = self._reporter.paint.labels(self._failure(state, traces, ending, state.restarts))
@@ -242,7 +242,7 @@ class JobReporter:
             max_restarts=spec.max_restarts,
             log_folder=of_node.log_folder,
             is_simulated=spec.simulate is not None,
-            places=self.found.places,
+            locations=self.found.locations,
         )
         return render(report, self._reporter.paint)
 

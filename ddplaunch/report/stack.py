@@ -73,7 +73,7 @@ def relevant_frames(frames: Sequence[Frame]) -> tuple[Frame | None, Frame | None
     return own, None if inner is own else inner
 
 
-def place(frame: Frame, cwd: str) -> str:
+def location(frame: Frame, cwd: str) -> str:
     """Write where a frame is: "train.py:88 in train_step"; the module's own level has no name."""
     where = f"{short(frame.file, cwd)}:{frame.line}"
     return where if frame.function == "<module>" else f"{where} in {frame.function}"

@@ -25,7 +25,7 @@ _SUSPENDED = "is suspended"  # as a whole, so that nothing answers
 _MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
 
 
-class SocketPlace(Struct, frozen=True):
+class SocketPath(Struct, frozen=True):
     """Where the socket of a run lies."""
 
     folder: str
@@ -40,7 +40,7 @@ class SocketPlace(Struct, frozen=True):
 class RunReplies(Struct, frozen=True):
     """What a run has replied, and what kept it from more; "" if it has replied all."""
 
-    place: SocketPlace
+    socket_path: SocketPath
     run: requests.Run | None
     nodes: tuple[requests.NodeReply, ...]
     problem: str
@@ -48,23 +48,23 @@ class RunReplies(Struct, frozen=True):
     typed: requests.TypedHere | None = None  # it was typed here, and node 0 is elsewhere
 
 
-def ask_all(places: Sequence[SocketPlace], asked: Question, within: float) -> list[RunReplies]:
+def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list[RunReplies]:
     """Ask all these runs the same, and give their replies; those that have ended are left out."""
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         conversations: list[_Conversation] = []
         silent: list[RunReplies] = []
-        for place in places:
+        for path in paths:
             try:
-                sock = stack.enter_context(connect(place))
+                sock = stack.enter_context(connect(path))
             except ConnectionRefusedError:
-                run_socket.remove_refusing(place.folder, place.name)
+                run_socket.remove_refusing(path.folder, path.name)
                 continue
             except BlockingIOError:
-                silent.append(RunReplies(place, None, (), _SILENT))  # as many wait already as the kernel keeps
+                silent.append(RunReplies(path, None, (), _SILENT))  # as many wait already as the kernel keeps
                 continue
             except (OSError, LaunchError):
                 continue  # it has ended meanwhile, or is not ours
-            conversation = _Conversation(place, sock)
+            conversation = _Conversation(path, sock)
             conversations.append(conversation)
             sock.setblocking(False)
             with suppress(OSError):
@@ -78,7 +78,7 @@ def ask_all(places: Sequence[SocketPlace], asked: Question, within: float) -> li
         return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
 
 
-def connect(place: SocketPlace) -> socket.socket:
+def connect(path: SocketPath) -> socket.socket:
     """Connect to the socket of a run.
 
     Raises:
@@ -86,7 +86,7 @@ def connect(place: SocketPlace) -> socket.socket:
         OSError: no process listens there.
         LaunchError: it is another user's.
     """
-    return run_socket.connect(place.folder, place.name)
+    return run_socket.connect(path.folder, path.name)
 
 
 def replies_of(
@@ -118,8 +118,8 @@ def replies_of(
 class _Conversation:
     """The replies of one run to a question, as they come."""
 
-    def __init__(self, place: SocketPlace, sock: socket.socket) -> None:
-        self._place = place
+    def __init__(self, path: SocketPath, sock: socket.socket) -> None:
+        self._path = path
         self._sock = sock
         self._decoder = Decoder(LIMIT)
         self._run: requests.Run | None = None
@@ -173,7 +173,7 @@ class _Conversation:
     def replies(self) -> RunReplies:
         """What has come."""
         problem = self._problem or ("" if self._is_complete else _why_silent(self._sock))
-        return RunReplies(self._place, self._run, tuple(self._nodes), problem, self._elsewhere, self._typed)
+        return RunReplies(self._path, self._run, tuple(self._nodes), problem, self._elsewhere, self._typed)
 
 
 def _why_silent(sock: socket.socket) -> str:

@@ -30,7 +30,7 @@ from ddplaunch.process.files import open_regular, read_json
 from ddplaunch.report import other_host
 from ddplaunch.runlog import old_runs, run_socket
 from ddplaunch.runlog.folders import OF_A_NODE, goes_on, parts_of, runs_folder, short
-from ddplaunch.runs.client import RunReplies, SocketPlace, ask_all
+from ddplaunch.runs.client import RunReplies, SocketPath, ask_all
 from ddplaunch.words import compress, did_you_mean, duration, some, these_ranks, why_failed
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
@@ -77,9 +77,9 @@ class Known(Struct, frozen=True, kw_only=True):
 
 def name_of(replies: RunReplies) -> str:
     """Return the whole name of a run that runs here, as that of its folder, which no other has, unless --log-dir has another."""
-    if replies.place.name == run_socket.NAME:
-        return line(os.path.basename(whole(replies.place.folder)))
-    return line(replies.run.run_id if replies.run is not None else replies.place.name.rpartition(".")[0])
+    if replies.socket_path.name == run_socket.NAME:
+        return line(os.path.basename(whole(replies.socket_path.folder)))
+    return line(replies.run.run_id if replies.run is not None else replies.socket_path.name.rpartition(".")[0])
 
 
 def whole(folder: str) -> str:
@@ -93,7 +93,7 @@ def of_running(replies: RunReplies) -> Known:
     """Return a run that has answered, or did not in time."""
     run = replies.run
     if run is None:
-        return replace(of_folder(whole(replies.place.folder)), run_id=name_of(replies), replies=replies)
+        return replace(of_folder(whole(replies.socket_path.folder)), run_id=name_of(replies), replies=replies)
     known = Known(run_id=name_of(replies), replies=replies, folder=whole(run.folder))
     try:
         script = shlex.split(run.command)[0]
@@ -143,17 +143,17 @@ class Elsewhere(Struct, frozen=True):
 # --- finding them
 
 
-def places(env: Mapping[str, str]) -> Iterator[SocketPlace]:
+def socket_paths(env: Mapping[str, str]) -> Iterator[SocketPath]:
     """Return where the sockets of this user's runs lie: in their folders, and in the folder of those that lie in none."""
     for folder in folders(env):
         if os.path.lexists(f"{folder}/{run_socket.NAME}"):
-            yield SocketPlace(folder, run_socket.NAME)
+            yield SocketPath(folder, run_socket.NAME)
     with suppress(OSError):
         runtime = run_socket.open_runtime_folder()
         try:
             for name in sorted(os.listdir(runtime)):
                 if not name.startswith("."):
-                    yield SocketPlace(run_socket.runtime_folder(os.getuid()), name)
+                    yield SocketPath(run_socket.runtime_folder(os.getuid()), name)
         finally:
             os.close(runtime)
 
@@ -194,7 +194,7 @@ def look(env: Mapping[str, str]) -> Found:
 
 
 def _asked(env: Mapping[str, str]) -> list[RunReplies]:
-    return ask_all(list(places(env)), AskStatus(), ANSWER_WITHIN)
+    return ask_all(list(socket_paths(env)), AskStatus(), ANSWER_WITHIN)
 
 
 def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Elsewhere]:
@@ -337,9 +337,6 @@ def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) 
     """Return the running job that is meant: by its name, script, a part of its name, or folder; without any, the only one.
 
     `verb` and `options` are what was typed besides, for hints.
-
-    Raises:
-        LaunchError: there is none, or it is not clear which.
     """
     if named == "":
         raise LaunchError("no run is named: the argument is empty", hint=_SHOWS)
@@ -396,9 +393,9 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Known]) -> Kno
         owner = os.stat(path).st_uid
     except OSError as error:
         raise LaunchError(f"{named}: {why_failed(error)}", hint=_SHOWS) from None
-    place = SocketPlace(path, run_socket.NAME)
-    if os.path.lexists(place.path):  # a folder below another home, as that of another XDG_STATE_HOME
-        if found := ask_all([place], AskStatus(), ANSWER_WITHIN):
+    socket_path = SocketPath(path, run_socket.NAME)
+    if os.path.lexists(socket_path.path):  # a folder below another home, as that of another XDG_STATE_HOME
+        if found := ask_all([socket_path], AskStatus(), ANSWER_WITHIN):
             return of_running(found[0])
     elif owner not in (os.getuid(), 0) and os.getuid() != 0:
         raise LaunchError(f"{named} is of another user ({owner})", hint="only that user, or root, can look into it")
@@ -422,11 +419,7 @@ def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) ->
 
 
 def ranks_meant(text: str | None) -> frozenset[int] | None:
-    """Read the value of -r; None: all ranks.
-
-    Raises:
-        LaunchError: it is no list of ranks.
-    """
+    """Read the value of -r; None: all ranks."""
     try:
         return parse_ranks(text) if text is not None else None
     except BadValue as error:

@@ -42,11 +42,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bool, now: float) -> Wanted:
-    """Read the values of the options.
-
-    Raises:
-        LaunchError: one means nothing.
-    """
+    """Read the values of the options."""
     try:
         compiled = re.compile(os.fsencode(pattern)) if pattern is not None else None
     except re.error as error:
@@ -68,11 +64,7 @@ def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bo
 
 
 def beginning(since: str, now: float) -> float:
-    """Read a time span until now, a time of day, the last one that was, or a date; in seconds since 1970.
-
-    Raises:
-        LaunchError: it is none of them, or still to come.
-    """
+    """Read a time span until now, a time of day, the last one that was, or a date; in seconds since 1970."""
     from datetime import datetime, timedelta  # few commands need it
 
     try:

@@ -80,7 +80,7 @@ def render(replies: RunReplies) -> Block:
 
 def _on_disk(replies: RunReplies) -> str:
     """Say of a run that does not answer what its folder tells: its script, and the process to look at."""
-    plan = read_json(f"{replies.place.folder}/plan.json")
+    plan = read_json(f"{replies.socket_path.folder}/plan.json")
     pid = plan.get("agent_pid") if isinstance(plan, dict) else None
     facts = [of_running(replies).program, f"pid {pid}" if isinstance(pid, int) else ""]
     told = ", ".join(filter(None, facts))

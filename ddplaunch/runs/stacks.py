@@ -35,11 +35,7 @@ def show(
     native: bool,
     as_json: bool,
 ) -> str:
-    """Ask the job that is meant, and give the answer for stdout; `say` writes a line to stderr.
-
-    Raises:
-        LaunchError: it is not clear which job is meant, it does not answer, or it has no such ranks.
-    """
+    """Ask the job that is meant, and give the answer for stdout; `say` writes a line to stderr."""
     find.ranks_meant(ranks)
     if native and not shutil.which("py-spy"):
         raise LaunchError(
@@ -63,16 +59,12 @@ def of(
     native: bool = False,
     as_json: bool = False,
 ) -> str:
-    """Ask this job, and give the answer for stdout.
-
-    Raises:
-        LaunchError: it does not answer, or it has no such ranks.
-    """
+    """Ask this job, and give the answer for stdout."""
     wanted = find.ranks_meant(ranks)
     name, chosen = run.name, run.replies
     assert chosen is not None
     within = _NATIVE if native else WITHIN
-    found = client.ask_all([chosen.place], AskStacks(within, threads, native), within + _ON_THE_WAY)
+    found = client.ask_all([chosen.socket_path], AskStacks(within, threads, native), within + _ON_THE_WAY)
     if not found or (found[0].problem and not found[0].nodes):
         problem = found[0].problem if found else "has just ended"
         raise LaunchError(f"run {name} {below(problem)}", status=NODE_LOST)

@@ -35,7 +35,7 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
     """
     assert run.replies is not None
     try:
-        with client.connect(run.replies.place) as sock:
+        with client.connect(run.replies.socket_path) as sock:
             yield sock
     except (TimeoutError, BlockingIOError):
         what = f"run {run.name} does not answer: its agent is stopped, or hangs"
@@ -48,11 +48,7 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
 
 
 def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: Callable[[str], None]) -> int:
-    """Debug a rank of the job that is meant; say on stderr by `write` what comes of it, and give the exit status.
-
-    Raises:
-        LaunchError: it is not clear which job or rank is meant, or no debugger gets there.
-    """
+    """Debug a rank of the job that is meant; say on stderr by `write` what comes of it, and give the exit status."""
     if asked is not None and not asked.isdecimal():
         raise LaunchError(f"-r {asked}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
     if not (os.isatty(0) and os.isatty(1)):
@@ -148,11 +144,7 @@ def _typed(prompt: str, sock: socket.socket) -> str | None:
 
 
 def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]) -> int:
-    """Stop the job that is meant, say on stderr by `write` what comes of it, and give the exit status.
-
-    Raises:
-        LaunchError: it is not clear which job is meant, or it does not answer.
-    """
+    """Stop the job that is meant, say on stderr by `write` what comes of it, and give the exit status."""
     chosen = find.choose(env, named, "stop")
     name, began = chosen.name, time.monotonic()
     assert chosen.replies is not None

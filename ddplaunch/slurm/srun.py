@@ -89,9 +89,6 @@ def start_step(job: StepJob) -> Srun:
     """Start srun, which starts the agents; srun is killed when no process holds the returned connection any more.
 
     Call this before this process becomes a subreaper, since srun's parent has to become a child of process 1.
-
-    Raises:
-        LaunchError: the machine has no room for the parent.
     """
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

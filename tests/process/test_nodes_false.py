@@ -103,7 +103,9 @@ def test_malformed_stacks_are_dropped_with_one_warning_and_the_node_is_kept(memb
 
 def socket_of(nodes):
     """Where the socket of the job is."""
-    [place] = until(lambda: [place for place in find.places(nodes.env) if nodes.folder.name in place.name], "a socket")
+    [place] = until(
+        lambda: [place for place in find.socket_paths(nodes.env) if nodes.folder.name in place.name], "a socket"
+    )
     return place
 
 

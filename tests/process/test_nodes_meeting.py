@@ -315,7 +315,7 @@ def test_where_every_port_is_taken_node_0_says_so(nodes, program):
 
 def test_before_all_have_met_a_rank_is_neither_there_nor_missing(nodes, program):
     nodes.node(*nodes.static(2, 0), "--run-id", nodes.mark, program("place"))
-    until(lambda: [place for place in find.places(nodes.env) if nodes.mark in place.name], "a socket")
+    until(lambda: [place for place in find.socket_paths(nodes.env) if nodes.mark in place.name], "a socket")
     asked = subprocess.run(nodes.argv("stacks", "-r", "0", nodes.mark), env=nodes.env, capture_output=True, check=False)
     assert (asked.returncode, asked.stdout) == (0, f"run {nodes.mark} has no worker now\n".encode())
     assert asked.stderr.startswith(f"ddplaunch: stacks of {nodes.mark}, place.py, ".encode())

@@ -22,36 +22,36 @@ from ddplaunch.process.child import STACKS_FD
 from ddplaunch.process.tree import children
 from ddplaunch.runlog import run_socket
 from ddplaunch.runs import client, find
-from ddplaunch.runs.client import RunReplies, SocketPlace
+from ddplaunch.runs.client import RunReplies, SocketPath
 from tests.conftest import Job, until
 from tests.process.terminal import stopped
 
 
-def place_of(job: Job) -> SocketPlace:
+def place_of(job: Job) -> SocketPath:
     """Where the socket of the one job below this home is, as soon as it is there."""
-    place: SocketPlace = until(lambda: next(iter(own_places(job)), None), "a socket")
+    place: SocketPath = until(lambda: next(iter(own_places(job)), None), "a socket")
     return place
 
 
-def own_places(job: Job) -> list[SocketPlace]:
+def own_places(job: Job) -> list[SocketPath]:
     """Those below this home; others' are in the folder that all jobs of a user share."""
-    return [place for place in find.places(job.env) if place.folder.startswith(str(job.home))]
+    return [place for place in find.socket_paths(job.env) if place.folder.startswith(str(job.home))]
 
 
-def status_of(place: SocketPlace, within: float = 10.0) -> RunReplies:
+def status_of(place: SocketPath, within: float = 10.0) -> RunReplies:
     """Ask this run how it is."""
     [replies] = client.ask_all([place], AskStatus(), within)
     return replies
 
 
-def late_replies_of(place: SocketPlace) -> RunReplies | None:
+def late_replies_of(place: SocketPath) -> RunReplies | None:
     """Ask for so short a time that a busy machine may need a second one; None if no node has answered in it."""
     replies = status_of(place, within=0.3)
     has_answered = any(isinstance(node.answer, NodeStatus) for node in replies.nodes)
     return replies if has_answered and len(replies.nodes) == 2 else None
 
 
-def replies_to(place: SocketPlace, data: bytes) -> list[requests.Reply]:
+def replies_to(place: SocketPath, data: bytes) -> list[requests.Reply]:
     """Send this, and nothing more; give all that comes back."""
     decoder, found = Decoder(LIMIT), []
     with client.connect(place) as sock:
@@ -72,7 +72,7 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
     job.start("--nproc-per-node", 2, program("behave"))
     pids = {rank: int(pid) for rank, pid in enumerate(job.signs("ready", 2))}
     place = place_of(job)
-    assert place == SocketPlace(str(job.folder), run_socket.NAME)
+    assert place == SocketPath(str(job.folder), run_socket.NAME)
     assert stat.S_IMODE(os.stat(place.path).st_mode) == 0o600
     with ExitStack() as stack:
         silent = [stack.enter_context(client.connect(place)) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
 
 def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job):
     job.behave(options=("--run-id", job.mark), nodes=2)
-    [place] = until(lambda: [place for place in find.places(job.env) if job.mark in place.name], "a socket")
+    [place] = until(lambda: [place for place in find.socket_paths(job.env) if job.mark in place.name], "a socket")
     assert place.folder == run_socket.runtime_folder(os.getuid())
     found = status_of(place)
     assert found.problem == ""
@@ -127,13 +127,13 @@ def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job):
     assert "within 0.3 s" in next(node.answer.reason for node in late.nodes if node.node_rank == 1)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait().status == 143
-    assert place not in find.places(job.env)
+    assert place not in find.socket_paths(job.env)
 
 
 @pytest.mark.parametrize("options", [(), ("--log-dir", "logs")], ids=["in its folder", "elsewhere"])
 def test_a_run_that_was_killed_is_not_believed_whatever_it_has_left(job, options):
     job.behave(options=("--run-id", job.mark, *options), workers=1)
-    [place] = until(lambda: [place for place in find.places(job.env) if job.mark in place.path], "a socket")
+    [place] = until(lambda: [place for place in find.socket_paths(job.env) if job.mark in place.path], "a socket")
     job.kill_all()
     job.wait()
     in_its_folder = not options  # where it may be that of a run on another host
@@ -164,7 +164,7 @@ def test_questions_of_clients_that_hang_up_are_not_gone_on_with(job, program):
 def test_a_recorder_that_tells_no_times_costs_its_node_neither_its_place_nor_its_stacks(job, program):
     job.start("--nnodes", 2, "--nproc-per-node", 1, "--simulate", "--run-id", job.mark, program("behave"))
     pids = [int(pid) for pid in job.signs("ready", 2)]
-    [place] = until(lambda: [place for place in find.places(job.env) if job.mark in place.name], "a socket")
+    [place] = until(lambda: [place for place in find.socket_paths(job.env) if job.mark in place.name], "a socket")
     entry = {"pg_id": 0, "process_group": ["0", ""], "profiling_name": "gloo:all_reduce", "collective_seq_id": 7}
     body = b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps({"entries": [entry]}).encode()
     folders = Path("/dev/shm").glob(f"ddplaunch-errors-{job.mark}-*")

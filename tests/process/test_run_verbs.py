@@ -15,7 +15,7 @@ from ddplaunch.process import tree
 from ddplaunch.runlog import run_socket
 from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
-from ddplaunch.runs.client import SocketPlace, connect
+from ddplaunch.runs.client import SocketPath, connect
 from tests.conftest import Job, Result, until
 from tests.process.terminal import stat, stopped
 
@@ -47,7 +47,7 @@ def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, v
     other.home.mkdir()
     other.start("--run-id", f"{name}-other", "--log-dir", other.home / "logs", program("behave"))
     other.sign("ready-0")
-    until(lambda: len([p for p in find.places(job.env) if name in p.path]) == 2, "the socket of the other")
+    until(lambda: len([p for p in find.socket_paths(job.env) if name in p.path]) == 2, "the socket of the other")
 
     shown = verb("ps").out
     assert f"{short(name)}: running, 2 workers" in shown
@@ -105,7 +105,7 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
     with ExitStack() as waiting:
         with suppress(BlockingIOError):
             while True:
-                waiting.enter_context(connect(SocketPlace(str(job.folder), run_socket.NAME)))
+                waiting.enter_context(connect(SocketPath(str(job.folder), run_socket.NAME)))
         assert f"{short(name)}: does not answer" in verb("ps").out
         assert verb("stop", name).status == 122
     os.kill(agent, signal.SIGCONT)

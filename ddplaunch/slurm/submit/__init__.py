@@ -52,11 +52,7 @@ class Draft(Struct, frozen=True, kw_only=True):
 def draft(
     request: SubmitRequest, env: Mapping[str, str], command: Sequence[str], parse_job: ParseJob, verbs: Sequence[str]
 ) -> Draft:
-    """Check the request and write the script, in which `command` starts ddplaunch, which has these verbs.
-
-    Raises:
-        LaunchError: the job or an option is wrong.
-    """
+    """Check the request and write the script, in which `command` starts ddplaunch, which has these verbs."""
     with _folder(request):
         job_env = exported(env, request.value("export") or env.get("SBATCH_EXPORT"))
         job = request.job[1:] if request.job[:1] == ("run",) and not os.path.lexists("run") else request.job
@@ -204,11 +200,7 @@ _NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None:
-    """Check the job and the options of sbatch, in the working directory of the job.
-
-    Raises:
-        LaunchError: the job would fail, or the options contradict each other.
-    """
+    """Check the job and the options of sbatch, in the working directory of the job."""
     _together(request)
     check_program(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     for name in ("hostfile", "token_file"):
@@ -229,11 +221,7 @@ def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None
 
 
 def check_output(path: str, pattern: str) -> None:
-    """Check the folder of an output file, which Slurm does not create: the job would fail without a message.
-
-    Raises:
-        LaunchError: it does not exist, or cannot be written.
-    """
+    """Check the folder of an output file, which Slurm does not create: the job would fail without a message."""
     folder = os.path.dirname(path) or os.curdir
     if not is_complete(folder):
         return  # it depends on the job's id

@@ -28,7 +28,7 @@ IN_IT = tuple(at(rank, *WAITING, calls=(call(2),)) for rank in (0, 1))
 def test_the_rank_that_has_not_come_to_the_collective_is_named_first():
     found = describe([*IN_IT, at(2, replace(OWN, line=71), calls=(call(1, done=True),))], "/home/me")
     assert found.what == "rank 2 has not reached broadcast #2 (float32 [4]) of group 0, in which ranks 0-1 wait"
-    assert found.places[:3] == (
+    assert found.locations[:3] == (
         "rank 2: train.py:71 in step",
         "ranks 0-1: broadcast, train.py:88 in step",
         "ranks 0-1 wait in broadcast #2 (float32 [4]) of group 0",
@@ -39,14 +39,14 @@ def test_the_rank_that_has_not_come_to_the_collective_is_named_first():
 def test_a_rank_that_has_ended_is_one_that_does_not_come():
     found = describe([*IN_IT, at(2, ended=True)], "/home/me")
     assert found.what.startswith("rank 2 has not reached broadcast #2")
-    assert found.places[0] == "ranks 0-1: broadcast, train.py:88 in step"
-    assert "it has ended" in found.places[-1]
+    assert found.locations[0] == "ranks 0-1: broadcast, train.py:88 in step"
+    assert "it has ended" in found.locations[-1]
 
 
 def test_where_torch_records_nothing_the_stacks_show_who_is_in_a_collective():
     found = describe([at(0, *WAITING), at(1, *WAITING), at(2, replace(OWN, line=71))], "/home/me")
     assert found.what == "rank 2 is in no collective, ranks 0-1 wait in one"
-    assert found.places == ("rank 2: train.py:71 in step", "ranks 0-1: broadcast, train.py:88 in step")
+    assert found.locations == ("rank 2: train.py:71 in step", "ranks 0-1: broadcast, train.py:88 in step")
     assert found.awaited == (2,)
 
 
@@ -76,7 +76,7 @@ def test_who_waits_in_a_collective_is_describe_by_the_innermost_frame_or_the_rec
 
 
 def at_the_end(*samples: Sample) -> tuple[str, ...]:
-    return describe_end(samples, "/home/me", of_hang=False).places
+    return describe_end(samples, "/home/me", of_hang=False).locations
 
 
 def test_after_a_failure_those_in_a_collective_are_named_once_with_its_number_and_their_place():

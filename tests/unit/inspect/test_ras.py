@@ -70,7 +70,7 @@ def test_whoever_takes_stacks_gets_its_state_from_where_the_variable_of_nccl_say
     rank_0, rank_3 = Target(0, os.getpid(), None), Target(3, pid, None)
     _, sample = take([rank_0, rank_3], until=time.monotonic() + 20, ras=True)
     assert received(sent([sample], threads=False), "here")[0].ras == "Job summary\nlaunch counts mismatch"
-    assert describe([sample], "").places[1:] == (
+    assert describe([sample], "").locations[1:] == (
         "NCCL's RAS service, asked at rank 3:",
         "  Job summary",
         "  launch counts mismatch",

@@ -4,7 +4,7 @@ from ddplaunch.report.stack import (
     fault_frames,
     frames_of,
     is_library,
-    place,
+    location,
     relevant_frames,
     short,
     syntax_error_lines,
@@ -53,8 +53,8 @@ def test_a_path_stays_absolute_where_all_lies_below(cwd: str) -> None:
 
 
 def test_the_modules_own_level_has_no_name() -> None:
-    assert place(frame("a.py", 3, "<module>"), "/") == "a.py:3"
-    assert place(frame("a.py", 3, "main"), "/") == "a.py:3 in main"
+    assert location(frame("a.py", 3, "<module>"), "/") == "a.py:3"
+    assert location(frame("a.py", 3, "main"), "/") == "a.py:3 in main"
 
 
 def test_the_innermost_frame_of_the_user_tells_most() -> None:

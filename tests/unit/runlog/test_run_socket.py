@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.control.questions import AskStatus
 from ddplaunch.runlog import run_socket
 from ddplaunch.runs import client, find
-from ddplaunch.runs.client import SocketPlace
+from ddplaunch.runs.client import SocketPath
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_no_path_is_too_long(tmp_path):
         run_socket.listen(sock, fd, run_socket.NAME)
         assert stat.S_IMODE(os.stat(folder / run_socket.NAME).st_mode) == 0o600
         assert os.listdir(folder) == [run_socket.NAME]
-        with client.connect(SocketPlace(str(folder), run_socket.NAME)) as found:
+        with client.connect(SocketPath(str(folder), run_socket.NAME)) as found:
             assert run_socket.uid_of(found) == os.getuid()
     os.close(fd)
 
@@ -47,7 +47,7 @@ def test_what_cannot_be_made_leaves_nothing(tmp_path):
 def test_only_a_folder_of_this_user_alone_is_taken(runtime, tmp_path):
     with pytest.raises(FileNotFoundError):
         run_socket.open_runtime_folder()
-    assert list(find.places({"XDG_STATE_HOME": str(tmp_path)})) == []
+    assert list(find.socket_paths({"XDG_STATE_HOME": str(tmp_path)})) == []
     os.close(run_socket.open_runtime_folder(make=True))
     assert stat.S_IMODE(runtime.stat().st_mode) == 0o700
     runtime.chmod(0o750)
@@ -70,7 +70,7 @@ def test_what_refuses_is_removed_among_those_of_this_host_only(runtime, tmp_path
         folder.mkdir(0o700)
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(folder / "dead"))
-        assert client.ask_all([SocketPlace(str(folder), "dead")], AskStatus(), 0.1) == []
+        assert client.ask_all([SocketPath(str(folder), "dead")], AskStatus(), 0.1) == []
     assert not (runtime / "dead").exists()
     assert (tmp_path / "run/dead").exists()  # it may be of a run on another host
 
@@ -96,7 +96,7 @@ def test_what_is_no_reply_is_not_believed(runtime, tmp_path, monkeypatch, reply,
         false.listen()
         thread = threading.Thread(target=serve)
         thread.start()
-        found = client.ask_all([SocketPlace(str(runtime), "false.1")], AskStatus(), 0.0)
+        found = client.ask_all([SocketPath(str(runtime), "false.1")], AskStatus(), 0.0)
         over.set()
         thread.join()
     assert [problem in replies.problem for replies in found if replies.run is None] == (

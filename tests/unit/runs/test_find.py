@@ -17,7 +17,7 @@ from ddplaunch.fields import Malformed
 from ddplaunch.report.console import Look, written
 from ddplaunch.runlog import run_socket
 from ddplaunch.runs import find, ps
-from ddplaunch.runs.client import RunReplies, SocketPlace
+from ddplaunch.runs.client import RunReplies, SocketPath
 
 WORKER = WorkerStatus(0, 0, 7, "cuda:0", "running", "", 100.0, 95.0, 3 << 30, 61.0)
 RUN = Run(
@@ -115,7 +115,7 @@ def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_na
         NodeReply(node_rank=2, host="gpu03", answer=NoAnswer("has not answered within 1 s")),
         NodeReply(node_rank=0, host="gpu01", answer=NodeStatus((WORKER, waiting))),
     )
-    assert written([ps.render(RunReplies(SocketPlace("/runs/run", "socket"), RUN, nodes, ""))], Look()) == (
+    assert written([ps.render(RunReplies(SocketPath("/runs/run", "socket"), RUN, nodes, ""))], Look()) == (
         "run: running, 3 workers on 2 nodes, for 1 min 40 s, restart 1 of 3: train.py\n"
         "  rank  host   pid  device  state          cpu  memory      quiet\n"
         "  0     gpu01    7  cuda:0  running        95%   3 GiB  1 min 1 s\n"
@@ -138,7 +138,7 @@ def test_whatever_a_run_says_it_takes_the_lines_of_one_run(text, pace):
     odd = replace(RUN, run_id=f"a{text}b", command=f"a.py{text}", straggler=f"rank 1{text}", steps_per_second=pace)
     worker = WorkerStatus(0, 0, 7, "cpu", "running", "", 1e-320, 1e12, 0, 0.0)
     replies = RunReplies(
-        SocketPlace(f"/runs/run{text}", "socket"), odd, (NodeReply(0, "gpu01", NodeStatus((worker,))),), text
+        SocketPath(f"/runs/run{text}", "socket"), odd, (NodeReply(0, "gpu01", NodeStatus((worker,))),), text
     )
     shown = written([ps.render(replies)], Look())
     assert len(shown.splitlines()) == 5  # the run, the header, its worker, the straggler, the problem
@@ -163,7 +163,7 @@ def test_many_nodes_that_have_not_answered_for_one_reason_are_named_in_one_line(
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(SocketPlace("/runs/a.b", "socket"), "a.b"), (SocketPlace("/tmp/ddplaunch-0", "a.b.0123abcd"), "a.b")],
+    [(SocketPath("/runs/a.b", "socket"), "a.b"), (SocketPath("/tmp/ddplaunch-0", "a.b.0123abcd"), "a.b")],
 )
 def test_a_run_that_does_not_answer_has_the_name_of_its_place(place, name):
     assert written([ps.render(RunReplies(place, None, (), "does not answer"))], Look()) == f"{name}: does not answer"

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from ddplaunch.control.requests import Run
 from ddplaunch.runlog import folders, run_socket
 from ddplaunch.runs import find
-from ddplaunch.runs.client import RunReplies, SocketPlace
+from ddplaunch.runs.client import RunReplies, SocketPath
 from ddplaunch.runs.find import Known, heading, meant, newest_first, several
 from tests.unit.builders import spec
 
 NOW = time.time()
 HERE = RunReplies(
-    SocketPlace("/runs/x", "socket"), Run("x", "vm", 1, "", "x.py", "running", 1.0, 1, 1, 0, 0, 0, "1"), (), ""
+    SocketPath("/runs/x", "socket"), Run("x", "vm", 1, "", "x.py", "running", 1.0, 1, 1, 0, 0, 0, "1"), (), ""
 )
 
 
@@ -139,7 +139,7 @@ def test_a_job_has_the_name_that_was_asked_for():
 @given(st.text(), st.text(), st.floats(min_value=0, max_value=1e12))
 def test_whatever_a_run_says_of_itself_takes_one_line(name, command, seconds):
     reply = Run(name, "vm", 1, "/x", command, "running", seconds, 1, 1, 0, 0, 0, "1")
-    for place in (SocketPlace("/tmp/ddplaunch-0", "x.0123"), SocketPlace(f"/runs/{name}", run_socket.NAME)):
+    for place in (SocketPath("/tmp/ddplaunch-0", "x.0123"), SocketPath(f"/runs/{name}", run_socket.NAME)):
         text = heading(find.of_running(RunReplies(place, reply, (), "")))
         assert not any(ord(char) < 32 or char in "\x7f\u2028\u2029\x85" for char in text)
 
