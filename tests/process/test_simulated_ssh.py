@@ -177,7 +177,7 @@ def test_an_interpreter_without_ddplaunch_is_named(job, env, program):
     start(job, env | {"FAKE_SSH_PYTHONPATH": "/nowhere"}, "--remote-python", "/usr/bin/python3", program("behave"))
     result = job.wait().expect(121)
     assert "/usr/bin/python3 there has no ddplaunch" in result.err
-    assert "pip install ddplaunch==" in result.err
+    assert "hint: install ddplaunch " in result.err
 
 
 @pytest.mark.parametrize(
