@@ -20,8 +20,7 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.runlog.file_queue import LISTEN, pack
 
 if TYPE_CHECKING:  # only a job that is looked into needs it
-    from ddplaunch.agent.client import Client
-    from ddplaunch.agent.clients import RunClients
+    from ddplaunch.agent.clients import Client, RunClients
     from ddplaunch.control.requests import Request
     from ddplaunch.control.streams import Chunk, Streams
 

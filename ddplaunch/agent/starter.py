@@ -1,4 +1,4 @@
-"""How workers become processes, fresh ones or forked ones, and what they are given. Watches none of them."""
+"""How workers become processes, fresh ones or forked ones, with what they are given and the pipes that they write to."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.context import AgentContext, WorkerSetup
 from ddplaunch.agent.events import ChildEnded
-from ddplaunch.agent.worker_pipes import WorkerPipes, close
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Stream
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment
 from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL, RunningWorker, StartError, Stdio, handled_signals, start
-from ddplaunch.process.linux import bounded_file
-from ddplaunch.process.pump import Pump
+from ddplaunch.process.linux import bounded_file, grow_pipe, unread
 
 if TYPE_CHECKING:
     from ddplaunch.forking.forker import Forker
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
 _LEAST_STACKS_SIZE = 1 << 16  # bytes, below which they are not worth it
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
+_CHUNK = 1 << 16  # bytes read at once
+_PIPE = 1 << 18  # bytes that a worker can write before it blocks
+_PIPES = 1 << 25  # bytes of all pipes; above 64 MiB a user's further pipes are tiny (pipe-user-pages-soft, pipe(7))
 
 
 class CannotStart(Exception):
@@ -61,6 +65,144 @@ def stacks_size() -> tuple[int, str]:
     return size, ""
 
 
+class Pipe:
+    """One stream of one worker, on its way to `output`."""
+
+    def __init__(self, loop: Loop, output: Output, rank: int, stream: Stream, size: int) -> None:
+        self._loop = loop
+        self._output = output
+        self._stream = rank, stream
+        self.fd, self.write_fd = os.pipe()
+        self._has_ended = False
+        os.set_blocking(self.fd, False)
+        grow_pipe(self.fd, size)
+
+    def started(self) -> None:
+        """Close our copy of the writing end, so that the end of the stream can be seen."""
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+    def watch(self, watched: bool) -> None:
+        """Read the stream, until its end, whenever there is something; or leave it alone."""
+        if watched and not self._has_ended:
+            self._loop.watch(self.fd, self._readable)
+        else:
+            self._loop.unwatch(self.fd)
+
+    def _readable(self) -> None:
+        with suppress(BlockingIOError):
+            if data := os.read(self.fd, _CHUNK):
+                self._received(data)
+                return
+            self._has_ended = True
+            self._loop.unwatch(self.fd)
+            self._output.ended(*self._stream, self._loop.now())
+
+    def _received(self, data: bytes) -> None:
+        self._output.received(*self._stream, data, self._loop.now())
+
+    def drain(self) -> None:
+        """Take in everything that was written so far, and no more: what a worker left behind may write for ever."""
+        left = unread(self.fd)
+        while left > 0:
+            data = os.read(self.fd, min(_CHUNK, left))
+            left -= len(data)
+            self._received(data)
+
+    def finish(self, at: float) -> None:
+        """Take in the rest, and close the pipe."""
+        self._loop.unwatch(self.fd)
+        self.drain()
+        self._output.ended(*self._stream, at)
+        self.close()
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.started()
+        os.close(self.fd)
+
+
+class WorkerPipes:
+    """Stdout and stderr of each worker of a generation: read when there is something, left alone while output is paused."""
+
+    def __init__(self, loop: Loop, output: Output, *, workers: int) -> None:
+        self._loop = loop
+        self._output = output
+        self._size = min(_PIPE, _PIPES // max(1, 2 * workers))
+        self._pipes: dict[int, Mapping[Stream, Pipe]] = {}  # by rank
+        self._paused = False
+        self._paused_until = 0.0
+
+    def make(self, rank: int) -> Mapping[Stream, Pipe]:
+        """Return the pipes of a worker that is about to start; the caller passes them to `watch`, or closes them.
+
+        Raises:
+            OSError: there are too many open files.
+        """
+        made: dict[Stream, Pipe] = {}
+        try:
+            for stream in Stream:
+                made[stream] = Pipe(self._loop, self._output, rank, stream, self._size)
+        except OSError:
+            _close(made.values())
+            raise
+        return made
+
+    def watch(self, rank: int, pipes: Mapping[Stream, Pipe]) -> None:
+        """Read the pipes of a worker that has started."""
+        self._pipes[rank] = pipes
+        for pipe in pipes.values():
+            pipe.started()
+            pipe.watch(not self._paused)
+
+    def pause(self, paused: bool) -> None:
+        """Stop reading, or go on."""
+        if paused is not self._paused:
+            self._paused = paused
+            self._paused_until = self._loop.now()
+            for pipes in self._pipes.values():
+                for pipe in pipes.values():
+                    pipe.watch(not paused)
+
+    def were_paused(self, since: float) -> bool:
+        """Whether reading was paused at any time since then: who writes to the pipes may have had to wait."""
+        return self._paused or self._paused_until >= since
+
+    def drain(self, rank: int) -> None:
+        """Take in all that a worker has written so far."""
+        for pipe in self._pipes[rank].values():
+            pipe.drain()
+
+    def close(self, at: float) -> None:
+        """Take in the rest, and close all."""
+        for pipes in self._pipes.values():
+            for pipe in pipes.values():
+                pipe.finish(at)
+        self._pipes.clear()
+
+
+def _close(pipes: Iterable[Pipe]) -> None:
+    for pipe in pipes:
+        pipe.close()
+
+
+class _Start(Struct, frozen=True):
+    """A worker before its process, and what it is given."""
+
+    plan: WorkerPlan
+    env: Mapping[str, str]
+    stdio: Stdio
+    pipes: Mapping[Stream, Pipe]  # none of a worker that has the terminal
+    recorder: str
+
+    def close(self) -> None:
+        """Release all, for a worker that is not started."""
+        _close(self.pipes.values())
+        if self.stdio.stacks is not None:
+            os.close(self.stdio.stacks)
+
+
 class Starter:
     """Starts workers. What forks them lives on, for the next generation, until `close`."""
 
@@ -70,7 +212,8 @@ class Starter:
         self._stacks_size, why = stacks_size()
         if why:
             context.reporter.warn(f"where workers are cannot be shown, as by `ddplaunch stacks`: {why}")
-        self._given = (loop, context)
+        self._loop = loop
+        self._context = context
         self._handled: tuple[int, ...] = ()
         self._forker: Forker | None = None
 
@@ -80,14 +223,10 @@ class Starter:
         if self._forker is None and plan.preload is not None:
             from ddplaunch.forking.forker import Forker  # most jobs need none
 
-            loop, context = self._given
-            self._forker = Forker(
-                loop,
-                context.reporter.print,
-                context.inputs.warm,
-                context.queue.fileno(),
-                partial(loop.post, ChildEnded()),
-            )
+            context, loop = self._context, self._loop
+            output = context.queue.fileno()
+            left = partial(loop.post, ChildEnded())
+            self._forker = Forker(loop, context.reporter.print, context.inputs.warm, output, left)
         if self._forker is not None:
             self._forker.prepare(plan, caller, self._handled)
 
@@ -120,15 +259,13 @@ class Starter:
         Raises:
             StartError: the machine cannot create another process, or what it is given.
         """
-        starts: list[WorkerStart] = []
+        starts: list[_Start] = []
         children: Sequence[Child] = ()
         devnull = -1
         try:
             try:
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-                starts.extend(
-                    WorkerStart(worker, setup, pipes, devnull, of_mps, self._stacks_size) for worker in workers
-                )
+                starts.extend(self._make_ready(worker, setup, pipes, devnull, of_mps) for worker in workers)
             except OSError as error:
                 # fresh ones are started as far as there are files, of which they then hold fewer
                 if not starts or (self._forker is not None and self._forker.is_there):
@@ -140,10 +277,51 @@ class Starter:
                 os.close(devnull)
             for one in starts[len(children) :]:
                 one.close()
-        return [one.started(child, output) for one, child in zip(starts, children, strict=False)]
+        return [_started(one, child, setup, pipes, output) for one, child in zip(starts, children, strict=False)]
 
-    def _make_processes(self, starts: Sequence[WorkerStart]) -> Sequence[Child]:
-        """Make those of the first of them, as many as can be made.
+    def _make_ready(
+        self, worker: WorkerPlan, setup: WorkerSetup, pipes: WorkerPipes, devnull: int, of_mps: Mapping[str, str]
+    ) -> _Start:
+        """Return what a worker is given; `devnull` is /dev/null, opened.
+
+        Raises:
+            OSError: there are too many open files, or there is no memory.
+        """
+        env = environment(
+            setup.env,
+            setup.plan,
+            worker,
+            generation=setup.generation,
+            port=setup.port,
+            error_file=setup.error_file(worker.rank),
+            log_dir=str(setup.folder.path or ""),
+            of_mps=of_mps,
+            of_terminal=setup.of_terminal if worker.rank in setup.on_terminal else {},
+        )
+        recorder = setup.error_files.recorder(setup.generation, worker.rank) if setup.has_recorder else ""
+        stacks: int | None = None
+        if setup.plan.interpreter is not None:
+            if self._stacks_size:
+                stacks = bounded_file("ddplaunch-stacks", self._stacks_size)
+                env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
+            env["DDPLAUNCH_RECORDER"] = recorder
+            env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
+            if setup.plan.keep_warm is not None and worker.local_rank == 0:
+                env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
+            env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
+        if worker.terminal:
+            return _Start(worker, env, Stdio(0, 1, 2, stacks), {}, recorder)
+        try:
+            made = pipes.make(worker.rank)
+        except BaseException:
+            if stacks is not None:
+                os.close(stacks)
+            raise
+        out, err = (made[stream].write_fd for stream in (Stream.OUT, Stream.ERR))
+        return _Start(worker, env, Stdio(0 if worker.stdin else devnull, out, err, stacks), made, recorder)
+
+    def _make_processes(self, starts: Sequence[_Start]) -> Sequence[Child]:
+        """Make the processes of the first of these workers, as many as can be made.
 
         Nothing else is done between two forks: each page that is written after one is a fault of its own, and perhaps a copy.
         """
@@ -174,83 +352,21 @@ class Starter:
             self._forker.close()
 
 
-class WorkerStart:
-    """A worker before its process: its holder calls `started` or `close`."""
-
-    def __init__(
-        self,
-        worker: WorkerPlan,
-        setup: WorkerSetup,
-        pipes: WorkerPipes,
-        devnull: int,
-        of_mps: Mapping[str, str],
-        stacks_size: int,
-    ) -> None:
-        """`devnull` is /dev/null, opened; `of_mps` are the variables by which it finds MPS.
-
-        `stacks_size` are the bytes that its stacks may have; 0: there is no file for them.
-
-        Raises:
-            OSError: there are too many open files, or there is no memory for what it is given.
-        """
-        self.plan = worker
-        self._setup = setup
-        self._pipes = pipes
-        self.env = environment(
-            setup.env,
-            setup.plan,
-            worker,
-            generation=setup.generation,
-            port=setup.port,
-            error_file=setup.error_file(worker.rank),
-            log_dir=str(setup.folder.path or ""),
-            of_mps=of_mps,
-            of_terminal=setup.of_terminal if worker.rank in setup.on_terminal else {},
-        )
-        self._is_python = setup.plan.interpreter is not None
-        self._recorder = setup.error_files.recorder(setup.generation, worker.rank) if setup.has_recorder else ""
-        self._pumps: dict[Stream, Pump] = {}
-        stacks: int | None = None
-        if self._is_python:
-            if stacks_size:
-                stacks = bounded_file("ddplaunch-stacks", stacks_size)
-                self.env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
-            self.env["DDPLAUNCH_RECORDER"] = self._recorder
-            self.env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
-            if setup.plan.keep_warm is not None and worker.local_rank == 0:
-                self.env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
-            self.env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
-        self.stdio = Stdio(0, 1, 2, stacks)
-        if not worker.terminal:
-            try:
-                self._pumps = pipes.make(worker.rank)
-            except BaseException:
-                self.close()
-                raise
-            out, err = (self._pumps[stream].write_fd for stream in (Stream.OUT, Stream.ERR))
-            self.stdio = Stdio(0 if worker.stdin else devnull, out, err, stacks)
-
-    def started(self, child: Child, output: Output) -> RunningWorker:
-        """Return the worker that this process runs; the output of the process goes to `output`."""
-        worker, setup = self.plan, self._setup
-        logs = None
-        if not worker.terminal:
-            names = setup.folder.log_names(setup.generation, worker.rank, worker.local_rank)
-            logs = setup.folder.open_logs(names, setup.log_limit)
-        output.open(worker.rank, logs)
-        self._pipes.watch(worker.rank, self._pumps)
-        return RunningWorker(
-            worker.rank,
-            child,
-            time.monotonic(),
-            by_itself=self._is_python,
-            terminal=worker.terminal,
-            stacks=self.stdio.stacks,
-            recorder=self._recorder,
-        )
-
-    def close(self) -> None:
-        """Release all, for a worker that is not started."""
-        close(self._pumps)
-        if self.stdio.stacks is not None:
-            os.close(self.stdio.stacks)
+def _started(one: _Start, child: Child, setup: WorkerSetup, pipes: WorkerPipes, output: Output) -> RunningWorker:
+    """Return the worker that this process runs; the output of the process goes to `output`."""
+    worker = one.plan
+    logs = None
+    if not worker.terminal:
+        names = setup.folder.log_names(setup.generation, worker.rank, worker.local_rank)
+        logs = setup.folder.open_logs(names, setup.log_limit)
+    output.open(worker.rank, logs)
+    pipes.watch(worker.rank, one.pipes)
+    return RunningWorker(
+        worker.rank,
+        child,
+        time.monotonic(),
+        by_itself=setup.plan.interpreter is not None,
+        terminal=worker.terminal,
+        stacks=one.stdio.stacks,
+        recorder=one.recorder,
+    )

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from ddplaunch import exitcodes
 from ddplaunch.agent.context import WorkerSetup
 from ddplaunch.agent.events import WorkerEnded
-from ddplaunch.agent.starter import CannotStart, Starter
-from ddplaunch.agent.worker_pipes import WorkerPipes
+from ddplaunch.agent.starter import CannotStart, Starter, WorkerPipes
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Stream
@@ -26,7 +25,7 @@ from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.mps import Mps
+    from ddplaunch.agent.services import Mps
 
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
 LISTED_WITHIN = 0.1
@@ -132,9 +131,9 @@ class Workers:
 
     def host_store(self) -> None:
         """Have torch's store at MASTER_PORT hosted here."""
-        from ddplaunch.agent.store import host  # few jobs need it
+        from ddplaunch.agent.services import host_store  # few jobs need it
 
-        host(self._setup)
+        host_store(self._setup)
 
     def drain(self, rank: int) -> None:
         """Take in all that a worker has written so far."""
@@ -263,7 +262,7 @@ class Workers:
 def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
     if setup.mps_control is None:
         return None
-    from ddplaunch.agent.mps import Mps  # few jobs need it
+    from ddplaunch.agent.services import Mps  # few jobs need it
 
     # removed with that folder when this process is killed
     folder = f"{setup.error_files.folder}/mps-{setup.generation}"

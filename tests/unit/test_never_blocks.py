@@ -25,9 +25,8 @@ MODULES = {"os", "path", "psutil", "shutil", "socket", "subprocess", "tempfile",
 # where they are not in a loop, or wait for nothing outside
 HARMLESS = {
     "agent/child.py": "the front, while it kills",
-    "agent/mps.py": "what a child does that is asked",
     "agent/starter.py": "/dev/null",
-    "agent/store.py": "/dev/null",
+    "agent/services.py": "what a child does that is asked, and /dev/null",
     "coordinator/agents.py": "before there are workers",
     "coordinator/join.py": "before the job begins; the front can kill the agent",
     "remote/front_socket.py": "a folder in /tmp, and workers on other hosts",

@@ -13,8 +13,7 @@ from ddplaunch.agent.agent import Agent
 from ddplaunch.agent.context import AgentContext, WorkerSetup
 from ddplaunch.agent.job import AgentJob, JobInputs
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
-from ddplaunch.agent.starter import Starter
-from ddplaunch.agent.worker_pipes import WorkerPipes
+from ddplaunch.agent.starter import Starter, WorkerPipes
 from ddplaunch.cluster.by_flags import alone
 from ddplaunch.coordinator.local_link import coordinate_alone
 from ddplaunch.devices import Hardware

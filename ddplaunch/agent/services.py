@@ -1,26 +1,31 @@
-"""NVIDIA's MPS daemon for the workers of one node in one generation. Does not decide how much each worker may use.
-
-It is started with folders of its own, separate from any other daemon, and becomes a child of the agent, which
-is a subreaper: if it does not quit it is swept. NVIDIA's command talks to the driver: it is for a child to wait for it.
-"""
+"""What serves the workers of a node: NVIDIA's MPS daemon, and torch's store at MASTER_PORT. Few jobs need either."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 
+from ddplaunch.agent.context import WorkerSetup
 from ddplaunch.loop.loop import Loop
+from ddplaunch.plan.variables import environment
 from ddplaunch.process.ask import AskedEnded, ask
+from ddplaunch.process.child import StartError, Stdio, handled_signals, start
 from ddplaunch.process.files import remove_within
 
 START_TIMEOUT = 10.0  # seconds in which the daemon must have started
 QUIT_TIMEOUT = 5.0  # seconds for the command that tells it to quit
 _REMOVED_WITHIN = 1.0  # seconds
+_STORE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "store.py")
 
 
 class Mps:
-    """A daemon, its folders and variables. A loop waits for nothing of it: children start it and have it quit."""
+    """NVIDIA's MPS daemon of one generation, with folders and variables of its own, separate from any other daemon.
+
+    It becomes a child of the agent, which is a subreaper: if it does not quit it is swept. NVIDIA's command talks to the driver,
+    so children start the daemon and have it quit, and the loop waits for nothing.
+    """
 
     def __init__(self, loop: Loop, control: str, env: Mapping[str, str], folder: str) -> None:
         """Have it started; `control` is the path of nvidia-cuda-mps-control, `env` the workers' environment.
@@ -99,3 +104,22 @@ class Mps:
 def _take_signals() -> None:
     """For the daemon: in a child that is asked, all are blocked."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def host_store(setup: WorkerSetup) -> None:
+    """Host torch's store at MASTER_PORT for workers of other nodes, where none of node 0 does.
+
+    Its server runs in the workers' interpreter and environment; it is swept with what workers leave behind.
+    """
+    plan = setup.plan
+    if plan.interpreter is None:  # of no program that uses torch
+        return
+    env = environment(setup.env, plan, plan.workers[0], generation=setup.generation, port=setup.port)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        with suppress(StartError):  # the client then waits as long as it would without us
+            argv = [plan.interpreter, _STORE, str(os.getpid())]
+            child = start(argv, env, Stdio(nothing, nothing, nothing), handled=handled_signals())
+            child.abandon()
+    finally:
+        os.close(nothing)
