@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-ENTRIES = "500"  # more cost memory, and time at each question; docs/guides/debugging.md has the figures
+ENTRIES = "500"  # more cost memory, and time at each question; docs/design/inspection.md has the figures
 MOST_GROUPS = 256  # in the file
 ROOM = 1 << 20  # characters in the file, as many as the agent reads
 # the first since torch 2.13, which warns of the second; before, only the second is known
