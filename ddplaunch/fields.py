@@ -45,7 +45,7 @@ Line = Annotated[str, Meta(max_length=_LINE, pattern=rf"\A[^{UNPRINTABLE}]*\Z")]
 Piece = Annotated[str, Meta(max_length=_LINE)]  # of what a program says
 Text = Annotated[str, Meta(max_length=_TEXT)]
 
-MAX_SEATS = 65536
+MAX_AGENTS = 65536
 MAX_RANKS = 2**31 - 1  # of a job; ranks are C ints in torch
 
 

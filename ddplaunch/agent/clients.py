@@ -271,7 +271,7 @@ class RunClients(Clients):
         elif len(coordinator.streams) >= MAX_CLIENTS:
             client.refuse(TOO_MANY)
         elif (sock := client.hand_over()) is not None:
-            late = requests.RequestRefused(line(f"node {member.place} ({host_name(member.host)}) does not answer"))
+            late = requests.RequestRefused(line(f"node {member.node_rank} ({host_name(member.host)}) does not answer"))
             first, last = (pack(requests.encode(message)) for message in (request, late))
             coordinator.streams.open(member.id, sock, first, _ATTACH_WITHIN, last)
 
@@ -324,7 +324,7 @@ class RunClients(Clients):
 
 def _member_of(rank: int, members: Iterable[Member]) -> Member | None:
     """The node that a rank runs on: ranks are counted node by node."""
-    for member in sorted(members, key=lambda member: member.place or 0):
+    for member in sorted(members, key=lambda member: member.node_rank or 0):
         if rank < member.workers:
             return member
         rank -= member.workers
@@ -332,4 +332,4 @@ def _member_of(rank: int, members: Iterable[Member]) -> Member | None:
 
 
 def _node_reply(member: Member, answer: Answer) -> requests.NodeReply:
-    return requests.NodeReply(node_rank=member.place, host=host_name(member.host), answer=answer)
+    return requests.NodeReply(node_rank=member.node_rank, host=host_name(member.host), answer=answer)

@@ -73,8 +73,8 @@ class Shutdown:
     def _end_files(self) -> None:
         """Wait until all files of the run are written, unless their disk hangs, or is slow and the user does not wait."""
         self._files.end()
-        urged = self._signals.urged
-        while self._files.is_busy and self._signals.urged == urged:
+        before = self._signals.stop_signals
+        while self._files.is_busy and self._signals.stop_signals == before:
             self._loop.run_once()
         if self._files.is_open and (writer := look(self._files.pid)) is not None:
             self._pipes.leave(writer.pid, writer.started)

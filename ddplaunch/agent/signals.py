@@ -120,7 +120,7 @@ class SignalSource:
         self._deduplicator = SignalDeduplicator(stops, sent_again)
         self._signals_all = signals_all
         self.end_asked = False  # whether a signal to stop has come
-        self.urged = 0  # how many of them the user has sent
+        self.stop_signals = 0  # how many of them the user has sent
         self._direct = -1  # what signals to this process write to
         self._front_waits = False  # whether it is to stop, and does so last
         self._goes_on = True  # whether SIGCONT or a stop came after the last SIGTSTP
@@ -149,10 +149,10 @@ class SignalSource:
 
     def wait_for(self, asked: Asked[T]) -> T:
         """Return the answer when it has come, or what stands for it as soon as the user does not want to wait."""
-        urged = self.urged
+        before = self.stop_signals
         while asked.pid:
             self._loop.run_once()
-            if self.urged != urged:
+            if self.stop_signals != before:
                 asked.give_up()
         return asked.answer
 
@@ -160,7 +160,7 @@ class SignalSource:
         """Take a signal that came from there."""
         self.end_asked = self.end_asked or signum in self._stops
         event = self._deduplicator.take(signum, self._loop.now(), source, plain=plain)
-        self.urged += event.escalates and signum in self._stops
+        self.stop_signals += event.escalates and signum in self._stops
         self._loop.post(replace(event, by_cluster=by_cluster))
 
     def _signalled(self) -> None:

@@ -22,11 +22,11 @@ from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, Sen
 from ddplaunch.coordinator.messages import Hello, speaks_for_others, why_refused, why_too_much
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
-from ddplaunch.plan import Agreed, Seat, seat_runs
+from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.ranks import ranks_of_all
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import SELF_ID, Member
-from ddplaunch.supervise.job.rendezvous import why_refused as why_not_seated
+from ddplaunch.supervise.job.rendezvous import why_refused as why_not_admitted
 from ddplaunch.supervise.outcome import Why
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Agents:
         """Warn, once for each agent, that something was dropped of what it has sent."""
         if id in self._hellos and id not in self._warned:
             self._warned.add(id)
-            host = self._hellos[id].seat.host
+            host = self._hellos[id].host
             self._print(f"warning: what {host} has sent about its workers was dropped: {reason}")
 
     def _received(self, id: int, message: messages.ToCoordinator) -> None:
@@ -113,9 +113,9 @@ class Agents:
                 self._watchers.add(id)
                 if self._end is not None:
                     self.send((id,), self._end)
-            case messages.Withdrawal(place, host, reason, hint) if id not in self._hellos:
+            case messages.Withdrawal(rank, host, reason, hint) if id not in self._hellos:
                 self.connections.drop(id)
-                who = host if place is None else f"node {place} ({host})"
+                who = host if rank is None else f"node {rank} ({host})"
                 self._coordinator.feed(job.Withdrawn(below(who), below(reason), below(hint), self._loop.now()))
             case messages.Hello() | messages.Watch() | messages.Withdrawal():
                 self.connections.expel(id, "sent hello twice")
@@ -148,7 +148,7 @@ class Agents:
         if speaks_for_others(report, own):
             self.connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
         elif isinstance(report, NodeEnd):
-            host, offset = self._hellos[id].seat.host, self.connections.offset(id)
+            host, offset = self._hellos[id].host, self.connections.offset(id)
             self._coordinator.take(id, messages.on_our_clock(report, host, offset))
         elif why := why_too_much(report.stacks, len(own), self._world_size):
             self._dropped(id, f"it {why}")
@@ -160,7 +160,7 @@ class Agents:
         # what was asked before this generation began may have been answered before its agent knew of it
         is_older = report.number <= self._asked_before
         own = range(0) if is_older else self._ranks.get(id, range(0))
-        if why := why_refused(report.answer, own, self._hellos[id].seat.workers, self._world_size):
+        if why := why_refused(report.answer, own, self._hellos[id].workers, self._world_size):
             if not is_older:
                 self._dropped(id, f"it {why}")
             report = Answered(report.number, NoAnswer("was to begin just then" if is_older else why))
@@ -178,7 +178,7 @@ class Agents:
 
         A host may be back after a power cut, or a pod started anew, before its loss was noticed.
         """
-        if why_not_seated(self._coordinator.state, member) is None:
+        if why_not_admitted(self._coordinator.state, member) is None:
             self._coordinator.feed(job.Joined(member, self._loop.now()))
         else:
             self._waiting[member.id] = member
@@ -194,7 +194,7 @@ class Agents:
         members = self._coordinator.state.members.values()
         is_clear = self.connections.all_answered and not any(member.is_leaving for member in members)
         for id, member in list(self._waiting.items()):
-            if why_not_seated(self._coordinator.state, member) is None or is_clear:
+            if why_not_admitted(self._coordinator.state, member) is None or is_clear:
                 del self._waiting[id]
                 self._coordinator.feed(job.Joined(member, self._loop.now()))
 
@@ -225,31 +225,31 @@ class Agents:
     # --- what goes out
 
     def agree(self, order: Sequence[int]) -> Agreed:
-        """Return what these agents, by place, have in common in the generation that begins."""
+        """Return what these agents, by index, have in common in the generation that begins."""
         hellos = [self._hellos[id] for id in order]
         backend, reason = common_backend(hellos)
-        seats = tuple(Seat(hello.seat.host, hello.seat.workers) for hello in hellos)
-        self._ranks = dict(zip(order, ranks_of_all(seats), strict=True))
-        self._world_size = sum(seat.workers for seat in seats)
+        agents = tuple(PlannedAgent(hello.host, hello.workers) for hello in hellos)
+        self._ranks = dict(zip(order, ranks_of_all(agents), strict=True))
+        self._world_size = sum(agent.workers for agent in agents)
         self._asked_before = self._asked
         self._reports.clear()
         for id in order:
             self.connections.admit(id)
         return Agreed(
             run_id=self._terms.run_id,
-            place=0,
-            seat_runs=seat_runs(seats),
+            index=0,
+            agent_runs=agent_runs(agents),
             address=self._terms.address or reached_as(hellos[1:] or hellos),
             backend=backend,
             backend_reason=reason,
         )
 
     def begin(self, order: Sequence[int], generation: Generation) -> None:
-        """Have the agents of `order` begin, each at its place in it."""
+        """Have these agents begin, each told its index in `order`."""
         message = messages.fitted(generation)
         assert message.agreed is not None
-        for place, id in enumerate(order):
-            self.connections.send(id, messages.encode(replace(message, agreed=replace(message.agreed, place=place))))
+        for index, id in enumerate(order):
+            self.connections.send(id, messages.encode(replace(message, agreed=replace(message.agreed, index=index))))
 
     def send(self, ids: Sequence[int], order: OrderToAll) -> None:
         """Send an order to these agents."""
@@ -261,7 +261,7 @@ class Agents:
 
     def refused(self, id: int, reason: str) -> None:
         """Report that an agent was refused, each reason once for each host, and at most MAX_REFUSALS of them."""
-        text = f"{self._hellos[id].seat.host}: {reason}"
+        text = f"{self._hellos[id].host}: {reason}"
         if text not in self._refusals and len(self._refusals) < MAX_REFUSALS:
             self._refusals.add(text)
             self._print(f"refused {text}")
@@ -296,9 +296,9 @@ def member_of(id: int, hello: Hello) -> Member:
     facts = hello.facts
     return Member(
         id=id,
-        host=hello.seat.host,
-        workers=hello.seat.workers,
-        wanted=hello.place,
+        host=hello.host,
+        workers=hello.workers,
+        requested_rank=hello.requested_rank,
         agreed=(
             ("ddplaunch", facts.ddplaunch),
             ("Python", facts.python),
@@ -318,7 +318,7 @@ def common_backend(hellos: Sequence[Hello]) -> tuple[str, str]:
     """Return the backend that all nodes can use, and why."""
     found: dict[str, str] = {}
     for hello in hellos:
-        found.setdefault(hello.backend, hello.seat.host)
+        found.setdefault(hello.backend, hello.host)
     if len(found) == 1:
         return hellos[0].backend, hellos[0].backend_reason
     differing = ", ".join(f"{backend} on {host}" for backend, host in found.items())

@@ -25,7 +25,7 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.net.addresses import interface_of
 from ddplaunch.options import token
 from ddplaunch.options.parsers import write_nnodes
-from ddplaunch.plan import Agreed, Plan, Seat
+from ddplaunch.plan import Agreed, Plan
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import host_of
 from ddplaunch.report.reporter import Reporter
@@ -126,8 +126,9 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
 def _hello(request: JoinRequest, reached: str) -> messages.Hello:
     task = request.allocation.task
     return messages.Hello(
-        place=request.allocation.node_rank if task is None else task.rank,
-        seat=Seat(host(host_of(request.allocation, socket.gethostname())), len(request.draft.workers)),
+        requested_rank=request.allocation.node_rank if task is None else task.rank,
+        host=host(host_of(request.allocation, socket.gethostname())),
+        workers=len(request.draft.workers),
         backend=request.draft.backend,
         backend_reason=line(request.draft.reasons["backend"]),
         reached=host(reached),
@@ -196,7 +197,7 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
     if rendezvous is None or rendezvous.coordinator:
         return False
     message = Withdrawal(
-        place=allocation.node_rank if task is None else task.rank,
+        requested_rank=allocation.node_rank if task is None else task.rank,
         host=host(host_of(allocation, socket.gethostname())),
         reason=piece(why.message.partition("\n")[0]),
         hint=piece((why.hint or "").partition("\n")[0]),

@@ -33,8 +33,7 @@ from ddplaunch.control.questions import (
 from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator.link import MAX_LEFT, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.errors import below
-from ddplaunch.fields import Backend, Host, Line, Malformed, Number, Piece, Seconds, decoder, line, piece, text
-from ddplaunch.plan import Seat
+from ddplaunch.fields import Backend, Host, Line, Malformed, Number, Piece, Seconds, Workers, decoder, line, piece, text
 from ddplaunch.supervise import node
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
@@ -61,8 +60,9 @@ class NodeFacts(Struct, frozen=True):
 class Hello(Struct, frozen=True, tag="hello"):
     """An agent to the coordinator: its identity and its resources."""
 
-    place: Number | None  # the node rank it has been given; None: any
-    seat: Seat
+    requested_rank: Number | None  # the node rank that its user gave it; None: any
+    host: Host
+    workers: Workers
     backend: Backend  # what it would choose on its own
     backend_reason: Line
     reached: Host  # the host name or address under which it reached the coordinator
@@ -76,7 +76,7 @@ class Watch(Struct, frozen=True, tag="watch"):
 class Withdrawal(Struct, frozen=True, tag="withdrawal"):
     """An agent to the coordinator, in place of its hello: it cannot take part, and why."""
 
-    place: Number | None  # the node rank it has been given
+    requested_rank: Number | None  # as in its hello
     host: Host
     reason: Piece
     hint: Piece
@@ -254,17 +254,17 @@ def speaks_for_others(report: NodeEnd | StacksAtEnd, own: Sequence[int]) -> bool
     return len(set(ranks)) < len(ranks) or not all(rank in own for rank in named)
 
 
-def why_refused(answer: Answer, own: Sequence[int], seats: int, world_size: int) -> str:
+def why_refused(answer: Answer, own: Sequence[int], workers: int, world_size: int) -> str:
     """Say, as a predicate, why an answer is not to be taken; "" if it is.
 
-    `own` are the ranks of the agent, none if it takes no part in a generation: then it may say of at most `seats` workers that
+    `own` are the ranks of the agent, none if it takes no part in a generation: then it may say of at most `workers` workers that
     they wait to be started.
     """
     match answer:
-        case NodeStatus(workers):
-            ranks = [worker.rank for worker in workers]
-            is_own = all(rank in own for rank in ranks) if own else not any(worker.pid for worker in workers)
-            if not is_own or len(set(ranks)) < len(ranks) or len(ranks) > seats:
+        case NodeStatus(found):
+            ranks = [worker.rank for worker in found]
+            is_own = all(rank in own for rank in ranks) if own else not any(worker.pid for worker in found)
+            if not is_own or len(set(ranks)) < len(ranks) or len(ranks) > workers:
                 return "speaks of workers that are not its own"
         case NodeStacks(processes=processes):
             if not all(process.rank in own for process in processes):
@@ -316,10 +316,10 @@ class OrderSequence:
             raise Malformed("begins workers without saying which")
         if not isinstance(hello, Hello):
             raise Malformed("begins workers where there are none")
-        if len(agreed.ranks) != hello.seat.workers:
-            raise Malformed(f"place {agreed.place} has another number of workers")
-        if hello.place is not None and hello.place < agreed.nnodes and agreed.place != hello.place:
-            raise Malformed(f"place {agreed.place} for node rank {hello.place}")
+        if len(agreed.ranks) != hello.workers:
+            raise Malformed(f"agent {agreed.index} has another number of workers")
+        if hello.requested_rank is not None and agreed.index != hello.requested_rank < agreed.nnodes:
+            raise Malformed(f"agent {agreed.index} for node rank {hello.requested_rank}")
         if self._runs or message.number <= self._generation:
             raise Malformed(f"generation {message.number} after {self._generation}")
         self._generation, self._runs = message.number, True

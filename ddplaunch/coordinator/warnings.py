@@ -46,7 +46,7 @@ class Warnings:
             self._print(f"{label}on {self._named(members.values())}: {below(warned.text)}")
 
     def _named(self, members: Collection[Member]) -> str:
-        ordered = sorted(members, key=lambda member: (member.place is None, member.place))
+        ordered = sorted(members, key=lambda member: (member.node_rank is None, member.node_rank))
         hosts = list(
             dict.fromkeys(member.host for member in ordered)
         )  # where a command was started for each rank, one for each

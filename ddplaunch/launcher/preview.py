@@ -10,7 +10,7 @@ from ddplaunch.cluster import Allocation
 from ddplaunch.devices.node import Node, inspect
 from ddplaunch.errors import LaunchError
 from ddplaunch.options import token
-from ddplaunch.plan import Agreed, Plan, Seat, assign, seat_runs
+from ddplaunch.plan import Agreed, Plan, PlannedAgent, agent_runs, assign
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import count_workers, ranks_of_all
 from ddplaunch.process.linux import raise_open_files
@@ -77,23 +77,29 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         return here
     asked = [_for_host(spec, allocation, node_rank) for node_rank in range(number)]
     workers = [count_workers(one, allocation, like)[0] for one, like in zip(asked, nodes, strict=True)]
-    seats = tuple(Seat(seat.host, number) for seat, number in zip(here.seats, workers, strict=True))
+    agents = tuple(PlannedAgent(agent.host, number) for agent, number in zip(here.agents, workers, strict=True))
     agreed = Agreed(
         run_id=run_id,
-        place=0,
+        index=0,
         address=here.master_addr,
-        seat_runs=seat_runs(seats),
+        agent_runs=agent_runs(agents),
         backend=here.backend,
         backend_reason=here.reasons["backend"],
     )
-    ranks = ranks_of_all(seats)
+    ranks = ranks_of_all(agents)
     plans = [
         make_plan(
-            one, allocation, nodes[place], run_id=run_id, agreed=replace(agreed, place=place), seats=seats, ranks=ranks
+            one,
+            allocation,
+            nodes[index],
+            run_id=run_id,
+            agreed=replace(agreed, index=index),
+            agents=agents,
+            ranks=ranks,
         )
-        for place, one in enumerate(asked)
+        for index, one in enumerate(asked)
     ]
-    return replace(here, seats=seats, workers=tuple(worker for plan in plans for worker in plan.workers))
+    return replace(here, agents=agents, workers=tuple(worker for plan in plans for worker in plan.workers))
 
 
 def _for_host(spec: JobSpec, allocation: Allocation, node_rank: int) -> JobSpec:

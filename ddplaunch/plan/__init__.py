@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from ddplaunch.fields import MAX_RANKS, MAX_SEATS, Backend, Host, Line, Name, Number, Workers
+from ddplaunch.fields import MAX_AGENTS, MAX_RANKS, Backend, Host, Line, Name, Number, Workers
 
 
 class WorkerPlan(Struct, frozen=True, kw_only=True):
@@ -34,24 +34,24 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
 HIDDEN = "..."  # in place of a value that is shown nowhere
 
 
-class Seat(Struct, frozen=True):
-    """A node as all others see it; where a command was started for each rank, one such command."""
+class PlannedAgent(Struct, frozen=True):
+    """An agent as all others know it: one for each node, or for each rank where the cluster starts a command for each."""
 
     host: Host  # "" of another node that runs elsewhere
     workers: Workers
 
 
-class SeatRun(Struct, frozen=True, array_like=True):
-    """So many seats in a row with equally many workers each."""
+class AgentRun(Struct, frozen=True, array_like=True):
+    """So many agents in a row with equally many workers each."""
 
-    seats: Annotated[int, Meta(ge=1, le=MAX_SEATS)]
+    agents: Annotated[int, Meta(ge=1, le=MAX_AGENTS)]
     workers: Workers
 
 
-def seat_runs(seats: Iterable[Seat]) -> tuple[SeatRun, ...]:
-    """Return the numbers of workers of these seats as runs of equal ones."""
-    alike = groupby(seat.workers for seat in seats)
-    return tuple(SeatRun(sum(1 for _ in each), workers) for workers, each in alike)
+def agent_runs(agents: Iterable[PlannedAgent]) -> tuple[AgentRun, ...]:
+    """Return the numbers of workers of these agents as runs of equal ones."""
+    alike = groupby(agent.workers for agent in agents)
+    return tuple(AgentRun(sum(1 for _ in each), workers) for workers, each in alike)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     cluster: str
     nnodes: int
     node_rank: int  # the node this plan is carried out on
-    seats: tuple[Seat, ...]  # of the whole job, in order of their ranks
+    agents: tuple[PlannedAgent, ...]  # of the whole job, in order of their ranks
     master_addr: str
     master_port: int | None  # None: reserved when the job starts
     init_method: str  # "env", "tcp", "file:PATH"
@@ -90,7 +90,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """How many workers the job has on all nodes."""
-        return sum(seat.workers for seat in self.seats)
+        return sum(agent.workers for agent in self.agents)
 
     def data(self, origins: Mapping[str, str]) -> dict[str, Any]:
         """Return what plan.json holds and `ddplaunch plan --json` prints; docs/reference/run-folder.md has its schema."""
@@ -129,35 +129,35 @@ class Agreed(Struct, frozen=True, kw_only=True):
     """What the agents of several nodes have agreed on before a generation; the coordinator sends it to each of them."""
 
     run_id: Name
-    place: Number  # which of the seats is this node's
-    # by place; one by one, seats would be most of all that is sent
-    seat_runs: Annotated[tuple[SeatRun, ...], Meta(max_length=MAX_SEATS)]
+    index: Number  # of the agent that gets this, among all in order of their ranks
+    # one by one, agents would be most of all that is sent
+    agent_runs: Annotated[tuple[AgentRun, ...], Meta(max_length=MAX_AGENTS)]
     address: Host  # MASTER_ADDR
     backend: Backend
     backend_reason: Line
 
     def __post_init__(self) -> None:
-        if self.nnodes > MAX_SEATS or self.place >= self.nnodes:
-            raise ValueError(f"place {self.place} of {self.nnodes} seats")
-        if sum(run.seats * run.workers for run in self.seat_runs) > MAX_RANKS:
+        if self.nnodes > MAX_AGENTS or self.index >= self.nnodes:
+            raise ValueError(f"agent {self.index} of {self.nnodes}")
+        if sum(run.agents * run.workers for run in self.agent_runs) > MAX_RANKS:
             raise ValueError("more ranks than there can be")
 
     @property
     def nnodes(self) -> int:
-        """How many seats there are."""
-        return sum(run.seats for run in self.seat_runs)
+        """How many agents there are."""
+        return sum(run.agents for run in self.agent_runs)
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
-        """The seats, without the names of their hosts."""
-        return tuple(Seat("", run.workers) for run in self.seat_runs for _ in range(run.seats))
+    def agents(self) -> tuple[PlannedAgent, ...]:
+        """The agents, without the names of their hosts."""
+        return tuple(PlannedAgent("", run.workers) for run in self.agent_runs for _ in range(run.agents))
 
     @property
     def ranks(self) -> range:
-        """The ranks of this node: they are node-major, those of the seats before it come first."""
-        first, before = 0, self.place
-        for run in self.seat_runs:
-            if before < run.seats:
+        """The ranks of this node: they are node-major, those of the agents before it come first."""
+        first, before = 0, self.index
+        for run in self.agent_runs:
+            if before < run.agents:
                 return range(first + before * run.workers, first + (before + 1) * run.workers)
-            first, before = first + run.seats * run.workers, before - run.seats
-        raise AssertionError("the place is one of the seats")
+            first, before = first + run.agents * run.workers, before - run.agents
+        raise AssertionError("the index is that of one of the agents")

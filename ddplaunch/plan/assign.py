@@ -79,14 +79,14 @@ def _need(workers: int, needed: int, devices: Sequence[Device]) -> str:
     return f"{count(workers, 'worker')} {need} {count(needed, 'GPU')}, but the job has {have}"
 
 
-def simulated(here: Node, place: int, nodes: int, how: str | None) -> Node:
+def simulated(here: Node, node_rank: int, nodes: int, how: str | None) -> Node:
     """Return one of several nodes simulated here: with an equal part of the devices if there is one for each, else with all."""
     if how is None or nodes == 1:
         return here
     size = len(here.devices) // nodes
     if how != "divide" or size == 0:
         return replace(here, shared=True)
-    return replace(here, devices=here.devices[place * size : (place + 1) * size])
+    return replace(here, devices=here.devices[node_rank * size : (node_rank + 1) * size])
 
 
 def sharing_workers(task: Task, hardware: Hardware, devices: Sequence[Device]) -> Owned | None:

@@ -12,8 +12,8 @@ from ddplaunch.cluster import Allocation, Task
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Agreed, Plan, Seat, WorkerPlan, assign, variables
-from ddplaunch.plan.ranks import count_workers, host_of, place_of, ranks_of_all, seats_like
+from ddplaunch.plan import Agreed, Plan, PlannedAgent, WorkerPlan, assign, variables
+from ddplaunch.plan.ranks import agent_index, agents_like, count_workers, host_of, ranks_of_all
 from ddplaunch.plan.variables import threads
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
 from ddplaunch.words import count
@@ -33,12 +33,12 @@ def make_plan(
     run_id: str,
     agreed: Agreed | None = None,
     interface: str | None = None,
-    seats: tuple[Seat, ...] | None = None,
+    agents: tuple[PlannedAgent, ...] | None = None,
     ranks: Sequence[range] | None = None,
 ) -> Plan:
     """Decide everything about the job; until something is agreed with other nodes they are taken to be like this one.
 
-    `interface` is the network interface that leads to the other nodes. `seats` are all that were agreed on, and
+    `interface` is the network interface that leads to the other nodes. `agents` are all that were agreed on, and
     `ranks` theirs, from a caller that makes the plans of many nodes and counts them once.
 
     Raises:
@@ -50,14 +50,14 @@ def make_plan(
     if task is not None:
         owned = assign.of_task(task, node.devices)
     chosen_backend, backend_reason = _backend(spec, allocation, node, owned, agreed)
-    place = agreed.place if agreed is not None else place_of(allocation)
-    if seats is None:
-        seats = agreed.seats if agreed is not None else seats_like(allocation, place, node, workers)
+    index = agreed.index if agreed is not None else agent_index(allocation)
+    if agents is None:
+        agents = agreed.agents if agreed is not None else agents_like(allocation, index, node, workers)
     if ranks is None:
-        ranks = ranks_of_all(seats)
+        ranks = ranks_of_all(agents)
     _check_debugged_ranks(spec, world_size=ranks[-1].stop)
-    node_rank, nnodes = (place, len(seats)) if task is None else (task.node_rank, task.nnodes)
-    address = agreed.address if agreed is not None else allocation.endpoint.address or seats[0].host
+    node_rank, nnodes = (index, len(agents)) if task is None else (task.node_rank, task.nnodes)
+    address = agreed.address if agreed is not None else allocation.endpoint.address or agents[0].host
     pin_mode, pin_reason = assign.choose_pin(spec, owned)
     caller = {**node.env, **dict(spec.env)}
     cpus = _cpus(spec, task, node, owned)
@@ -74,13 +74,15 @@ def make_plan(
         world_size=ranks[-1].stop,
         node_rank=node_rank,
         nnodes=nnodes,
-        host=seats[place].host or host_of(allocation, node.host),
+        host=agents[index].host or host_of(allocation, node.host),
         pin_mode=pin_mode,
         caller=caller,
     )
     plans = tuple(
-        _worker(here, rank, index, owned[index], cpus.of_workers[index], {**common, **shares[index]})
-        for index, rank in enumerate(ranks[place])
+        _worker(
+            here, rank, local_index, owned[local_index], cpus.of_workers[local_index], {**common, **shares[local_index]}
+        )
+        for local_index, rank in enumerate(ranks[index])
     )
     preload, why_fresh = _preload(spec, plans, caller, node, cpus.usable)
     keep_warm, why_not_kept = _keep_warm(spec, preload, why_fresh, allocation, caller)
@@ -89,7 +91,7 @@ def make_plan(
         cluster=allocation.cluster,
         nnodes=nnodes,
         node_rank=node_rank,
-        seats=seats,
+        agents=agents,
         master_addr=address,
         master_port=allocation.endpoint.port or None,
         init_method=_init_method(spec),

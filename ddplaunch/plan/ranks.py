@@ -9,7 +9,7 @@ from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Seat
+from ddplaunch.plan import PlannedAgent
 from ddplaunch.plan.assign import too_few_devices
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import count
@@ -26,8 +26,8 @@ def count_workers(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[in
     return workers_of_node(spec, node.devices, node.hardware)
 
 
-def place_of(allocation: Allocation) -> int:
-    """Return the index of this agent's seat."""
+def agent_index(allocation: Allocation) -> int:
+    """Return the index of this agent among those of the job, in order of their ranks."""
     if allocation.task is not None:
         return allocation.task.rank
     return allocation.node_rank or 0  # assigned later by the coordinator
@@ -35,28 +35,22 @@ def place_of(allocation: Allocation) -> int:
 
 def host_of(allocation: Allocation, own: str) -> str:
     """Return the name of this host: as the user or the cluster has it, else its own."""
-    place, hosts = allocation.node_rank, allocation.hosts
-    return hosts[place] if place is not None and len(hosts) == allocation.nnodes[1] else own
+    index, hosts = allocation.node_rank, allocation.hosts
+    return hosts[index] if index is not None and len(hosts) == allocation.nnodes[1] else own
 
 
-def ranks_of(seats: Sequence[Seat], place: int) -> range:
-    """Return the ranks of one seat: they are node-major, those of the seats before it come first."""
-    first = sum(seat.workers for seat in seats[:place])
-    return range(first, first + seats[place].workers)
+def ranks_of_all(agents: Sequence[PlannedAgent]) -> list[range]:
+    """Return the ranks of each agent: they are node-major, those of the agents before it come first."""
+    ends = accumulate(agent.workers for agent in agents)
+    return [range(end - agent.workers, end) for agent, end in zip(agents, ends, strict=True)]
 
 
-def ranks_of_all(seats: Sequence[Seat]) -> list[range]:
-    """Return the ranks of each seat."""
-    ends = accumulate(seat.workers for seat in seats)
-    return [range(end - seat.workers, end) for seat, end in zip(seats, ends, strict=True)]
-
-
-def seats_like(allocation: Allocation, place: int, node: Node, workers: int) -> tuple[Seat, ...]:
-    """Return the seats of a job whose nodes are all assumed to be like this one."""
+def agents_like(allocation: Allocation, own_index: int, node: Node, workers: int) -> tuple[PlannedAgent, ...]:
+    """Return the agents of a job whose nodes are all assumed to be like this one."""
     number = allocation.task.world_size if allocation.task is not None else allocation.nnodes[1]
     hosts = allocation.hosts if len(allocation.hosts) == number else ()
     return tuple(
-        Seat(hosts[index] if hosts else node.host if index == place else f"node-{index}", workers)
+        PlannedAgent(hosts[index] if hosts else node.host if index == own_index else f"node-{index}", workers)
         for index in range(number)
     )
 

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from ddplaunch.control.streams import Chunk
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import (
-    MAX_SEATS,
+    MAX_AGENTS,
     Duration,
     Host,
     Keyword,
@@ -49,7 +49,7 @@ class Order(Struct, frozen=True):
     ]  # variables: the name, the value, the file that it is from or b""
     cwd: bytes
     node_rank: Number
-    hosts: Annotated[tuple[Host, ...], Meta(max_length=MAX_SEATS)]  # names by node rank
+    hosts: Annotated[tuple[Host, ...], Meta(max_length=MAX_AGENTS)]  # names by node rank
     cluster: Line
     min_nodes: Number
     port: Port | None  # MASTER_PORT

@@ -63,20 +63,20 @@ class JobReporter:
             case job.DeadlineReached() if after.why is Why.TIMED_OUT is not before.why:
                 emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="timed_out")
             case job.Joined(member, _):
-                emit("node_joined", host=member.host, workers=member.workers, node_rank=member.wanted)
+                emit("node_joined", host=member.host, workers=member.workers, node_rank=member.requested_rank)
             case job.Left(id, reason, _) if id in before.members:
                 member = before.members[id]
-                emit("node_left", host=member.host, node_rank=member.place, reason=reason)
+                emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
-                emit("node_stopping", host=member.host, node_rank=member.place, why=why.name.lower())
+                emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.name.lower())
         if (
             isinstance(event, (job.NodeStopping, job.NodeEnded))
             and event.id in before.members
             and event.id not in after.members
         ):
             member = before.members[event.id]
-            emit("node_left", host=member.host, node_rank=member.place, reason=OWN_END)
+            emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Say that the job stops by a signal which came to another node, or to the command that has started the agents.

@@ -176,8 +176,8 @@ def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: File
     if (runs := runs_folder(env)) is None:
         return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
     # homes are often shared, so each node has a folder of its own in that of the run
-    node = None if len(plan.seats) == 1 else f"node-{plan.node_rank}"
-    if len(plan.seats) > plan.nnodes:
+    node = None if len(plan.agents) == 1 else f"node-{plan.node_rank}"
+    if len(plan.agents) > plan.nnodes:
         node = f"rank-{plan.workers[0].rank}"  # a command was started for each rank
     root, name = (runs, plan.run_id) if node is None else (f"{runs}/{plan.run_id}", node)
     return RunFolder(files, root, name, runs=runs, torchrun_layout=False, keep=spec.keep_runs)

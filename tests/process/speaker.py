@@ -92,12 +92,13 @@ def key_of(nodes, *flags: object) -> Key:
     return join.prepare(spec, allocation, draft, {}, torch="").key
 
 
-def hello(place: int | None = None, host: str = "visitor", workers: int = 1, **facts: str) -> dict[str, Any]:
+def hello(requested_rank: int | None = None, host: str = "visitor", workers: int = 1, **facts: str) -> dict[str, Any]:
     names = ("ddplaunch", "python", "torch", "script", "nnodes")
     return {
         "type": "hello",
-        "place": place,
-        "seat": {"host": host, "workers": workers},
+        "requested_rank": requested_rank,
+        "host": host,
+        "workers": workers,
         "backend": "gloo",
         "backend_reason": "",
         "reached": "127.0.0.1",

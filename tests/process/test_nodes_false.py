@@ -35,7 +35,7 @@ def member(nodes, program):
     visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
     visitor.say(hello(1))
     begin = visitor.hear("begin")
-    assert (begin["agreed"]["place"], begin["number"]) == (1, 0)
+    assert (begin["agreed"]["index"], begin["number"]) == (1, 0)
     (nodes.home / "signs" / "ready-1").touch()
     nodes.sign("ready-0")
     yield visitor
@@ -252,8 +252,8 @@ def test_an_agent_that_is_silent_from_the_beginning_is_given_up(nodes, program):
 def begin(hello: dict[str, Any], **fields: Any) -> dict[str, Any]:
     agreed = {
         "run_id": "run",
-        "place": 1,
-        "seat_runs": [[1, 2], [1, hello["seat"]["workers"]]],
+        "index": 1,
+        "agent_runs": [[1, 2], [1, hello["workers"]]],
         "address": "127.0.0.1",
         "backend": "gloo",
         "backend_reason": "",
@@ -271,10 +271,10 @@ ORDERS = {
     "a folder elsewhere": ([{"run_id": "../../../elsewhere"}], "unexpected text - at `$.agreed.run_id`"),
     "no path at all": ([{"run_id": "a\0b"}], "unexpected text - at `$.agreed.run_id`"),
     "a terminal": ([{"address": "\x1b[2J"}], "unexpected text - at `$.agreed.address`"),
-    "workers of others": ([{"seat_runs": MANY}], "place 1 has another number of workers"),
-    "another node's place": ([{"place": 0}], "place 0 has another number of workers"),
-    "no such place": ([{"place": 7}], "place 7 of 2 seats - at `$.agreed`"),
-    "no place": ([{"agreed": None}], "begins workers without saying which"),
+    "workers of others": ([{"agent_runs": MANY}], "agent 1 has another number of workers"),
+    "another node's agent": ([{"index": 0}], "agent 0 has another number of workers"),
+    "no such agent": ([{"index": 7}], "agent 7 of 2 - at `$.agreed`"),
+    "no agent": ([{"agreed": None}], "begins workers without saying which"),
     "two generations at once": ([{}, {"number": 1}], "generation 1 after 0"),
 }
 

@@ -116,13 +116,13 @@ def test_who_sends_no_message_of_ours_is_shown_out_and_told_of(visit, refusals):
         "nothing": b"",
         "random bytes": b"\x00\xff" * 50,
         "deep JSON": b"[" * 100_000,
-        "NaN": b'{"type":"hello","place":NaN}',
+        "NaN": b'{"type":"hello","requested_rank":NaN}',
         "infinity": b'{"type":"pong","sent":1e999,"at":0}',
         "not UTF-8": b'{"type":"stopping","why":"\xff\xfe","signum":2}',
         "a long name": json.dumps(hello(host="x" * 2000)).encode(),
         "no workers": json.dumps(hello(workers=0)).encode(),
-        "a negative place": json.dumps(hello(place=-1)).encode(),
-        "a great place": json.dumps(hello(place=1 << 40)).encode(),
+        "a negative rank": json.dumps(hello(requested_rank=-1)).encode(),
+        "a great rank": json.dumps(hello(requested_rank=1 << 40)).encode(),
         "a message to agents": json.dumps({"type": "begin"}).encode(),
         "a long message": json.dumps("x" * 4_000_000).encode(),
     }
@@ -165,7 +165,7 @@ def test_what_a_visitor_calls_itself_cannot_take_over_the_terminal(visit, refusa
     visitor = visit(knows_the_key=True)
     visitor.say(hello(1, host="\x1b[2Jvisitor\r\n"))
     visitor.is_shown_out()
-    assert refusals() == [FROM + "sent a malformed message (unexpected text - at `$.seat.host`)"]
+    assert refusals() == [FROM + "sent a malformed message (unexpected text - at `$.host`)"]
     assert "\x1b" not in nodes.started[0].err
 
 

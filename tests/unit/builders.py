@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Plan, Seat, WorkerPlan
+from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 from ddplaunch.supervise.outcome import WorkerExit
 
@@ -38,7 +38,7 @@ def plan_of(*workers: WorkerPlan, **fields: Any) -> Plan:
         "pin": "device",
         "interpreter": "python",
         "workers": workers,
-        "seats": (Seat(workers[0].host, len(workers)),),
+        "agents": (PlannedAgent(workers[0].host, len(workers)),),
         **fields,
     }
     return Plan(**values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from ddplaunch.supervise import node
-from ddplaunch.supervise.job.members import Member
+from ddplaunch.supervise.job.state import Member
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.supervise.job.members import Member
-from ddplaunch.supervise.job.state import State
+from ddplaunch.supervise.job.state import Member, State
 from ddplaunch.words import duration
 
 
 def why_refused(state: State, member: Member) -> str | None:
     """Return why an agent cannot take part; None if it can."""
-    max_nodes, wanted = state.policy.max_nodes, member.wanted
+    max_nodes, wanted = state.policy.max_nodes, member.requested_rank
     if wanted is not None and wanted >= max_nodes:
         return f"node rank {wanted}: the job has {_nodes(max_nodes)}, node ranks 0 to {max_nodes - 1}"
     if wanted is not None and (other := state.members.with_fixed_rank(wanted)) is not None:
@@ -29,7 +28,7 @@ def hint_to_refused(state: State, member: Member) -> str:
     else:
         free = next(rank for rank in range(1, state.policy.max_nodes) if state.members.with_fixed_rank(rank) is None)
         hint = f"give each node a rank of its own: `--node-rank {free}` is free"
-    other = None if member.wanted is None else state.members.with_fixed_rank(member.wanted)
+    other = None if member.requested_rank is None else state.members.with_fixed_rank(member.requested_rank)
     if other is not None and other.host == member.host:
         hint += "; or, if the agent with that rank has just ended, try again once the job has noticed"
     return hint
@@ -50,7 +49,7 @@ def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
             ranked[rank] = member
         else:
             rest.append(member)
-    rest.sort(key=lambda member: (_or_last(member.wanted), _or_last(member.place), member.id))
+    rest.sort(key=lambda member: (_or_last(member.requested_rank), _or_last(member.node_rank), member.id))
     free = (rank for rank in range(number) if rank not in ranked)
     ranked.update(zip(free, rest, strict=True))
     return tuple(ranked[rank] for rank in range(number))
@@ -76,7 +75,7 @@ def _command_of_a_missing_node(state: State) -> str:
     if "--node-rank=" not in command:
         absent = state.policy.min_nodes - len(state.members)
         return f"{_nodes(absent).replace(' ', ' more ')} run: {' '.join(command)}"
-    taken = {0, *(member.wanted for member in state.members.values())}
+    taken = {0, *(member.requested_rank for member in state.members.values())}
     first, *others = (rank for rank in range(state.policy.max_nodes) if rank not in taken)
     text = " ".join(f"{word}{first}" if word == "--node-rank=" else word for word in command)
     more = ", ".join(map(str, others[:8])) + (", ..." if others[8:] else "")
@@ -92,7 +91,7 @@ def joined(state: State) -> str:
 def missing(state: State) -> str:
     """Return the nodes that have not joined yet, as far as they are known: "node 1 (b), node 2 (c)", "2 more"."""
     here, policy = state.members.values(), state.policy
-    taken = {0, *(member.wanted for member in here)}
+    taken = {0, *(member.requested_rank for member in here)}
     all_have_ranks = policy.min_nodes == policy.max_nodes and all(member.fixed_rank is not None for member in here)
     # the coordinator's own agent alone, which is always node 0, does not show whether users give ranks to the others
     if not all_have_ranks or (len(here) == 1 and not policy.names and "--node-rank=" not in policy.command):

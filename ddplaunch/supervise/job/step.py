@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from ddplaunch import exitcodes
 from ddplaunch.supervise.job import actions, events, rendezvous
 from ddplaunch.supervise.job.ending import HARMLESS, MAY_RESTART, Result, end, go_on_if_ended, stop
-from ddplaunch.supervise.job.members import SELF_ID, Member, Members
-from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_IDLE, Phase, Policy, State
+from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_IDLE, SELF_ID, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
 FIRST_NOTICE = 3.0  # seconds until it is first printed which nodes the job waits for
@@ -133,7 +132,7 @@ def _on_left(state: State, id: int, reason: str, at: float) -> Result:
     member = state.members[id]
     state = replace(state, members=state.members.without(id))
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING) and state.needs_all:
-        named = member if member.wanted is None else replace(member, place=member.wanted)
+        named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         return end(replace(state, why=Why.NODE_LOST, lost=(f"{named}: {reason}",), ended_idle=True))
     if state.phase is Phase.RENDEZVOUS:
         state, then = _start_if_enough(state, at, is_restart=state.generation >= 0)
@@ -169,8 +168,8 @@ def _is_complete(state: State) -> bool:
 def _start(state: State, at: float) -> Result:
     """Begin the next generation with all members; warn of what differs between them where some are new."""
     ordered = rendezvous.by_node_rank(state.members)
-    has_newcomers = any(member.place is None for member in ordered)
-    ranked = [replace(member, place=rank, has_ended=False) for rank, member in enumerate(ordered)]
+    has_newcomers = any(member.node_rank is None for member in ordered)
+    ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
     state = replace(
         state,
         phase=Phase.RUNNING,
@@ -214,7 +213,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     """Stop all other nodes too, unless the job goes on without this one."""
     id, why, signum, at = event.id, event.why, event.signum, event.at
     if id != SELF_ID:
-        takes_no_part = state.members[id].place is None
+        takes_no_part = state.members[id].node_rank is None
         if why is Why.FRONT_LOST or (takes_no_part and not state.needs_all):
             state, then = _on_left(state, id, _CUT_OFF if state.policy.called else OWN_END, at)
             # an agent that takes no part yet may come back with other options; one that has lost its front will not

@@ -15,10 +15,9 @@ from ddplaunch import fields
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Generation, NodeEnd
 from ddplaunch.fields import Malformed
-from ddplaunch.plan.ranks import ranks_of
+from ddplaunch.plan.ranks import ranks_of_all
 from tests.unit.hostile import altered, taken
 
-SEAT = {"host": "a", "workers": 2}
 EXIT = [
     3,
     1,
@@ -41,8 +40,9 @@ EXIT = [
 WORKER = [3, 1, 9, "cpu", "running", "", 1.0, 0.5, 4096, None]
 HELLO = {
     "type": "hello",
-    "place": 1,
-    "seat": SEAT,
+    "requested_rank": 1,
+    "host": "a",
+    "workers": 2,
     "backend": "gloo",
     "backend_reason": "no accelerator",
     "reached": "10.0.0.1",
@@ -55,8 +55,8 @@ BEGIN: dict[str, Any] = {
     "port": 29500,
     "agreed": {
         "run_id": "run-1",
-        "place": 1,
-        "seat_runs": [[2, 4]],
+        "index": 1,
+        "agent_runs": [[2, 4]],
         "address": "fe80::1%eth0",
         "backend": "gloo",
         "backend_reason": "no accelerator",
@@ -136,7 +136,7 @@ def is_harmless(message: Any) -> None:
             for text in (agreed.run_id, agreed.address):
                 assert text
                 assert text.isprintable()
-            assert agreed.ranks == ranks_of(agreed.seats, agreed.place)
+            assert agreed.ranks == ranks_of_all(agreed.agents)[agreed.index]
         case NodeEnd():
             assert messages.on_our_clock(message, "a", 1.0) is not None
 
@@ -156,19 +156,19 @@ def test_deep_and_broken_json_is_refused_in_the_same_way(payload: bytes) -> None
 
 
 def test_no_job_has_more_ranks_than_torch_can_count() -> None:
-    for seats, said in (
+    for agents, said in (
         ([[40_000, 65536]], "more ranks than there can be"),
         ([[65_537, 1]], "<= 65536"),
-        ([[65_536, 1]] * 2, "of 131072 seats"),
+        ([[65_536, 1]] * 2, "of 131072"),
     ):
-        many = {**BEGIN, "agreed": {**BEGIN["agreed"], "seat_runs": seats}}
+        many = {**BEGIN, "agreed": {**BEGIN["agreed"], "agent_runs": agents}}
         with pytest.raises(Malformed, match=said):
             messages.for_agent(json.dumps(many).encode())
 
 
 def test_a_place_beyond_the_seats_is_refused() -> None:
-    with pytest.raises(Malformed, match="place 7 of 2 seats"):
-        messages.for_agent(json.dumps({**BEGIN, "agreed": {**BEGIN["agreed"], "place": 7}}).encode())
+    with pytest.raises(Malformed, match="agent 7 of 2"):
+        messages.for_agent(json.dumps({**BEGIN, "agreed": {**BEGIN["agreed"], "index": 7}}).encode())
 
 
 def test_a_node_stops_by_itself_for_reasons_of_its_own_only() -> None:
@@ -184,8 +184,7 @@ def test_a_worker_ends_with_a_status_or_by_a_signal(code: int | None, signal: in
 
 @given(st.text())
 def test_what_is_made_fit_is_taken(text: str) -> None:
-    seat = {"host": fields.host(text), "workers": 1}
-    hello = {**HELLO, "seat": seat, "backend_reason": fields.line(text), "reached": fields.host(text)}
+    hello = {**HELLO, "host": fields.host(text), "backend_reason": fields.line(text), "reached": fields.host(text)}
     assert isinstance(messages.for_coordinator(json.dumps(hello).encode()), messages.Hello)
 
 

@@ -14,7 +14,7 @@ from tests.loops import FakeLoop
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import OrderToAll
 
-MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=1, wanted=None) for id in range(3)}
+MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=1, requested_rank=None) for id in range(3)}
 FINE = NodeStatus(())
 
 

@@ -24,7 +24,7 @@ from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport, Warned
 from ddplaunch.fields import Malformed
-from ddplaunch.plan import Agreed, SeatRun
+from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, Why, WorkerExit
 
@@ -34,8 +34,8 @@ END = WorkerExit(
 )
 AGREED = Agreed(
     run_id="run-1",
-    place=1,
-    seat_runs=(SeatRun(2, 2), SeatRun(1, 1)),
+    index=1,
+    agent_runs=(AgentRun(2, 2), AgentRun(1, 1)),
     address="a",
     backend="gloo",
     backend_reason="no accelerator",
@@ -97,7 +97,7 @@ def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder |
 def test_the_ranks_of_a_node_follow_from_what_all_have_agreed_on() -> None:
     generation = Generation(number=1, restarts=1, port=29500, agreed=AGREED)
     assert (generation.ranks, generation.alone) == (frozenset({2, 3}), False)
-    only = replace(AGREED, place=0, seat_runs=(SeatRun(1, 2),))
+    only = replace(AGREED, index=0, agent_runs=(AgentRun(1, 2),))
     assert replace(generation, agreed=only).alone
     of_draft = Generation(number=1, restarts=1, port=29500, ranks_of_draft=(4, 5))
     assert (of_draft.ranks, of_draft.alone) == (frozenset({4, 5}), True)

@@ -20,7 +20,7 @@ from tests.loops import FakeLoop
 
 MS = 1_000_000
 EVERY = 30.0
-MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=2, wanted=None) for id in range(2)}
+MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=2, requested_rank=None) for id in range(2)}
 
 
 def arrivals(late: int, ahead: int, first: int) -> Arrivals:

@@ -1,4 +1,4 @@
-"""What an agent lets a coordinator begin: its own workers, at its own place, one generation after another."""
+"""What an agent lets a coordinator begin: its own workers, as its own, one generation after another."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pytest
 from ddplaunch.coordinator.link import Forward, Generation
 from ddplaunch.coordinator.messages import Hello, NodeFacts, OrderSequence, Ping, Watch
 from ddplaunch.fields import Malformed
-from ddplaunch.plan import Agreed, Seat, SeatRun
+from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.supervise.node import KillOrdered, StopOrdered
 
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
-HERE, THERE = SeatRun(1, 2), SeatRun(1, 4)
+HERE, THERE = AgentRun(1, 2), AgentRun(1, 4)
 
 
-def sequence(place: int | None = 1) -> OrderSequence:
-    return OrderSequence(Hello(place, Seat("here", 2), "gloo", "", "there", FACTS))
+def sequence(requested_rank: int | None = 1) -> OrderSequence:
+    return OrderSequence(Hello(requested_rank, "here", 2, "gloo", "", "there", FACTS))
 
 
 def begin(number: int = 0, **fields: Any) -> Generation:
     found = {
         "run_id": "r",
-        "place": 1,
-        "seat_runs": (THERE, HERE),
+        "index": 1,
+        "agent_runs": (THERE, HERE),
         "address": "there",
         "backend": "gloo",
         "backend_reason": "",
@@ -47,11 +47,11 @@ def test_an_agent_without_a_rank_takes_any_place_and_one_that_is_too_high_for_th
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"place": 0}, "place 0 has another number of workers"),
-        ({"seat_runs": (SeatRun(2, 4),)}, "place 1 has another number of workers"),
-        ({"seat_runs": (HERE, THERE), "place": 0}, "place 0 for node rank 1"),
+        ({"index": 0}, "agent 0 has another number of workers"),
+        ({"agent_runs": (AgentRun(2, 4),)}, "agent 1 has another number of workers"),
+        ({"agent_runs": (HERE, THERE), "index": 0}, "agent 0 for node rank 1"),
     ],
-    ids=["place", "number of workers", "node rank"],
+    ids=["index", "number of workers", "node rank"],
 )
 def test_the_workers_of_others_are_not_begun(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(Malformed) as caught:

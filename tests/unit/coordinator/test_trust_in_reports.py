@@ -17,7 +17,7 @@ from ddplaunch.control.questions import (
 )
 from ddplaunch.coordinator.messages import why_refused
 
-OWN, SEATS, WORLD = range(2, 4), 2, 8
+OWN, WORKERS, WORLD = range(2, 4), 2, 8
 NOT_OWN = "speaks of workers that are not its own"
 
 
@@ -50,20 +50,20 @@ def times(*ranks: int, entries: int = 3) -> NodeArrivals:
     ],
 )
 def test_what_an_agent_says_of_its_own_workers_is_taken(answer: Answer) -> None:
-    assert why_refused(answer, OWN, SEATS, WORLD) == ""
+    assert why_refused(answer, OWN, WORKERS, WORLD) == ""
 
 
 @pytest.mark.parametrize("answer", [status(0), status(2, 4), status(2, 2), stacks(2, 0), times(1, 2)])
 def test_an_agent_does_not_speak_of_others(answer: Answer) -> None:
-    assert why_refused(answer, OWN, SEATS, WORLD) == NOT_OWN
+    assert why_refused(answer, OWN, WORKERS, WORLD) == NOT_OWN
 
 
 def test_who_takes_no_part_has_workers_that_wait_and_no_others() -> None:
     nothing = range(0)
-    assert why_refused(status(0, 1, pid=0), nothing, SEATS, WORLD) == ""
-    assert why_refused(status(0, 1, 2, pid=0), nothing, SEATS, WORLD) == NOT_OWN
+    assert why_refused(status(0, 1, pid=0), nothing, WORKERS, WORLD) == ""
+    assert why_refused(status(0, 1, 2, pid=0), nothing, WORKERS, WORLD) == NOT_OWN
     for answer in (status(0), stacks(0), times(0)):
-        assert why_refused(answer, nothing, SEATS, WORLD) == NOT_OWN
+        assert why_refused(answer, nothing, WORKERS, WORLD) == NOT_OWN
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_who_takes_no_part_has_workers_that_wait_and_no_others() -> None:
     ],
 )
 def test_more_than_its_workers_can_have_is_refused_before_any_work(answer: Answer, why: str) -> None:
-    assert why_refused(answer, OWN, SEATS, WORLD) == why
+    assert why_refused(answer, OWN, WORKERS, WORLD) == why

@@ -7,7 +7,7 @@ from ddplaunch.coordinator.warnings import GATHERED, MOST, Warnings
 from ddplaunch.supervise.job import Member
 from tests.loops import FakeLoop
 
-MEMBERS = [Member(id=id, host=f"node{id}", workers=1, wanted=None, place=id) for id in range(40)]
+MEMBERS = [Member(id=id, host=f"node{id}", workers=1, requested_rank=None, node_rank=id) for id in range(40)]
 
 
 def bed(nodes: int) -> tuple[FakeLoop, list[str], Warnings]:
@@ -43,7 +43,7 @@ def test_of_very_many_nodes_some_are_named_and_of_all_nodes_none():
 def test_several_agents_on_a_host_are_one_node_and_what_is_no_warning_is_none():
     loop = FakeLoop(at=0.0)
     said: list[str] = []
-    members = [Member(id=id, host=f"node{id // 2}", workers=1, wanted=None, place=id) for id in range(4)]
+    members = [Member(id=id, host=f"node{id // 2}", workers=1, requested_rank=None, node_rank=id) for id in range(4)]
     warnings = Warnings(loop, said.append, lambda: members)
     for member in members:
         warnings.add(member, Warned("nothing is kept warm", is_warning=False))

@@ -13,7 +13,7 @@ from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.devices.interpreter import TorchBuild
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Agreed, Plan, Seat, seat_runs
+from ddplaunch.plan import Agreed, Plan, PlannedAgent, agent_runs
 from ddplaunch.plan.make import make_plan
 from ddplaunch.spec import JobSpec, Program, ProgramKind, StreamChoice, Streams
 from tests.unit import builders
@@ -425,8 +425,8 @@ def test_every_plan_is_whole(asked: JobSpec, here: Node) -> None:
 # --- several nodes
 
 
-def seats(*counts: int) -> tuple[Seat, ...]:
-    return tuple(Seat(f"host{index}", count) for index, count in enumerate(counts))
+def agents(*counts: int) -> tuple[PlannedAgent, ...]:
+    return tuple(PlannedAgent(f"host{index}", count) for index, count in enumerate(counts))
 
 
 def agreed_plan(place: int, counts: tuple[int, ...], asked: JobSpec | None = None, **changes: Any) -> Plan:
@@ -434,8 +434,8 @@ def agreed_plan(place: int, counts: tuple[int, ...], asked: JobSpec | None = Non
     asked = asked or spec(nproc_per_node=counts[place])
     agreed = Agreed(
         run_id="run-1",
-        place=place,
-        seat_runs=seat_runs(seats(*counts)),
+        index=place,
+        agent_runs=agent_runs(agents(*counts)),
         address="a",
         backend="gloo",
         backend_reason="agreed",
@@ -444,7 +444,7 @@ def agreed_plan(place: int, counts: tuple[int, ...], asked: JobSpec | None = Non
 
 
 def test_ranks_are_node_major_and_nodes_may_have_different_counts() -> None:
-    decided = agreed_plan(1, (2, 3, 1), seats=seats(2, 3, 1))
+    decided = agreed_plan(1, (2, 3, 1), agents=agents(2, 3, 1))
     assert each(decided, "RANK") == ["2", "3", "4"]
     assert each(decided, "LOCAL_RANK") == ["0", "1", "2"]
     assert set(each(decided, "WORLD_SIZE")) == {"6"}
@@ -480,7 +480,7 @@ def test_without_a_word_from_others_all_nodes_are_taken_to_be_like_this_one() ->
     where = replace(HERE, cluster="static", nnodes=(3, 3), node_rank=2, endpoint=A, hosts=())
     decided = plan(spec(nproc_per_node=4), where=where)
     assert each(decided, "RANK") == ["8", "9", "10", "11"]
-    assert decided.seats == (Seat("node-0", 4), Seat("node-1", 4), Seat("gpu01", 4))
+    assert decided.agents == (PlannedAgent("node-0", 4), PlannedAgent("node-1", 4), PlannedAgent("gpu01", 4))
 
 
 def test_a_command_for_each_rank_has_one_worker_at_the_place_that_the_cluster_says() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.sources import from_variables
-from ddplaunch.plan import Plan, Seat, WorkerPlan
+from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
 from ddplaunch.report import plan_view
 from ddplaunch.report.console import Look, written
 from ddplaunch.report.plan_view import as_json, shell
@@ -136,7 +136,7 @@ def test_a_variable_that_differs_is_a_column_unless_a_column_says_the_same() -> 
 
 def test_nodes_are_told_apart_if_there_are_several() -> None:
     workers = [worker(n, node_rank=n, local_rank=0, host=f"gpu0{n}", variables={"LOCAL_RANK": "0"}) for n in range(2)]
-    text = table(plan(*workers, nnodes=2, seats=(Seat("gpu00", 1), Seat("gpu01", 1))), spec())
+    text = table(plan(*workers, nnodes=2, agents=(PlannedAgent("gpu00", 1), PlannedAgent("gpu01", 1))), spec())
     assert text.startswith("workers  2 on 2 nodes  ")
     assert part(text, "rank") == dedent("""\
         rank  node  host   local rank  device  owns

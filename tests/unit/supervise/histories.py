@@ -44,7 +44,7 @@ class OneNode:
         self.job, _ = job.begin(job.Policy(min_nodes=1, max_nodes=max_nodes, last_call=0.0, **of_job), 0.0)
         self._ranks = policy.ranks
         self._asked: list[node.Action | job.Action] = []
-        self._decide(job.Joined(Member(id=SELF_ID, host="here", workers=len(policy.ranks), wanted=0), 0.0), 0.0)
+        self._decide(job.Joined(Member(id=SELF_ID, host="here", workers=len(policy.ranks), requested_rank=0), 0.0), 0.0)
         if max_nodes > 1:
             self._decide(job.DeadlineReached(0.0), 0.0)  # nobody else comes
 

@@ -15,7 +15,7 @@ ELASTIC = Policy(min_nodes=2, max_nodes=3, last_call=30.0)
 
 
 def member(id: int, wanted: int | None = None, **fields: Any) -> Member:
-    return Member(id=id, host="abcdef"[id], workers=2, wanted=wanted, **fields)
+    return Member(id=id, host="abcdef"[id], workers=2, requested_rank=wanted, **fields)
 
 
 def end(rank: int, host: str, at: float, code: int = 0, **fields: Any) -> WorkerExit:

@@ -20,7 +20,7 @@ from ddplaunch.supervise.job import (
     StopNodes,
     TimeoutHeld,
 )
-from ddplaunch.supervise.job.members import Members
+from ddplaunch.supervise.job.state import Members
 from ddplaunch.supervise.node import (
     CaptureStacks,
     DeadlineReached,
@@ -361,7 +361,7 @@ class CountedMembers(Members):
 @pytest.mark.parametrize("stride", [1, 7, 299], ids=["by their numbers", "mixed", "the last first"])
 def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stride: int):
     nodes, period = 300, 21.0
-    members = [Member(id=id, host=f"n{id}", workers=8, wanted=id, place=id) for id in range(nodes)]
+    members = [Member(id=id, host=f"n{id}", workers=8, requested_rank=id, node_rank=id) for id in range(nodes)]
     counted = CountedMembers.of(members)
     assert isinstance(counted, CountedMembers)
     policy = replace(THREE, min_nodes=nodes, max_nodes=nodes)

@@ -449,7 +449,7 @@ def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happene
             if isinstance(action, BeginGeneration):
                 assert policy.min_nodes <= len(action.order) <= policy.max_nodes
                 assert action.order[0] == SELF_ID
-                assert [state.members[id].place for id in action.order] == list(range(len(action.order)))
+                assert [state.members[id].node_rank for id in action.order] == list(range(len(action.order)))
         if state.phase is Phase.ENDED:
             assert state.status is not None
             assert (state.status == 0) == (state.why is Why.FINISHED)
@@ -466,7 +466,7 @@ def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happene
 def _runs(state: State, id: int) -> bool:
     found = state.members.get(id)
     running = state.phase in (Phase.RUNNING, Phase.STOPPING)
-    return found is not None and found.place is not None and not found.has_ended and running
+    return found is not None and found.node_rank is not None and not found.has_ended and running
 
 
 def _at(event: Event, at: float) -> Event:
@@ -704,7 +704,7 @@ def test_a_node_that_is_gone_before_the_start_is_named() -> None:
 
 def test_the_end_of_a_node_copies_no_list_of_all_that_have_ended_before() -> None:
     number = 300
-    nodes = [Member(id=id, host=f"node{id}", workers=2, wanted=None) for id in range(number)]
+    nodes = [Member(id=id, host=f"node{id}", workers=2, requested_rank=None) for id in range(number)]
     exits = {id: (end(2 * id, f"node{id}", 5.0), end(2 * id + 1, f"node{id}", 5.0)) for id in range(number)}
     state, _ = history(
         Policy(min_nodes=number, max_nodes=number),

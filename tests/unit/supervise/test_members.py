@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.supervise.job.members import FrozenMap, Member, Members
+from ddplaunch.supervise.job.state import FrozenMap, Member, Members
 
 KEYS = st.one_of(st.integers(0, 3), st.integers(120, 135), st.integers(0, 20_000))  # within a part, at its border, far
 
@@ -34,16 +34,16 @@ def test_members_know_who_has_which_place_and_whether_all_have_ended(steps: list
         if what == "joins" and id not in plain:
             # every third is given no place; the coordinator's own agent has the first without asking
             wanted = None if id % 3 == 0 else id
-            plain[id] = Member(id=id, host=f"host{id}", workers=1, wanted=wanted)
+            plain[id] = Member(id=id, host=f"host{id}", workers=1, requested_rank=wanted)
             members = members.with_member(plain[id])
         elif what == "goes" and id in plain:
             del plain[id]
             members = members.without(id)
         elif id in plain:
-            plain[id] = replace(plain[id], place=id, has_ended=what == "ends")
+            plain[id] = replace(plain[id], node_rank=id, has_ended=what == "ends")
             members = members.with_member(plain[id])
         assert members == plain == Members.of(plain.values())
-        assert members.have_ended == all(member.place is None or member.has_ended for member in plain.values())
+        assert members.have_ended == all(member.node_rank is None or member.has_ended for member in plain.values())
         assert members.have_ended == Members.of(plain.values()).have_ended
         for place in (0, 1, 2, 3, 127, 128):
             has_place = place == 0 or place % 3
