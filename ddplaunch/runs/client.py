@@ -33,17 +33,21 @@ class SocketPath(Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """Its path, for people."""
+        """The path, for people."""
         return f"{self.folder}/{self.name}"
 
+    def connect(self) -> socket.socket:
+        """Connect to the run; see `run_socket.connect` for what that raises."""
+        return run_socket.connect(self.folder, self.name)
 
-class RunReplies(Struct, frozen=True):
+
+class RunReplies(Struct):
     """What a run has replied, and what kept it from more; "" if it has replied all."""
 
     socket_path: SocketPath
-    run: requests.Run | None
-    nodes: tuple[requests.NodeReply, ...]
-    problem: str
+    run: requests.Run | None = None
+    nodes: Sequence[requests.NodeReply] = ()
+    problem: str = ""
     elsewhere: requests.RunsElsewhere | None = None  # all that a node of it says that is not node 0
     typed: requests.TypedHere | None = None  # it was typed here, and node 0 is elsewhere
 
@@ -55,12 +59,12 @@ def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list
         silent: list[RunReplies] = []
         for path in paths:
             try:
-                sock = stack.enter_context(connect(path))
+                sock = stack.enter_context(path.connect())
             except ConnectionRefusedError:
                 run_socket.remove_refusing(path.folder, path.name)
                 continue
             except BlockingIOError:
-                silent.append(RunReplies(path, None, (), _SILENT))  # as many wait already as the kernel keeps
+                silent.append(RunReplies(path, problem=_SILENT))  # as many wait already as the kernel keeps
                 continue
             except (OSError, LaunchError):
                 continue  # it has ended meanwhile, or is not ours
@@ -76,17 +80,6 @@ def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list
                 if not key.data.read():
                     selector.unregister(key.fileobj)
         return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
-
-
-def connect(path: SocketPath) -> socket.socket:
-    """Connect to the socket of a run.
-
-    Raises:
-        BlockingIOError: a process listens there, and takes no connections.
-        OSError: no process listens there.
-        LaunchError: it is another user's.
-    """
-    return run_socket.connect(path.folder, path.name)
 
 
 def replies_of(
@@ -119,14 +112,10 @@ class _Conversation:
     """The replies of one run to a question, as they come."""
 
     def __init__(self, path: SocketPath, sock: socket.socket) -> None:
-        self._path = path
         self._sock = sock
         self._decoder = Decoder(LIMIT)
-        self._run: requests.Run | None = None
         self._nodes: list[requests.NodeReply] = []
-        self._problem = ""
-        self._typed: requests.TypedHere | None = None
-        self._elsewhere: requests.RunsElsewhere | None = None
+        self._replies = RunReplies(path, nodes=self._nodes)
         self._is_complete = False
         self.has_gone = False  # it ended before it had answered anything
 
@@ -139,7 +128,7 @@ class _Conversation:
         except OSError:
             data = b""
         if not data:
-            self.has_gone = self._run is None and self._elsewhere is None
+            self.has_gone = self._replies.run is None and self._replies.elsewhere is None
             return False
         self._decoder.feed(data)
         try:
@@ -147,23 +136,24 @@ class _Conversation:
                 if not self._take(requests.for_client(frame)):
                     return False
         except (FrameError, Malformed) as error:
-            self._problem = f"answers what this version does not understand: {error}"
+            self._replies.problem = f"answers what this version does not understand: {error}"
             return False
         return len(self._nodes) <= _MOST_REPLIES
 
     def _take(self, reply: requests.Reply) -> bool:
+        replies = self._replies
         match reply:
             case requests.TypedHere():
-                self._typed = self._typed or reply  # the first is of a process here, any other would be of node 0
+                replies.typed = replies.typed or reply  # the first is of a process here, any other would be of node 0
             case requests.Run():
-                self._run = reply
+                replies.run = reply
             case requests.RunsElsewhere():
-                self._elsewhere = reply
+                replies.elsewhere = reply
                 return False
             case requests.NodeReply():
                 self._nodes.append(reply)
             case requests.RequestRefused(reason):
-                self._problem = f"refuses to answer: {reason}"
+                replies.problem = f"refuses to answer: {reason}"
                 return False
             case requests.Done():
                 self._is_complete = True
@@ -171,9 +161,10 @@ class _Conversation:
         return True
 
     def replies(self) -> RunReplies:
-        """What has come."""
-        problem = self._problem or ("" if self._is_complete else _why_silent(self._sock))
-        return RunReplies(self._path, self._run, tuple(self._nodes), problem, self._elsewhere, self._typed)
+        """Return what has come."""
+        if not self._replies.problem and not self._is_complete:
+            self._replies.problem = _why_silent(self._sock)
+        return self._replies
 
 
 def _why_silent(sock: socket.socket) -> str:

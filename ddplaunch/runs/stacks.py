@@ -18,6 +18,7 @@ from ddplaunch.inspect.merge import Line, lines, merge
 from ddplaunch.process.program import working_directory
 from ddplaunch.report.console import NAME, NOTE, ODD, Block, Look, line, section, written
 from ddplaunch.runs import client, find
+from ddplaunch.runs.client import RunReplies
 from ddplaunch.runs.find import Known, heading
 
 WITHIN = 1.0  # seconds that workers have
@@ -60,15 +61,8 @@ def of(
     as_json: bool = False,
 ) -> str:
     """Ask this job, and give the answer for stdout."""
-    wanted = find.ranks_meant(ranks)
-    name, chosen = run.name, run.replies
-    assert chosen is not None
-    within = _NATIVE if native else WITHIN
-    found = client.ask_all([chosen.socket_path], AskStacks(within, threads, native), within + _ON_THE_WAY)
-    if not found or (found[0].problem and not found[0].nodes):
-        problem = found[0].problem if found else "has just ended"
-        raise LaunchError(f"run {name} {below(problem)}", status=NODE_LOST)
-    replies = found[0]
+    wanted, name = find.ranks_meant(ranks), run.name
+    replies = _ask(run, threads=threads, native=native)
     samples = [
         sample
         for node in replies.nodes
@@ -102,6 +96,17 @@ def of(
     ]
     blocks = [section(*part) for part in parts if part]
     return written(blocks, Look.of_stdout(env)) if blocks else f"run {name} has no worker now"
+
+
+def _ask(run: Known, *, threads: bool, native: bool) -> RunReplies:
+    assert run.replies is not None
+    within = _NATIVE if native else WITHIN
+    asked = AskStacks(within, threads, native)
+    found = client.ask_all([run.replies.socket_path], asked, within + _ON_THE_WAY)
+    if not found or (found[0].problem and not found[0].nodes):
+        problem = found[0].problem if found else "has just ended"
+        raise LaunchError(f"run {run.name} {below(problem)}", status=NODE_LOST)
+    return found[0]
 
 
 def _line(shown: Line) -> Block:

@@ -35,7 +35,7 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
     """
     assert run.replies is not None
     try:
-        with client.connect(run.replies.socket_path) as sock:
+        with run.replies.socket_path.connect() as sock:
             yield sock
     except (TimeoutError, BlockingIOError):
         what = f"run {run.name} does not answer: its agent is stopped, or hangs"

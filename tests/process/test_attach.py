@@ -204,7 +204,7 @@ def test_nodes_that_share_no_secret_open_no_debugger_for_each_other(nodes, progr
         lambda: [run for run in find.running(nodes.env) if run.run and run.run.folder.startswith(str(nodes.home))],
         "the run",
     )
-    with client.connect(run.socket_path) as sock:
+    with run.socket_path.connect() as sock:
         sock.settimeout(PATIENCE)
         replies = client.replies_of(sock, Attach(1), PATIENCE)
         refused = next(reply for reply in replies if not isinstance(reply, Run))

@@ -125,7 +125,7 @@ def test_an_answer_about_workers_of_others_is_not_passed_on(member, nodes, answe
             while True:
                 member.hear("ask")
         member.sock.settimeout(PATIENCE)
-        with client.connect(place) as sock:
+        with place.connect() as sock:
             sock.settimeout(30)
             replies = client.replies_of(sock, AskStatus(), 30)
             assert isinstance(next(replies), requests.Run)
@@ -155,7 +155,7 @@ def heard_chunk(member: Visitor) -> dict[str, Any]:
 
 def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(member, nodes):
     nobody = "it holds a worker in a debugger, and nobody debugs this job"
-    with client.connect(socket_of(nodes)) as sock:
+    with socket_of(nodes).connect() as sock:
         sock.settimeout(PATIENCE)
         sock.sendall(pack(requests.encode(requests.Request(requests.Attach(1)))))
         asked = member.hear("chunk")

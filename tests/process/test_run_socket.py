@@ -54,7 +54,7 @@ def late_replies_of(place: SocketPath) -> RunReplies | None:
 def replies_to(place: SocketPath, data: bytes) -> list[requests.Reply]:
     """Send this, and nothing more; give all that comes back."""
     decoder, found = Decoder(LIMIT), []
-    with client.connect(place) as sock:
+    with place.connect() as sock:
         sock.settimeout(30)
         try:
             sock.sendall(data)
@@ -75,7 +75,7 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
     assert place == SocketPath(str(job.folder), run_socket.NAME)
     assert stat.S_IMODE(os.stat(place.path).st_mode) == 0o600
     with ExitStack() as stack:
-        silent = [stack.enter_context(client.connect(place)) for _ in range(3)]
+        silent = [stack.enter_context(place.connect()) for _ in range(3)]
         for sock in silent[1:]:  # one says nothing, one the half of it, one does not read what it has asked for
             request = pack(requests.encode(requests.Request(AskStatus())))
             sock.sendall(request[: len(request) // 2] if sock is silent[1] else request)
@@ -96,10 +96,10 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
         assert {worker.rank: worker.pid for worker in node.answer.workers} == pids
         assert all(worker.state == "running" and worker.rss for worker in node.answer.workers)
         for _ in range(MAX_CLIENTS):
-            stack.enter_context(client.connect(place))
+            stack.enter_context(place.connect())
         assert "too many" in status_of(place).problem
     until(lambda: not status_of(place).problem, "the end of those that were too many")
-    with client.connect(place) as sock:
+    with place.connect() as sock:
         sock.settimeout(30)
         run, ended = client.replies_of(sock, requests.StopRun(), 30)
     assert isinstance(run, requests.Run)
@@ -153,7 +153,7 @@ def test_questions_of_clients_that_hang_up_are_not_gone_on_with(job, program):
         for _ in range(3):
             with ExitStack() as stack:
                 for _ in range(5):
-                    sock = stack.enter_context(client.connect(place))
+                    sock = stack.enter_context(place.connect())
                     sock.sendall(pack(requests.encode(requests.Request(AskStacks(within=30.0), within=40.0))))
                 until(lambda: len(set(children(agent)) - before) == 5, "who is asked")
             until(lambda: set(children(agent)) == before, "the end of who was asked")

@@ -15,7 +15,7 @@ from ddplaunch.process import tree
 from ddplaunch.runlog import run_socket
 from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
-from ddplaunch.runs.client import SocketPath, connect
+from ddplaunch.runs.client import SocketPath
 from tests.conftest import Job, Result, until
 from tests.process.terminal import stat, stopped
 
@@ -105,7 +105,7 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
     with ExitStack() as waiting:
         with suppress(BlockingIOError):
             while True:
-                waiting.enter_context(connect(SocketPath(str(job.folder), run_socket.NAME)))
+                waiting.enter_context(SocketPath(str(job.folder), run_socket.NAME).connect())
         assert f"{short(name)}: does not answer" in verb("ps").out
         assert verb("stop", name).status == 122
     os.kill(agent, signal.SIGCONT)

@@ -30,7 +30,7 @@ def test_no_path_is_too_long(tmp_path):
         run_socket.listen(sock, fd, run_socket.NAME)
         assert stat.S_IMODE(os.stat(folder / run_socket.NAME).st_mode) == 0o600
         assert os.listdir(folder) == [run_socket.NAME]
-        with client.connect(SocketPath(str(folder), run_socket.NAME)) as found:
+        with SocketPath(str(folder), run_socket.NAME).connect() as found:
             assert run_socket.uid_of(found) == os.getuid()
     os.close(fd)
 
