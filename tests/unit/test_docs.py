@@ -13,17 +13,24 @@ from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
 from ddplaunch.cli.command import VERBS
 from ddplaunch.cli.job import parse, resolve
 from ddplaunch.cli.main import application
+from ddplaunch.cluster.endpoints import STATIC_PORT, ports_beside, ports_of
 from ddplaunch.coordinator.messages import ToAgent, ToCoordinator
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
+from ddplaunch.inspect.stragglers import LEAST_STEPS
+from ddplaunch.launcher.dispatch import _GRACE_IN_ANOTHER
+from ddplaunch.launcher.node import _AT_REST
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.output.collapse import WAIT
 from ddplaunch.output.lines import MAX_LINE, UPDATE_INTERVAL
+from ddplaunch.remote.connections import MAX_STARTING
 from ddplaunch.runlog.old_runs import ROOM
 from ddplaunch.runlog.run_folder import LOG_LIMIT
 from ddplaunch.spec import default
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.node import CAUSE_TIMEOUT, KILL_TIMEOUT
+from ddplaunch.supervise.node.teardown import HANG_GRACE
+from ddplaunch.worker.recorder import ENTRIES
 from docs import code_map, generate
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
@@ -38,7 +45,22 @@ NUMBERS = [
     ("concepts/output.md", f"holds a line back for up to {WAIT:g} s"),
     ("concepts/supervision.md", f"not even SIGKILL ends within {KILL_TIMEOUT:g} s"),
     ("concepts/supervision.md", f"One grace period for all, {default('grace_period'):g} s by default"),
+    ("design/inspection.md", f"Each agent looks every {_AT_REST:g} s."),
+    ("design/inspection.md", f"is on, with {ENTRIES} entries"),
     ("guides/from-torchrun.md", f"The grace period is {default('grace_period'):g} s"),
+    ("guides/from-torchrun.md", f"It is {_GRACE_IN_ANOTHER:g} s in a Slurm job or a pod of Kubernetes"),
+    ("guides/hangs.md", f"nothing before {LEAST_STEPS} steps"),
+    ("guides/hangs.md", f"One that has not moved {HANG_GRACE:g} s later gets SIGKILL"),
+    ("guides/network.md", f"{STATIC_PORT + 1} to {ports_beside(STATIC_PORT)[-1]} without it"),
+    (
+        "guides/network.md",
+        f"one of 8 between {ports_of(0)[0]} and {ports_of(-1)[-1]}, by the number or name of the job",
+    ),
+    ("guides/several-nodes.md", f"Nodes wait for each other for {default('rdzv_timeout') / 60:g} minutes"),
+    ("recipes/kubernetes.md", f"workers have {_GRACE_IN_ANOTHER:g} s in a pod"),
+    ("recipes/slurm-time-limits.md", f"the grace period in a Slurm job is {_GRACE_IN_ANOTHER:g} s by default"),
+    ("recipes/slurm-time-limits.md", f"`--max-requeues` times, {default('max_requeues')} by default"),
+    ("recipes/ssh.md", f"ddplaunch calls {MAX_STARTING} at a time"),
     ("guides/from-torchrun.md", f"if they fail within {SHORT_LIFE:g} seconds"),
     ("guides/one-machine.md", f"Runs are kept for {default('keep_runs')} days"),
     ("guides/one-machine.md", f"at most {ROOM >> 30} GiB"),
