@@ -1,4 +1,4 @@
-"""The command lines of torch's own tests of torchrun: what is decided for each. docs/reference/compatibility.md names those tests.
+"""The command lines of torch's own tests of torchrun: what is decided for each. compatibility.md lists those tests.
 
 What a real torchrun would do with them was tried apart; tests/cli/test_shim.py starts jobs by that name.
 """
