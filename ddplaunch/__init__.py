@@ -21,18 +21,16 @@ TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
     from ddplaunch.functions import launch
     from ddplaunch.functions.exceptions import JobError, JobTimeout, WorkerFailed
-    from ddplaunch.worker.api.device import device
-    from ddplaunch.worker.api.group import init_process_group
-    from ddplaunch.worker.api.stop import should_stop
+    from ddplaunch.worker.api import device, init_process_group, should_stop
 else:  # hidden from type checkers, for which __getattr__ would make every name exist
     _MODULES = {
         "JobError": "functions.exceptions",
         "JobTimeout": "functions.exceptions",
         "WorkerFailed": "functions.exceptions",
-        "device": "worker.api.device",
-        "init_process_group": "worker.api.group",
+        "device": "worker.api",
+        "init_process_group": "worker.api",
         "launch": "functions",
-        "should_stop": "worker.api.stop",
+        "should_stop": "worker.api",
     }
 
     def __getattr__(name: str) -> object:

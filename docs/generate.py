@@ -29,7 +29,7 @@ from ddplaunch.plan.variables import environment
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.runlog.events import SCHEMA, VERSION
 from ddplaunch.spec import JobSpec, Program, ProgramKind
-from ddplaunch.worker import recorder
+from ddplaunch.worker import distributed
 from docs import code_map
 
 # when each event happens: a new one fails here until it is explained
@@ -117,7 +117,7 @@ _SOMETIMES = {
     "DDPLAUNCH_NOTICE_SIGNALS": "the signals of `--requeue-on`, as `SIGUSR1,SIGTERM`",
     "PYTHONBREAKPOINT": "`0` in the ranks that `--debug` does not name, so that they pass `breakpoint()` by, unless "
     "you have set it",
-    "TORCH_FR_BUFFER_SIZE": f"`{recorder.ENTRIES}`, how many collectives torch's flight recorder keeps; unless this, or "
+    "TORCH_FR_BUFFER_SIZE": f"`{distributed.ENTRIES}`, how many collectives torch's flight recorder keeps; unless this, or "
     "`TORCH_NCCL_TRACE_BUFFER_SIZE`, is set, and not with `--no-flight-recorder`",
     "NCCL_SOCKET_IFNAME": "the same for NCCL, as `=eth0`: this name and no other that begins so",
     "DDPLAUNCH_SHARING_STRATEGY": "what `--sharing-strategy` says; torch.multiprocessing is told when it is imported",

@@ -1,6 +1,6 @@
 """Asks the libraries in workers about their collectives: torch's flight recorder in each, and NCCL's RAS service about the job.
 
-torch answers on the Unix socket that worker/recorder.py opens. `parse` is pure and trusts nothing: of what is wrong in an
+torch answers on the Unix socket that worker/distributed.py opens. `parse` is pure and trusts nothing: of what is wrong in an
 answer no more is lost than what it would have said.
 """
 
@@ -89,7 +89,7 @@ def members_of(path: str) -> Mapping[str, tuple[int, ...]]:
 
 
 def parse_members(text: str) -> dict[str, tuple[int, ...]]:
-    """Take the groups out of the file: a line of name and ranks each, as worker/recorder.py writes them.
+    """Take the groups out of the file: a line of name and ranks each, as worker/distributed.py writes them.
 
     Which ranks a group has that no job can have, or more of them than are kept of one worker, is not known.
     """

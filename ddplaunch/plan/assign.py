@@ -103,7 +103,7 @@ def sharing_workers(task: Task, hardware: Hardware, devices: Sequence[Device]) -
     return tuple(of_task(replace(task, local_rank=rank), devices)[0] for rank in range(task.local_world_size))
 
 
-# --- how a worker is bound to its devices, and their names inside it; `worker/torch_settings.py` binds it
+# --- how a worker is bound to its devices, and their names inside it; `worker/imports.py` binds it
 
 
 _ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"  # CUDA programming guide

@@ -275,7 +275,7 @@ _NAMED_IMPORTS = 4
 def advice_on_imports(path: str, preload: Sequence[str]) -> str:
     """Return the line for a run with --keep-warm about what each worker imported itself, and the --preload that spares that.
 
-    worker/import_times.py has noted it at `path`; "" if there is nothing to say.
+    worker/imports.py has noted it at `path`; "" if there is nothing to say.
     """
     lines = content(path).decode(errors="replace").splitlines()
     found = {match[1]: float(match[2]) for line in lines if (match := re.fullmatch(_SLOW_IMPORT, line, re.ASCII))}

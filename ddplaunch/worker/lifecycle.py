@@ -1,4 +1,8 @@
-"""What a worker does before its program runs, and once an exception has ended that. Runs nothing of the program itself."""
+"""The bootstrap before the program runs, and once an exception has ended it. Runs nothing of the program itself.
+
+The process is prepared as plain `python` does. What that imitates is in CPython: Modules/main.c (`pymain_run_python`),
+Python/pathconfig.c (`sys.path[0]`) and Python/pythonrun.c (the names of `__main__`, .pyc files).
+"""
 
 import os
 import stat
@@ -10,6 +14,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     Load = Callable[[str], dict[str, Any]]  # returns the names that a file beside this one defines
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+    Run = tuple[Callable[..., object], tuple[object, ...]]
 
 
 class Lifecycle:
@@ -26,7 +35,7 @@ class Lifecycle:
         self._failed = False
         if fork_server := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
             socket, *modules = fork_server.split(",")
-            sys.argv[1:] = load("fork_server")["serve"](load, int(socket), modules, sys.argv[1:])
+            sys.argv[1:] = load("fork_server")["serve"](int(socket), modules, sys.argv[1:])
         elif warm := os.environ.pop("DDPLAUNCH_WARM", ""):
             sys.argv[1:] = load("warm")["serve"](load, *warm.split(","))
 
@@ -35,7 +44,7 @@ class Lifecycle:
         self._recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")
         self._pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")
         if slow_imports := os.environ.pop("DDPLAUNCH_SLOW_IMPORTS", ""):
-            load("import_times")["measure"](slow_imports)
+            load("imports")["measure"](slow_imports)
         debugger = os.environ.pop("DDPLAUNCH_DEBUGGER", ",,").split(",")
         self._debugger, attach_signal, self._how_debugged, *debugpy = debugger
         os.register_at_fork(after_in_child=self._forget)
@@ -48,13 +57,12 @@ class Lifecycle:
         self._prepare_torch()
         if debugpy:
             self._held = load("debugger")["wait_for_client"](self._debugger, load)
-        self._program = load("program")
-        self.run, self.arguments = self._program["prepare"](sys.argv[1], sys.argv[2], sys.argv[3:], names, self._record)
+        self.run, self.arguments = prepare(sys.argv[1], sys.argv[2], sys.argv[3:], names, self._record)
 
     def failed(self, error: BaseException) -> None:
         """Do what follows from the exception that has ended the program, and is raised again."""
         self._failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
-        self._program["hide_first_frame"](error)
+        hide_first_frame(error)
         self._record(error)
         if self._how_debugged == "on-error":
             self._load("debugger")["post_mortem"](error, self._debugger)
@@ -65,7 +73,7 @@ class Lifecycle:
         sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
         port = os.environ.get("MASTER_PORT", "")
         if device or sharing or port:
-            settings = self._load("torch_settings")
+            settings = self._load("imports")
             if device:
                 settings["pin"](device)
             if sharing:
@@ -79,15 +87,15 @@ class Lifecycle:
         load = self._load
         self._notify(b"i")
         try:
-            process_group = load("process_group")
-            process_group["destroy_at_exit"](distributed, lambda: self._failed)
-            process_group["hold_for_reducers"](distributed)
+            changes = load("distributed")
+            changes["destroy_at_exit"](distributed, lambda: self._failed)
+            changes["hold_for_reducers"](distributed)
             server = os.path.join(self._folder, "store.py")
             load("store")["host_for_clients"](distributed, server, lambda: self._notify(b"s"))
             if self._how_debugged:
-                process_group["raise_timeouts"](distributed)
+                changes["raise_timeouts"](distributed)
             if self._recorder:
-                load("recorder")["switch_on"](distributed, self._recorder, lambda: self._notify(b"j"))
+                changes["record_collectives"](distributed, self._recorder, lambda: self._notify(b"j"))
         except Exception:  # noqa: BLE001, S110 - not the torch that we know, or not our variables: leave it as it is
             pass
 
@@ -128,3 +136,150 @@ def _make_room_for_files() -> None:
         os.close(os.open("/", os.O_RDONLY))
     except OSError:
         os.close(0)
+
+
+FILES: "Any" = sys.modules["_frozen_importlib_external"]  # what importlib.machinery offers, without an import
+
+
+def prepare(
+    kind: str,
+    target: str,
+    arguments: "list[str]",
+    names: "Mapping[str, object]",
+    record: "Callable[[BaseException], None]",
+) -> "Run":
+    """Return the function that runs the program, and its arguments.
+
+    `names` are those of the `__main__` that the interpreter made for us; `record` is called with the exception if the program
+    cannot even be compiled.
+    """
+    safe_path = getattr(sys.flags, "safe_path", False)  # since 3.11
+    if not safe_path:
+        del sys.path[0]  # our folder
+    command = _command([*(["-m"] if kind == "module" else []), target, *arguments])
+    _enable_faulthandler()
+
+    if kind == "module":
+        sys.argv = ["-m", *arguments]
+        if not safe_path:
+            _add_working_directory()
+        return _run_module(names, target, True)
+
+    sys.argv = [target, *arguments]
+    path = _absolute(target)
+    content = b""
+    try:
+        if _has_importer(path):  # a directory or a zip file
+            sys.path.insert(0, path)
+            return _run_module(names, "__main__", False)
+        with open(path, "rb") as file:
+            content = file.read()
+        code, loader = _code(content, path)
+    except Exception as error:  # noqa: BLE001 - any error of plain python too
+        if content and not os.path.isfile(path):  # a pipe: it cannot be read again
+            return compile, (content, path, "exec", 0, True)
+        error.__traceback__ = None  # all of it is ours
+        record(error)
+        os.execv(sys.executable, command)  # nothing of the program has run yet, and plain python reports it best
+    if not safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
+    main = _become_main(names, __loader__=loader("__main__", path), __file__=path)
+    return exec, (code, main)
+
+
+def hide_first_frame(error: BaseException) -> None:
+    """Take our frame off the traceback that the interpreter will print when `error` is raised again."""
+    if error.__traceback__ is None:
+        return
+    error.__traceback__ = error.__traceback__.tb_next
+    if sys.version_info >= (3, 11):
+        return
+
+    # Before 3.11 `raise` restores the traceback as it was caught, so it has to be corrected once more on its way to the hook.
+    hook = sys.excepthook
+
+    def excepthook(kind: "type[BaseException]", value: BaseException, traceback: "TracebackType | None") -> None:
+        sys.excepthook = hook
+        value.__traceback__ = sys.last_traceback = traceback and traceback.tb_next
+        hook(kind, value, value.__traceback__)
+
+    sys.excepthook = excepthook
+
+
+def _command(argv: "list[str]") -> "list[str]":
+    """Return plain python's command line, and put it into `sys.orig_argv`."""
+    if sys.version_info < (3, 10):
+        return [sys.executable, *argv]
+    sys.orig_argv[-len(sys.argv) :] = argv
+    return sys.orig_argv
+
+
+def _enable_faulthandler() -> None:
+    """Have the stacks of all threads printed when a signal like SIGSEGV ends the process."""
+    import faulthandler
+
+    try:
+        faulthandler.enable()
+    except Exception:  # noqa: BLE001, S110 - stderr is closed, or is no file
+        pass
+
+
+def _absolute(path: str) -> str:
+    """Return the path as `__file__` and tracebacks show it."""
+    if path.startswith("/") or sys.version_info < (3, 9):
+        return path
+    try:
+        folder = os.getcwd()
+    except OSError:  # the working directory was removed
+        return path
+    return folder if path in ("", ".") and sys.version_info >= (3, 11) else f"{folder}/{path}"
+
+
+def _add_working_directory() -> None:
+    try:
+        sys.path.insert(0, os.getcwd())
+    except OSError:
+        pass
+
+
+def _has_importer(path: str) -> bool:
+    """Say whether modules can be imported from the path itself, as PyImport_GetImporter would find."""
+    if path not in sys.path_importer_cache:
+        sys.path_importer_cache[path] = None
+        for hook in sys.path_hooks:
+            try:
+                sys.path_importer_cache[path] = hook(path)
+                break
+            except ImportError:
+                continue
+    return sys.path_importer_cache[path] is not None
+
+
+def _code(content: bytes, path: str) -> "tuple[Any, Any]":
+    """Return the code of a script and the class of its `__loader__`."""
+    magic = FILES.MAGIC_NUMBER
+    if not path.endswith(".pyc") and content[:2] != magic[:2]:
+        return compile(content, path, "exec", dont_inherit=True), FILES.SourceFileLoader
+    if content[:4] != magic:
+        raise RuntimeError("Bad magic number in .pyc file")
+    import marshal
+
+    return marshal.loads(memoryview(content)[16:]), FILES.SourcelessFileLoader  # behind magic, flags, time and size
+
+
+def _run_module(names: "Mapping[str, object]", name: str, alter_argv: bool) -> "Run":
+    import runpy
+
+    main = _become_main(names, __loader__=None)
+    for unset in ("__file__", "__cached__"):
+        main.pop(unset, None)
+    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # what `python -m` calls: same traceback
+    return run, (name, alter_argv)
+
+
+def _become_main(names: "Mapping[str, object]", **changed: object) -> "dict[str, object]":
+    """Make the program's `__main__`, with the names that the interpreter gave ours; return them."""
+    main = type(sys)("__main__")
+    main.__dict__.update({name: value for name, value in names.items() if name[:2] == "__"}, __doc__=None, **changed)
+    sys.modules["__main__"] = main
+    return main.__dict__

@@ -60,7 +60,7 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], di
             client.leave_if_hung_up()
             return
         try:
-            session = load("prompt")["meet"](address, load("debugger"))
+            session = load("debugger")["meet"](address)
         except Exception:  # noqa: BLE001 - such as files of another version: the program goes on
             return
         if session is not None:

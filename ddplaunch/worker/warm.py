@@ -1,4 +1,4 @@
-"""Keeps an interpreter warm: its imports are made once for several runs, and each run gets a guard (guard.py), forked from it.
+"""Keeps an interpreter warm: its imports are made once for several runs, and each run gets a guard, forked from it.
 
 It is started with the command of a worker and one variable: the path and the descriptor of a socket, the seconds for which it is
 kept while it is unused, and the modules to import. A connection, of the same user only, begins with one line:
@@ -10,12 +10,26 @@ kept while it is unused, and the modules to import. A connection, of the same us
     stop                    the answer is `ok`; it ends with its last guard
 
 It is unsafe where fork_server.py refuses to fork, and stale once a file that was imported has changed.
+
+A guard forks the workers of one run, and is their parent until the agent of the run ends. The agent is no ancestor of these
+workers, so the guard does the work of a parent for it: it is a subreaper, reports how each worker has ended, passes SIGCHLD on,
+and kills everything below it when the connection to the agent ends. If the guard itself is killed, the kernel kills its workers,
+and the warm interpreter kills the processes that they have started.
+
+On the connection, requests are framed as for fork_server.py. Their fields end with a zero byte each; the first is the kind:
+
+    agent PID MASK      for all workers; with descriptors of the working directory, and of two files to be kept open to the end
+    fork ...            as to fork_server.py, with one descriptor more for each worker: of the pipe for how it has ended
+    reap PID            frees the pid of a worker that has ended; the answer is `usage RSS SECONDS`
 """
 
 import os
 import sys
 
 before = set(sys.modules)
+import _signal  # type: ignore[import-not-found]  # noqa: E402 - the C part of `signal`, with fewer imports
+import ctypes  # noqa: E402
+import fcntl  # noqa: E402
 import select  # noqa: E402
 import time  # noqa: E402
 
@@ -24,7 +38,7 @@ for name in set(sys.modules) - before:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
 _ACCEPT_AGAIN = 0.1  # seconds from a connection for which there was no room to the next try
@@ -36,12 +50,17 @@ _LONGEST = 86400  # seconds for which it is kept unused at most
 _LONGEST_LINE = 8192  # bytes
 _NAME = "ddplaunch-warm"  # for `ps`, as long as a name may be
 _TITLE = "ddplaunch-warm (`ddplaunch warm --stop` ends it)"
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_KILL_TIMEOUT = 2.0  # seconds that killed processes have to end
+_PAUSE = 0.002  # seconds between two looks whether they have
+# of the fields behind the name in /proc/PID/stat, counted from 0: where the command line begins and ends (proc(5))
+_ARG_START, _ARG_END = 45, 46
 
 
 def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, seconds: str, *modules: str) -> "list[str]":
     """Import, then serve runs until none has come for `seconds`. It returns in each worker, with the arguments of that worker."""
     warm = _Warm(load, path, int(number), int(seconds), modules)
-    undo_title = load("title")["change"](_NAME, _TITLE)  # a worker's would be mistaken for one that a job has left
+    undo_title = _change_title(_NAME, _TITLE)  # a worker's would be mistaken for one that a job has left
     while True:
         connection = warm.next_run()
         try:
@@ -52,7 +71,7 @@ def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, secon
         if pid == 0:
             warm.close()
             undo_title()
-            return warm.guard["serve"](connection, warm.server, warm.imported)  # type: ignore[no-any-return]
+            return _guard(connection, warm.server, warm.imported)
         warm.guards[pid] = connection
 
 
@@ -64,7 +83,7 @@ class _Warm:
     ) -> None:
         """Import the modules; `number` is the descriptor of the socket at `path`."""
         began = time.time_ns()
-        self.server, self.guard, names = load("fork_server"), load("guard"), load("imported")
+        self.server = load("fork_server")
         self._socket = self.server["_socket"]
         self._path = path
         self._inode = _inode(path)
@@ -74,14 +93,13 @@ class _Warm:
         self._seconds = seconds
         self._modules = modules
         program = sys.argv[1:3]
-        alarm = self.guard["_signal"].alarm
-        alarm(_IMPORTS_WITHIN)  # ends this process
-        self.imported = names["Imported"](modules, *program)
-        alarm(0)
-        self._files = names["ImportedFiles"](began, names["folder_of"](*program))
+        _signal.alarm(_IMPORTS_WITHIN)  # ends this process
+        self.imported = self.server["Imported"](modules, *program)
+        _signal.alarm(0)
+        self._files = self.server["ImportedFiles"](began, self.server["folder_of"](*program))
         self.imported.leave_folder()
-        self.guard["adopt"]()  # the processes that workers have started, where their guard was killed
-        self._children = self.guard["Children"]()
+        _adopt_orphans()  # the processes that workers have started, where their guard was killed
+        self._children = _Children()
         self._of_imports = {*self._children.now()}  # every child that comes later is a guard, or was left by one
         self.guards: dict[int, Any] = {}  # pid -> connection, kept open until no process of the run is left
         # connections of guards that have ended, and when each is closed if processes of theirs are still left
@@ -132,7 +150,7 @@ class _Warm:
         """Reap guards that have ended, and kill the processes that they left; the end of each of these brings us here again."""
         for pid in [pid for pid in self.guards if os.waitpid(pid, os.WNOHANG)[0]]:
             now = time.monotonic()
-            self._lost.append((now + self.guard["KILL_TIMEOUT"], self.guards.pop(pid)))
+            self._lost.append((now + _KILL_TIMEOUT, self.guards.pop(pid)))
             self._until = now + self._seconds
         if self._lost or self._has_left:
             self._has_left = self._children.kill(spared={*self.guards, *self._of_imports})
@@ -241,3 +259,229 @@ def _inode(path: str) -> int:
         return os.stat(path).st_ino
     except OSError:  # removed: clients that have connected are still served
         return 0
+
+
+# --- the guard of a run
+
+
+class _Children:
+    """The children of this process: `fd` is readable when one has ended or stopped."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe()
+        for fd in (self.fd, self._write):
+            os.set_blocking(fd, False)
+        self._handler = _signal.signal(_signal.SIGCHLD, lambda _signum, _frame: None)
+        _signal.set_wakeup_fd(self._write)
+
+    def close(self) -> None:
+        """Give SIGCHLD back the handler that imports had set."""
+        _signal.set_wakeup_fd(-1)
+        if self._handler is not None:  # None: C code had set it
+            _signal.signal(_signal.SIGCHLD, self._handler)
+        os.close(self.fd)
+        os.close(self._write)
+
+    def drain(self) -> None:
+        """Empty `fd`."""
+        try:
+            os.read(self.fd, 4096)
+        except BlockingIOError:
+            pass
+
+    def now(self) -> "list[int]":
+        """Return the pids of all children, ended ones included; this process has one thread."""
+        pid = os.getpid()
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+
+    def kill(self, spared: "Collection[int]" = ()) -> bool:
+        """Kill all children that are not `spared`, reap those that have ended; return whether any are left.
+
+        Their own children become ours when they end.
+        """
+        for child in {*self.now()} - {*spared}:
+            try:
+                os.kill(child, _signal.SIGKILL)
+            except OSError:  # it has changed its user
+                pass
+            os.waitpid(child, os.WNOHANG)
+        return bool({*self.now()} - {*spared})
+
+
+def _adopt_orphans() -> None:
+    """Make this process the parent of all orphans below it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _guard(control: "Any", names: "dict[str, Any]", imported: "Any") -> "list[str]":
+    """Serve the agent at the other side of `control`. It returns in each worker, with the arguments of that worker.
+
+    `names` is what fork_server.py defines.
+    """
+    os.setsid()
+    _adopt_orphans()
+    # at the end of the agent the kernel sends SIGCONT, in case that we are stopped
+    fd, us = control.fileno(), os.getpid()
+    fcntl.fcntl(fd, fcntl.F_SETOWN, us)
+    fcntl.fcntl(fd, fcntl.F_SETSIG, _signal.SIGCONT)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | fcntl.FASYNC)
+    guard = _Guard(control, names)
+    names["send"](control, f"guard {us}\n{imported.lines}")
+    while True:
+        workers = names["parts"](control, *guard.next_request())
+        if not workers:
+            continue
+        for mine, (content, descriptors) in enumerate(workers):
+            try:
+                worker = os.fork()
+            except OSError as error:
+                names["send"](control, f"errno {error.errno}\n")
+                break
+            if worker == 0:
+                del workers[mine]
+                names["close"](workers)
+                *stdio, release, status = descriptors
+                os.close(status)
+                guard.close()
+                arguments: list[str] = names["become"](us, content, stdio, release)
+                imported.take_over()
+                if hasattr(sys, "orig_argv"):  # since Python 3.10; until here it was that of the first run
+                    sys.orig_argv[-len(sys.argv) :] = [sys.argv[0], *arguments]
+                return arguments
+            guard.running[worker] = descriptors.pop()
+            names["send"](control, f"pid {worker}\n")
+        else:
+            names["send"](control, "forked\n")
+        names["close"](workers)
+
+
+class _Guard:
+    """The requests of one agent, and the workers that were forked for it."""
+
+    def __init__(self, control: "Any", names: "dict[str, Any]") -> None:
+        self._control = control
+        self._names = names
+        self._agent = 0
+        self._kept: list[int] = []
+        self._children = _Children()
+        self.running: dict[int, int] = {}  # worker -> the pipe for how it ends, -1 when that is known
+
+    def close(self) -> None:
+        """Close in a worker what belongs to the guard."""
+        self._control.close()
+        self._children.close()
+        for fd in (*self._kept, *self.running.values()):
+            if fd >= 0:
+                os.close(fd)
+
+    def next_request(self) -> "tuple[bytes, list[int]]":
+        """Return the next request to fork; serve all others meanwhile, and exit when the agent has ended."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._children.fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._children.fd in ready:
+                self._children.drain()
+                self._report_ends()
+            if self._control.fileno() not in ready:
+                continue
+            try:
+                content, descriptors = self._names["receive"](self._control)
+            except (EOFError, OSError):
+                until = time.monotonic() + _KILL_TIMEOUT
+                while self._children.kill() and time.monotonic() < until:
+                    time.sleep(_PAUSE)
+                os._exit(0)
+            kind, _, rest = content.partition(b"\0")
+            if kind == b"fork":
+                return rest, descriptors
+            if kind == b"agent":
+                self._take_over(rest, descriptors)
+            else:
+                self._reap(int(rest[:-1]))
+
+    def _take_over(self, fields: bytes, descriptors: "list[int]") -> None:
+        """Take over the working directory, the umask and the open files of the agent's run."""
+        agent, mask, _ = fields.split(b"\0")
+        self._agent = int(agent)
+        os.umask(int(mask))
+        folder, *self._kept = descriptors
+        if len(self._kept) != 2:  # the kernel gives none beyond our limit of open files
+            os._exit(0)
+        os.fchdir(folder)
+        os.close(folder)
+
+    def _report_ends(self) -> None:
+        """Report how workers have ended, keep their pids until the agent frees them; reap orphans; pass SIGCHLD on."""
+        for worker, pipe in self.running.items():
+            end = os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT | os.WNOHANG) if pipe >= 0 else None
+            if end is not None:
+                try:
+                    os.write(pipe, b"%d %d" % (end.si_code, end.si_status))
+                except OSError:  # the agent reads no more
+                    pass
+                os.close(pipe)
+                self.running[worker] = -1
+        for child in {*self._children.now()} - self.running.keys():
+            os.waitpid(child, os.WNOHANG)
+        if self._agent:
+            try:
+                os.kill(self._agent, _signal.SIGCHLD)
+            except OSError:  # it has ended
+                pass
+
+    def _reap(self, worker: int) -> None:
+        """Free the pid of a worker that has ended, and answer what it used."""
+        pipe = self.running.pop(worker, -1)
+        if pipe >= 0:
+            os.close(pipe)
+        try:
+            _, _, usage = os.wait4(worker, os.WNOHANG)
+            answer = f"usage {usage.ru_maxrss} {usage.ru_utime + usage.ru_stime}\n"
+        except ChildProcessError:
+            answer = "usage 0 0\n"
+        self._names["send"](self._control, answer)
+
+
+# --- what `ps` shows
+
+
+def _change_title(name: str, text: str) -> "Callable[[], None]":
+    """Show this name, and as much of this text as fits; return what undoes both.
+
+    Where the kernel does not allow it nothing changes.
+    """
+    try:
+        with open("/proc/self/comm", "rb") as file:
+            old_name = file.read().rstrip(b"\n")
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+        with open("/proc/self/cmdline", "rb") as file:
+            old_line = file.read()
+        if len(old_line) != end - start:  # a library shows something else already
+            return lambda: None
+        # what ends with no zero would be read on, into the environment
+        _write_title(name.encode(), start, text.encode()[: end - start - 1].ljust(end - start, b"\0"))
+    except (OSError, ValueError, IndexError):
+        return lambda: None
+
+    def undo() -> None:
+        try:
+            _write_title(old_name, start, old_line)
+        except OSError:
+            pass
+
+    return undo
+
+
+def _write_title(name: bytes, start: int, line: bytes) -> None:
+    with open("/proc/self/comm", "wb", buffering=0) as file:
+        file.write(name)
+    memory = os.open("/proc/self/mem", os.O_WRONLY)
+    try:
+        os.pwrite(memory, line, start)
+    finally:
+        os.close(memory)

@@ -165,7 +165,7 @@ def test_a_program_without_torch_sees_no_error_of_ours(torch: Torch) -> None:
 def test_nothing_of_it_stays_once_torch_is_imported(torch: Torch) -> None:
     source = """
         import os, sys, torch
-        print([finder for finder in sys.meta_path if type(finder).__module__ == "torch_settings"])
+        print([finder for finder in sys.meta_path if type(finder).__module__ == "imports"])
         print(sorted(vars(torch.cuda.__loader__)), torch.cuda.__spec__.loader is torch.cuda.__loader__)
         print(os.environ.get("DDPLAUNCH_PIN_DEVICE"))
         print(os.popen('echo "${DDPLAUNCH_PIN_DEVICE-unset}"').read().strip())

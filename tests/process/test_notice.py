@@ -6,12 +6,12 @@ from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 
-from ddplaunch.worker.api.notice import signals
+from ddplaunch.worker.notice import signals
 
 
 def said(lines: str) -> list[str]:
     """Run a script that uses the module, and give the lines that it prints."""
-    program = f"import os, signal, sys, threading\nfrom ddplaunch.worker.api import notice\nme = os.getpid()\n{lines}"
+    program = f"import os, signal, sys, threading\nfrom ddplaunch.worker import notice\nme = os.getpid()\n{lines}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout.splitlines()

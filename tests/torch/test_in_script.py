@@ -34,10 +34,10 @@ def on_the_cpu(monkeypatch):
 
 @pytest.fixture
 def worker():
-    """The modules that a script's names come from."""
-    from ddplaunch.worker.api import device, group
+    """The module that a script's names come from."""
+    from ddplaunch.worker import api
 
-    return {"device": device, "group": group}
+    return api
 
 
 def check(told, world_size):
@@ -141,7 +141,7 @@ def test_with_should_stop_in_use_a_failure_ends_the_others_at_once(job, program)
     ],
 )
 def test_the_device_is_the_one_that_is_told_or_counted(worker, env, devices, expected):
-    assert worker["device"].choose(env, lambda kind: devices.get(kind, 0)) == expected
+    assert worker.choose(env, lambda kind: devices.get(kind, 0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_device_is_the_one_that_is_told_or_counted(worker, env, devices, exp
 )
 def test_a_device_that_is_not_there_is_an_error(worker, env, devices, message):
     with pytest.raises(ValueError, match=message):
-        worker["device"].choose(env, lambda kind: devices.get(kind, 0))
+        worker.choose(env, lambda kind: devices.get(kind, 0))
 
 
 @pytest.mark.parametrize(
@@ -180,30 +180,30 @@ def test_a_device_that_is_not_there_is_an_error(worker, env, devices, message):
     ],
 )
 def test_the_backend_suits_the_device_and_the_torch(worker, kind, built_with, expected):
-    assert worker["group"].suitable(kind, built_with.__contains__) == expected
+    assert worker.suitable(kind, built_with.__contains__) == expected
 
 
 def test_a_file_that_an_earlier_run_left_is_recognised(worker, tmp_path, monkeypatch):
-    from ddplaunch.worker.api.ranks import Ranks
+    from ddplaunch.worker.notice import Ranks
 
     path = tmp_path / "meet"
     monkeypatch.setenv("DDPLAUNCH_INIT_METHOD", f"file://{path}")
-    killed = worker["group"]._new_store(Ranks(1, 2), None)
+    killed = worker._new_store(Ranks(1, 2), None)
     with pytest.raises(
         RuntimeError, match=rf"^{re.escape(str(path))} has been used by another worker with rank 1: an ear"
     ):
-        worker["group"]._new_store(Ranks(1, 2), None)
+        worker._new_store(Ranks(1, 2), None)
     del killed
 
 
 def test_an_init_method_that_is_none_is_an_error(worker, monkeypatch):
-    from ddplaunch.worker.api.ranks import Ranks
+    from ddplaunch.worker.notice import Ranks
 
     monkeypatch.setenv("DDPLAUNCH_INIT_METHOD", "file:meet")
     with pytest.raises(
         ValueError, match=r"^DDPLAUNCH_INIT_METHOD is 'file:meet'; use env://, tcp://HOST:PORT or file:///"
     ):
-        worker["group"]._new_store(Ranks(0, 2), None)
+        worker._new_store(Ranks(0, 2), None)
 
 
 def test_a_name_that_scripts_are_not_offered_is_an_ordinary_attribute_error():
@@ -211,4 +211,4 @@ def test_a_name_that_scripts_are_not_offered_is_an_ordinary_attribute_error():
 
     with pytest.raises(AttributeError, match="module 'ddplaunch' has no attribute 'lunch'"):
         _ = ddplaunch.lunch
-    assert Path(ddplaunch.device.__code__.co_filename).name == "device.py"
+    assert Path(ddplaunch.device.__code__.co_filename).name == "api.py"

@@ -30,7 +30,7 @@ from ddplaunch.spec import default
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.node import CAUSE_TIMEOUT, KILL_TIMEOUT
 from ddplaunch.supervise.node.teardown import HANG_GRACE
-from ddplaunch.worker.recorder import ENTRIES
+from ddplaunch.worker.distributed import ENTRIES
 from docs import code_map, generate
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 

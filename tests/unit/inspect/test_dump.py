@@ -33,7 +33,7 @@ Current thread's C stack trace (most recent call first):
 
 HELD = """\
 Current thread 0x00007f1a6a1f5740 (most recent call first):
-  File "/opt/ddplaunch/worker/prompt.py", line 67 in readline
+  File "/opt/ddplaunch/worker/debugger.py", line 67 in readline
   File "/usr/lib/python3.11/cmd.py", line 129 in cmdloop
   File "/usr/lib/python3.11/pdb.py", line 390 in user_line
   File "/opt/ddplaunch/worker/signals.py", line 71 in _attach
@@ -56,7 +56,7 @@ def test_the_thread_that_took_the_signal_is_the_main_one(text):
 def test_nothing_of_ours_is_left_of_a_program_that_has_failed_and_is_looked_at():
     text = """\
 Current thread 0x00007f1a6a1f5740 (most recent call first):
-  File "/opt/ddplaunch/worker/prompt.py", line 67 in readline
+  File "/opt/ddplaunch/worker/debugger.py", line 67 in readline
   File "/opt/ddplaunch/worker/debugger.py", line 40 in post_mortem
   File "/opt/ddplaunch/worker/lifecycle.py", line 67 in failed
   File "/opt/ddplaunch/worker/bootstrap.py", line 39 in <module>

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.inspect.recorder import members_of, parse_members
-from ddplaunch.worker import recorder
-from ddplaunch.worker.recorder import ranges_of
+from ddplaunch.worker import distributed
+from ddplaunch.worker.distributed import ranges_of
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ def test_the_ranks_of_a_group_of_any_size_are_read_as_they_were_written(ranks, t
 
 
 def test_a_group_that_does_not_fit_keeps_no_later_one_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "ROOM", 30)
-    teller = recorder._Recorder(str(tmp_path / "0-0"), lambda: None)
+    monkeypatch.setattr(distributed, "ROOM", 30)
+    teller = distributed._Recorder(str(tmp_path / "0-0"), lambda: None)
     teller._noted = 1  # the first one starts torch's server
     for name, ranks in (("first", [0, 1]), ("odd", range(1, 99, 2)), ("small", [2, 3]), ("last", [4, 5])):
         teller.note(SimpleNamespace(group_name=name), {rank: rank for rank in ranks})

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.worker import process_group
+from ddplaunch.worker import distributed
 
 
 @pytest.mark.parametrize(
     ("given", "passed"),
-    [({"timeout": timedelta(seconds=3)}, {"timeout": process_group.LONG}), ({"timeout": None}, {"timeout": None})],
+    [({"timeout": timedelta(seconds=3)}, {"timeout": distributed.LONG}), ({"timeout": None}, {"timeout": None})],
 )
 def test_each_group_gets_a_long_one_whatever_the_program_gives_it(given, passed):
     made = []
     c10d = SimpleNamespace(_new_process_group_helper=lambda *args, **keywords: made.append((args, keywords)))
-    process_group.raise_timeouts(SimpleNamespace(distributed_c10d=c10d))
+    distributed.raise_timeouts(SimpleNamespace(distributed_c10d=c10d))
     c10d._new_process_group_helper(2, backend="gloo", **given)
     assert made == [((2,), {"backend": "gloo", **passed})]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddplaunch.worker.api.ranks import Ranks, ranks
+from ddplaunch.worker.notice import Ranks, ranks
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sets torch's defaults when the program imports it: the current device, how tensors are shared. Imports no torch.
+"""Acts on what the program imports: sets torch's defaults when it imports torch, and measures slow imports. Imports no torch.
 
 The script's own choice wins. A device becomes the current one when torch first uses its kind, and no earlier: our
 call waits in the queue that torch runs when it starts CUDA. Calls of the script that start CUDA, such as
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    Execute = Callable[[ModuleType], None]
+
 VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+WORTH_NAMING = 0.5  # seconds
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def pin(device: str) -> None:
@@ -94,27 +98,86 @@ class AfterImport:
         if name != self.name:
             return None
         sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            spec = getattr(finder, "find_spec", lambda *_: None)(name, path, target)
-            if spec is not None:
-                self._extend(spec.loader)
-                return spec
-        return None
+        spec = search(name, path, target)
+        if spec is not None:
+            execute_by(spec.loader, self._execute)
+        return spec
 
-    def _extend(self, loader: "Any") -> None:
-        """Have this loader call `then` with the module that it executes next."""
-        execute = loader.exec_module
+    def _execute(self, execute: "Execute", module: "ModuleType") -> None:
+        execute(module)
+        self.then(module)
 
-        def exec_module(module: "ModuleType") -> None:
-            del loader.exec_module
-            execute(module)
-            self.then(module)
 
-        try:
-            loader.exec_module = exec_module
-        except AttributeError:  # a loader with slots: torch is left as it is
-            pass
+def search(name: str, path: "Sequence[str] | None", target: "ModuleType | None") -> "Any":
+    """Return the spec that the finders of the interpreter find for a module; None if they find none."""
+    for finder in sys.meta_path:
+        spec = getattr(finder, "find_spec", lambda *_: None)(name, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+def execute_by(loader: "Any", call: "Callable[[Execute, ModuleType], None]") -> None:
+    """Have the loader leave the next module to `call`, with the function that executes it; not a loader with slots."""
+    execute = loader.exec_module
+
+    def exec_module(module: "ModuleType") -> None:
+        del loader.exec_module
+        call(execute, module)
+
+    try:
+        loader.exec_module = exec_module
+    except AttributeError:
+        pass
 
 
 def _visible() -> "list[str | None]":
     return [os.environ.get(name) for name in VISIBILITY]
+
+
+def measure(path: str) -> None:
+    """Write a line to the file at `path` for each import of an installed module that takes long: its name and the seconds."""
+    sys.meta_path.insert(0, Timed(path))
+
+
+class Timed:
+    """A finder that leaves the search to the others, and times their loaders; imports within imports count as one."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._is_busy = False  # it searches, or a module is being executed
+
+    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
+        """Return what the other finders find."""
+        if self._is_busy:
+            return None
+        self._is_busy = True
+        try:
+            spec = search(name, path, target)
+        finally:
+            self._is_busy = False
+        if spec is not None and any(part in (spec.origin or "") for part in INSTALLED):
+            execute_by(spec.loader, self._execute)
+        return spec
+
+    def _execute(self, execute: "Execute", module: "ModuleType") -> None:
+        import time
+
+        if self._is_busy:
+            execute(module)
+            return
+        self._is_busy, began = True, time.monotonic()
+        try:
+            execute(module)
+        finally:
+            self._is_busy = False
+            seconds = time.monotonic() - began
+            if seconds >= WORTH_NAMING:
+                self._note(f"{module.__name__} {seconds:.1f}\n")
+
+    def _note(self, line: str) -> None:
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError:  # no room, or removed
+            pass

@@ -1,4 +1,4 @@
-"""Handles the signals that announce the end of the job, in this worker only; `stop.py` asks the others."""
+"""What a launcher tells a worker: which one it is, by variables, and that the job is to end, by signals. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import signal
 import threading
 from collections.abc import Mapping
 from types import FrameType
+from typing import NamedTuple
 
 ALWAYS = (signal.SIGTERM, signal.SIGUSR1)
 _ENDS_CHILDREN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
 _received = False
 _previous: dict[int, object] = {}  # the handlers that were there before ours, by signal; empty: ours are not installed
 _spares_children = False
@@ -87,3 +87,38 @@ def _in_child() -> None:
 
 def _ignore(signum: int, frame: FrameType | None) -> None:
     pass
+
+
+class Ranks(NamedTuple):
+    """Which worker of the job this is, of how many."""
+
+    rank: int
+    world_size: int
+
+
+def ranks(env: Mapping[str, str]) -> Ranks:
+    """Return rank and world size, those of a single process if no launcher has set them.
+
+    Raises: ValueError: one of the variables is missing, or they contradict each other.
+    """
+    missing = [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]
+    if len(missing) == 2:
+        return Ranks(0, 1)
+    if missing:
+        there = "RANK" if missing == ["WORLD_SIZE"] else "WORLD_SIZE"
+        raise ValueError(f"{there} is set and {missing[0]} is not: a launcher must set both or none")
+    found = Ranks(number("RANK", env), number("WORLD_SIZE", env))
+    if found.rank >= found.world_size:
+        raise ValueError(f"RANK is {found.rank}, but WORLD_SIZE is {found.world_size}: ranks count from 0")
+    return found
+
+
+def number(name: str, env: Mapping[str, str]) -> int:
+    """Return the number in a variable, 0 if it is not set.
+
+    Raises: ValueError: it holds something else.
+    """
+    text = env.get(name) or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{name} is {text!r}, which is no number from 0")
+    return int(text)

@@ -1,0 +1,268 @@
+"""What `import ddplaunch` offers a script: its device, its process group, and whether to stop. Starts no process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+
+from ddplaunch.worker.notice import Ranks, install_handlers, number, ranks, received, spare_children
+
+COUNTED = ("cuda", "xpu")  # kinds of which a machine has several; ROCm's are called cuda too
+_FORMS = "env://, tcp://HOST:PORT or file:///PATH"
+_stopping = False
+_calls = 0
+# our own group, of gloo, and the default group beside which it was made; weak, so that destroy_process_group() ends them
+_group: ref[dist.ProcessGroup] | None = None
+_beside: ref[dist.ProcessGroup] | None = None
+
+
+def device() -> torch.device:
+    """Return the device that this worker should use.
+
+    That is `DDPLAUNCH_DEVICE`, which ddplaunch sets. Without it, under torchrun or plain `python`, it is the
+    accelerator (CUDA, ROCm or Intel) with the number `LOCAL_RANK`; the only one, if torch sees one; or else the CPU.
+    Apple's MPS is never chosen by itself, since no backend of torch.distributed carries its tensors.
+
+    Raises:
+        ValueError: the variables name a device that torch does not have here.
+    """
+    return torch.device(choose(os.environ, visible))
+
+
+def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
+    """Return the name of the device from the variables; `count` gives the number of a kind. Pure.
+
+    Raises: ValueError: there is no such device.
+    """
+    name = env.get("DDPLAUNCH_DEVICE", "")
+    if not name:
+        kind = next((kind for kind in COUNTED if count(kind)), "cpu")
+        return kind if kind == "cpu" else _by_local_rank(kind, env, count(kind))
+    kind, colon, index = name.partition(":")
+    if not _is_known(name):
+        raise ValueError(f"DDPLAUNCH_DEVICE is {name!r}, which is no device of torch; use cpu, cuda:0 or xpu:0")
+    if kind not in COUNTED:
+        return name
+    there = count(kind)
+    if there == 0 or (colon and int(index) >= there):
+        seen = f"only {there} of that kind" if there else "none of that kind"
+        raise ValueError(f"DDPLAUNCH_DEVICE is {name!r}, but torch {torch.__version__} sees {seen} here{_hidden(env)}")
+    return name if colon else _by_local_rank(kind, env, there)
+
+
+def visible(kind: str) -> int:
+    """Count the devices of a kind that torch can use, without starting CUDA where NVML can tell."""
+    return int(torch.cuda.device_count() if kind == "cuda" else torch.xpu.device_count())
+
+
+def _by_local_rank(kind: str, env: Mapping[str, str], there: int) -> str:
+    """Return the device with the number LOCAL_RANK, of `there` devices of this kind."""
+    if there == 1:  # the scheduler hides the others from this worker, or all share this one
+        return f"{kind}:0"
+    local_rank = number("LOCAL_RANK", env)
+    if local_rank >= there:
+        raise ValueError(
+            f"LOCAL_RANK is {local_rank}, but torch sees only {there} {kind} devices here{_hidden(env)}: "
+            f"start at most {there} workers on this node, or set DDPLAUNCH_DEVICE to the one to share"
+        )
+    return f"{kind}:{local_rank}"
+
+
+def _is_known(name: str) -> bool:
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _hidden(env: Mapping[str, str]) -> str:
+    """Name the variables that may hide devices."""
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+    hiding = ", ".join(f"{name}={env[name]}" for name in names if name in env)
+    return f" ({hiding})" if hiding else ""
+
+
+class Membership:
+    """What `init_process_group()` returns: leaves the process group at the end of a `with` block that ended well.
+
+    After an exception the group is left as it is: with NCCL, leaving it can mean waiting for workers that wait for this
+    one, and the job would learn of the failure only when they give up.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+_store: dist.Store | None = None  # kept for the next group: a fast worker must not connect to a store that is closing
+_joined = 0  # how many groups this process has joined through ddplaunch
+_latest: ref[dist.ProcessGroup] | None = None  # the last of them; weak, so that destroy_process_group() frees it
+_arguments: object = None  # with which it was made
+
+
+def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> Membership:
+    """Join the other workers in torch's default process group, and make this worker's device the current one.
+
+    The backend is that of `DDPLAUNCH_BACKEND`, else the one that suits `device()`: NCCL, XCCL or gloo. The workers find
+    each other by `DDPLAUNCH_INIT_METHOD`, else by `MASTER_ADDR` and `MASTER_PORT`; a single worker, as under plain `python`,
+    needs no rendezvous and no port. `timeout` and all further options go to `torch.distributed.init_process_group`.
+
+    Called again with the same arguments it changes nothing. The group is left at the end of the program, or of a `with` block:
+
+        with ddplaunch.init_process_group():
+            train()
+
+    Raises:
+        ValueError: a variable has an invalid value.
+        RuntimeError: there is another process group already, or an earlier run has left the file of `file://`. Besides,
+            what torch raises.
+    """
+    global _latest, _arguments
+    arguments = (backend, timeout, dict(options))
+    if dist.is_initialized():
+        if _latest is not None and _latest() is dist.group.WORLD and _arguments == arguments:
+            return Membership()
+        raise RuntimeError(
+            "there is a process group already, and it was made with other arguments: "
+            "call torch.distributed.destroy_process_group() first, or join once"
+        )
+    here, chosen = ranks(os.environ), device()
+    if chosen.index is not None and chosen.type in ("cuda", "xpu"):
+        getattr(torch, chosen.type).set_device(chosen)
+    backend = backend or os.environ.get("DDPLAUNCH_BACKEND") or suitable(chosen.type, _has)
+    if "nccl" in backend and chosen.type == "cuda":
+        options.setdefault("device_id", chosen)  # NCCL connects now, and need not guess the device later
+    _set_rendezvous(here, timeout, options)
+    dist.init_process_group(backend, timeout=timeout, **options)
+    assert dist.group.WORLD is not None
+    _latest, _arguments = ref(dist.group.WORLD), arguments
+    spare_children()
+    return Membership()
+
+
+def suitable(kind: str, has: Callable[[str], bool]) -> str:
+    """Return the backend for a kind of device; `has` says whether torch was built with one. Pure."""
+    backend = {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
+    return backend if has(backend) else "gloo"
+
+
+def _has(backend: str) -> bool:
+    return dist.is_backend_available(backend)
+
+
+def _set_rendezvous(here: Ranks, timeout: timedelta | None, options: dict[str, Any]) -> None:
+    """Set in the options how the workers find each other, unless the options say so already."""
+    global _store, _joined
+    method = options.get("init_method")
+    if method == "env://":
+        return
+    if method is not None or options.get("store") is not None:
+        options.setdefault("rank", here.rank)
+        options.setdefault("world_size", here.world_size)
+        return
+    if _store is None:
+        _store = _new_store(here, timeout)
+        atexit.register(_leave)
+    _joined += 1
+    options.update(store=dist.PrefixStore(f"ddplaunch/{_joined}", _store), rank=here.rank, world_size=here.world_size)
+
+
+def _new_store(here: Ranks, timeout: timedelta | None) -> dist.Store:
+    """Return the store by which the workers find each other, from `DDPLAUNCH_INIT_METHOD`."""
+    if here.world_size == 1:
+        return dist.HashStore()
+    method = os.environ.get("DDPLAUNCH_INIT_METHOD") or "env://"
+    if not method.startswith(("env://", "tcp://", "file:///")):
+        raise ValueError(f"DDPLAUNCH_INIT_METHOD is {method!r}; use {_FORMS}")
+    limit = {} if timeout is None else {"timeout": timeout}
+    store: dist.Store = next(dist.rendezvous(method, here.rank, here.world_size, **limit))[0]
+    if method.startswith("file:") and store.add(f"ddplaunch/rank/{here.rank}", 1) > 1:
+        path = method[len("file://") :]
+        raise RuntimeError(
+            f"{path} has been used by another worker with rank {here.rank}: an earlier run left it behind, or two jobs "
+            "use it. Remove it, or name another file"
+        )
+    return store
+
+
+def _leave() -> None:
+    """Leave a group of gloo that the program has not left, and the store: their threads would outlive the interpreter.
+
+    gloo waits for no other worker here. NCCL would; torch itself ends its groups with the process.
+    """
+    global _store
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+    _store = None
+
+
+def should_stop(*, every: int = 1) -> bool:
+    """Return whether to save and leave: True at the same call in every worker, once any of them has received a notice.
+
+    A notice is SIGTERM, SIGUSR1 or a signal in `DDPLAUNCH_NOTICE_SIGNALS`. The first call installs their handlers, and
+    those that the program has installed are still called. Until then a signal has its default action: it ends the worker.
+    After True the result stays True.
+
+    It is a collective: every worker calls it equally often, say once a step. With `every=10` only each tenth call asks
+    the others; those between return False. The collective runs in gloo on the CPU and waits for no GPU.
+
+    Raises:
+        RuntimeError: another worker is gone; or there is no process group, though there are other workers; or the first
+            call is not made in the main thread.
+        ValueError: `every` is less than 1, or a variable has an invalid value.
+    """
+    global _stopping, _calls
+    if every < 1:
+        raise ValueError(f"every is {every}, but a call can be skipped only between calls that are not")
+    install_handlers()
+    if _stopping:
+        return True
+    if _world_size() == 1:
+        _stopping = received()
+        return _stopping
+    group = _join()
+    _calls += 1
+    if _calls % every == 0:
+        noticed = torch.tensor([int(received())], dtype=torch.int32, device="cpu")
+        dist.all_reduce(noticed, dist.ReduceOp.MAX, group=group)
+        _stopping = bool(noticed.item())
+    return _stopping
+
+
+def _world_size() -> int:
+    """Return the number of workers to ask.
+
+    Raises: RuntimeError: this worker is in no process group, though there are others.
+    """
+    if dist.is_initialized():
+        return dist.get_world_size()
+    world_size = ranks(os.environ).world_size
+    if world_size > 1:
+        raise RuntimeError(
+            f"should_stop() asks all {world_size} workers, but this one is in no process group: "
+            "call ddplaunch.init_process_group() first, and torch.distributed.destroy_process_group() last"
+        )
+    return world_size
+
+
+def _join() -> dist.ProcessGroup:
+    """Return our own group; make another if the default group has changed."""
+    global _group, _beside, _calls
+    group, world = _group() if _group else None, dist.group.WORLD
+    if group is None or _beside is None or _beside() is not world:
+        group = dist.new_group(backend="gloo")
+        assert isinstance(group, dist.ProcessGroup)  # every rank is in it
+        assert world is not None  # or new_group() had failed
+        _group, _beside, _calls = ref(group), ref(world), 0
+    return group

@@ -1,0 +1,235 @@
+"""Changes to torch.distributed, made when the program imports it: groups that end, timeouts, records. Imports no torch.
+
+**At the end of a program.** torch 2.13 at times aborts a process that ends well with a process group: "terminate called without
+an active exception". A thread of gloo releases the Python objects of a collective late, and wants the GIL of an interpreter that
+is ending. So the group is destroyed at exit, after the functions that the program has registered with `atexit`, which may need
+it, and in at most LIMIT seconds: a success stays one. A group that the program has destroyed may live on, where something still
+holds it, so its threads get time in any case.
+
+**DDP models.** A gloo group that ends waits for its threads, one of which may need the GIL as above. References of Python let
+go of the GIL before they end a group; the reducer of a DDP model does not. If a program destroys the group before the model ends,
+the reducer is its last holder, and the program never exits. So each group is held until the reducers that use it have ended.
+
+**Timeouts** are long where a worker may be held by a debugger: the others wait for it.
+
+**Collectives** are recorded by the flight recorder of torch, which keeps the last ones of each process group. Its WorkerServer
+(torch 2.4) answers on a Unix socket, even while the GIL is held: it has threads of C++, one for each CPU and at least 8. It is
+started with the first process group. The ranks of each group are written to a file beside the socket, because the groups of gloo
+do not record them.
+"""
+
+import atexit
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from datetime import timedelta
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+LIMIT = 5.0  # seconds to destroy a group at exit
+LONG = timedelta(days=7)
+_AFTER_FAILURE = 0.2  # seconds: the other workers wait for this one
+_PAUSE = 0.002  # seconds without the GIL
+ENTRIES = "500"  # more cost memory, and time at each question; docs/design/inspection.md has the figures
+MOST_GROUPS = 256  # in the file
+ROOM = 1 << 20  # characters in the file, as many as the agent reads
+# the first since torch 2.13, which warns of the second; before, only the second is known
+VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
+def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> None:
+    """Destroy the process group at exit, unless the program `has_failed`: that could mean waiting for others in vain."""
+    worker = os.getpid()
+
+    def destroy() -> None:
+        try:
+            distributed.destroy_process_group()
+        except Exception:  # noqa: BLE001, S110 - the program has ended well without it
+            pass
+
+    def at_exit() -> None:
+        if os.getpid() != worker:
+            return
+        try:
+            if not has_failed() and distributed.is_initialized():
+                thread = threading.Thread(target=destroy, daemon=True)
+                thread.start()
+                thread.join(LIMIT)
+        except Exception:  # noqa: BLE001, S110 - a torch without process groups; 3.12.0 and 3.12.1 start no thread any more
+            pass
+        _wait_for_gloo(_AFTER_FAILURE if has_failed() else LIMIT)
+
+    atexit.register(at_exit)
+
+
+def _wait_for_gloo(limit: float) -> None:
+    """Wait until no thread of gloo computes: one that waits, waits for work or for the GIL, which it gets here."""
+    until = time.monotonic() + limit
+    states = _states_of_gloo()
+    while states and time.monotonic() < until:
+        time.sleep(_PAUSE)
+        if "R" not in (states := _states_of_gloo()):
+            break
+
+
+def _states_of_gloo() -> "list[str]":
+    """Return the states (proc_pid_stat(5)) of the threads of gloo's process groups, known by the name that torch gives them."""
+    states = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
+                _, name, rest = file.read().replace(")", "(").split("(", 2)
+        except (OSError, ValueError):  # it has ended
+            continue
+        if name.startswith("pt_gloo"):
+            states.append(rest.split()[0])
+    return states
+
+
+def hold_for_reducers(distributed: "Any") -> None:
+    """Hold the group of each reducer until the reducer has ended."""
+    if not hasattr(distributed, "Reducer"):  # a torch without process groups
+        return
+    held: dict[int, tuple[Any, ...]] = {}
+
+    def release(reference: "Any") -> None:
+        del held[id(reference)]
+
+    def hold(user: "Any", *objects: "Any") -> None:
+        reference = weakref.ref(user, release)  # called when the C++ object is gone
+        held[id(reference)] = (reference, *objects)
+
+    def after(kind: type, name: str, then: "Callable[[Any, Any], None]", position: int) -> None:
+        original = getattr(kind, name)
+
+        @functools.wraps(original)
+        def extended(self: "Any", *args: "Any", **named: "Any") -> None:
+            original(self, *args, **named)
+            try:
+                then(self, args[position])
+            except Exception:  # noqa: BLE001, S110 - not the torch that we know: nothing is held
+                pass
+
+        setattr(kind, name, extended)
+
+    def of_reducer(reducer: "Any", group: "Any") -> None:
+        # the last one ends first: a group of older torch keeps the GIL when it ends, its backends do not
+        hold(reducer, *map(group._get_backend, group._device_types), group)
+
+    after(distributed.Reducer, "__init__", of_reducer, 3)
+    after(distributed.Reducer, "_update_process_group", of_reducer, 0)
+    after(distributed.Logger, "__init__", hold, 0)  # it keeps the reducer
+
+
+def raise_timeouts(distributed: "Any") -> None:
+    """Give every process group that the program makes a LONG timeout, whatever it asks for."""
+    module: Any = distributed.distributed_c10d
+    make = module._new_process_group_helper
+
+    @functools.wraps(make)
+    def patient(*args: "Any", **keywords: "Any") -> "Any":
+        if isinstance(keywords.get("timeout"), timedelta):
+            keywords["timeout"] = LONG
+        return make(*args, **keywords)
+
+    module._new_process_group_helper = patient
+
+
+def record_collectives(distributed: "Any", path: str, joined: "Callable[[], None]") -> None:
+    """Record collectives from now on, before torch.distributed has made a process group, and call `joined` with the first.
+
+    `path` is that of the socket; the ranks of groups are written to `path`.groups.
+    """
+    torch = sys.modules["torch.version"]
+    major, minor = (int(part) for part in str(torch.__version__).split(".")[:2])
+    if (major, minor) < (2, 4):
+        return
+    if not any(name in os.environ for name in VARIABLES):
+        os.environ[VARIABLES[0] if (major, minor) >= (2, 13) else VARIABLES[1]] = ENTRIES
+    groups = distributed.distributed_c10d
+    groups._pg_group_ranks = GroupRanks(groups._pg_group_ranks, _Recorder(path, joined).note)
+
+
+class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
+    """torch's table of the ranks of each process group, which calls `note` for each group that torch adds."""
+
+    def __init__(self, table: "Mapping[Any, Any]", note: "Callable[[Any, Any], None]") -> None:
+        super().__init__(table)
+        self._note = note
+
+    def __setitem__(self, group: "Any", ranks: "Any") -> None:
+        super().__setitem__(group, ranks)
+        try:
+            self._note(group, ranks)
+        except Exception:  # noqa: BLE001, S110 - not the torch that we know: the program does without it
+            pass
+
+
+class _Recorder:
+    """Starts the WorkerServer with the first process group, and writes down the ranks of each."""
+
+    def __init__(self, path: str, joined: "Callable[[], None]") -> None:
+        self._path = path
+        self._joined = joined
+        self._worker = os.getpid()
+        self._noted = 0
+        self._room = ROOM
+
+    def note(self, group: "Any", ranks: "Mapping[int, int]") -> None:
+        """Write down the ranks of a group that torch has made; with the first group, start the WorkerServer."""
+        if os.getpid() != self._worker or self._noted == MOST_GROUPS:
+            return
+        self._noted += 1
+        if self._noted == 1:
+            self._serve()
+            self._joined()
+        line = f"{group.group_name} {ranges_of(ranks)}\n"
+        if len(line) <= self._room:  # else the group has too many ranks; later ones may have few
+            self._room -= len(line)
+            with open(f"{self._path}.groups", "a", encoding="utf-8") as file:
+                file.write(line)
+
+    def _serve(self) -> None:
+        import ctypes  # torch has imported it
+
+        from torch._C._distributed_c10d import _WorkerServer
+
+        server = _quietly(lambda: _WorkerServer(self._path))
+        # never freed: that would wait for its threads, which a forked child lacks, and abort where it was not shut down before
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+
+
+def ranges_of(ranks: "Iterable[int]") -> str:
+    """Return ranks as ascending ranges: "0-2,4"."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+
+
+def _quietly(make: "Callable[[], Any]") -> "Any":
+    """Call `make` and return its result; drop the line that it writes to stderr, and keep those of others."""
+    stderr = os.dup(2)
+    in_memory = hasattr(os, "memfd_create")  # not where Python was built with an old glibc
+    file = os.memfd_create("stderr") if in_memory else os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
+    try:
+        os.dup2(file, 2)
+        try:
+            return make()
+        finally:
+            os.dup2(stderr, 2)
+            for line in os.pread(file, os.fstat(file).st_size, 0).splitlines(keepends=True):
+                if b"Server listening" not in line:
+                    os.write(2, line)
+    finally:
+        os.close(file)
+        os.close(stderr)
