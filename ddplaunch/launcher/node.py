@@ -42,6 +42,15 @@ _STACKS_WITHIN = 2.0  # seconds
 _LOOKS = 4  # whether workers move, in --hang-timeout
 _AT_REST = 10.0  # seconds from look to look without it, each of which takes 3 ms: a minute's rest is named that exactly
 _PTY = ": `srun --pty` gives one to the first node"
+# with -c the working directory comes first, where ./importlib would be run; -P, which leaves it out, is of Python 3.11
+_HAS_DEBUGPY = """\
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+import importlib.util
+sys.exit(importlib.util.find_spec("debugpy") is None)
+"""
+_DEBUGPY_WITHIN = 30.0  # seconds
 
 
 def run(
@@ -73,23 +82,8 @@ def run(
     node = replace(node, has_terminal=has_terminal)
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
     several = allocation.rendezvous is not None and not spec.no_control
-    if draft.master_port and 0 in draft.ranks:
-        port.reserve(draft.master_port, draft.reasons["master_port"], named=spec.no_control).release()
-    if draft.world_size > 1 and draft.master_addr == LOOPBACK:
-        port.check_loopback()
-    is_here = spec.debug_rank is None or spec.debug_rank in draft.ranks
-    if (asked := spec.wants_terminal) and is_here and not (os.isatty(0) and os.isatty(1)):
-        hint = (
-            f"run it in a terminal, on each node whose ranks it is for{_PTY if allocation.cluster == 'slurm' else ''}"
-        )
-        raise LaunchError(
-            f"{asked.partition(' ')[0]} needs a terminal for its worker, but stdin or stdout is none",
-            hint=hint if several else "run it in a terminal",
-        )
-    if spec.debugpy_ranks is not None and draft.interpreter is not None:
-        from ddplaunch.launcher import debugpy  # few jobs need it
-
-        debugpy.check(draft.interpreter, token.public(env))
+    _check_ports(spec, draft)
+    _check_debuggers(spec, env, draft, allocation if several else None)
     signals = passed_on(spec.signals)
     if reports_job is None:
         reports_job = 0 in draft.ranks or not allocation.has_one_screen
@@ -111,16 +105,7 @@ def run(
         why_cold=why_cold,
     )
     job = AgentJob(
-        policy=Policy(
-            ranks=draft.ranks,
-            stop_signals=spec.ending_signals,
-            grace_period=spec.grace_period,
-            debug_rank=spec.debug_rank,
-            notices=frozenset(spec.requeue_on),
-            progress_interval=(spec.hang_timeout or 0.0) / _LOOKS,
-            lazy_progress_interval=_AT_REST,
-            stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
-        ),
+        policy=_policy(spec, draft),
         inputs=inputs,
         link=partial(_link, spec, allocation, draft, env) if several else partial(_link_alone, spec, draft),
         signals=signals,
@@ -133,6 +118,72 @@ def run(
         return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again)
     finally:
         inputs.error_files.remove()  # an agent that was killed has left them
+
+
+def _policy(spec: JobSpec, draft: Plan) -> Policy:
+    """Return what the user decided about the workers of this node."""
+    return Policy(
+        ranks=draft.ranks,
+        stop_signals=spec.ending_signals,
+        grace_period=spec.grace_period,
+        debug_rank=spec.debug_rank,
+        notices=frozenset(spec.requeue_on),
+        progress_interval=(spec.hang_timeout or 0.0) / _LOOKS,
+        lazy_progress_interval=_AT_REST,
+        stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
+    )
+
+
+def _check_ports(spec: JobSpec, draft: Plan) -> None:
+    """Refuse a port that is taken where rank 0 is to use it, and a host without a loopback interface that works.
+
+    Raises:
+        LaunchError: it is so.
+    """
+    if draft.master_port and 0 in draft.ranks:
+        port.reserve(draft.master_port, draft.reasons["master_port"], named=spec.no_control).release()
+    if draft.world_size > 1 and draft.master_addr == LOOPBACK:
+        port.check_loopback()
+
+
+def _check_debuggers(spec: JobSpec, env: Mapping[str, str], draft: Plan, among_nodes: Allocation | None) -> None:
+    """Refuse a debugger in a worker of this node that lacks what it needs; `among_nodes` are the nodes, if they are several.
+
+    Raises:
+        LaunchError: there is no terminal, or no debugpy.
+    """
+    is_here = spec.debug_rank is None or spec.debug_rank in draft.ranks
+    if (asked := spec.wants_terminal) and is_here and not (os.isatty(0) and os.isatty(1)):
+        hint = "run it in a terminal"
+        if among_nodes is not None:
+            hint += f", on each node whose ranks it is for{_PTY if among_nodes.cluster == 'slurm' else ''}"
+        raise LaunchError(
+            f"{asked.partition(' ')[0]} needs a terminal for its worker, but stdin or stdout is none", hint=hint
+        )
+    if spec.debugpy_ranks is not None and draft.interpreter is not None:
+        check_debugpy(draft.interpreter, token.public(env))
+
+
+def check_debugpy(python: str, env: Mapping[str, str]) -> None:
+    """Check that the interpreter of the workers has debugpy.
+
+    Raises:
+        LaunchError: it has none.
+    """
+    import shlex  # few jobs need it
+    import subprocess
+
+    try:
+        asked = subprocess.run(
+            [python, "-c", _HAS_DEBUGPY], env=env, timeout=_DEBUGPY_WITHIN, check=False, capture_output=True
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"--debugpy: {python} does not say whether it has debugpy: {error}") from None
+    if asked.returncode:
+        raise LaunchError(
+            f"--debugpy needs debugpy, which {python} does not have",
+            hint=f"{shlex.quote(python)} -m pip install debugpy",
+        )
 
 
 def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:

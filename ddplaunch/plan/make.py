@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ddplaunch.cluster import Allocation, Task
-from ddplaunch.devices import Device, Hardware
+from ddplaunch.devices import Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, PlannedAgent, WorkerPlan, assign, variables
@@ -46,61 +46,30 @@ def make_plan(
     """
     workers, workers_reason = count_workers(spec, allocation, node)
     task = allocation.task
-    owned = assign.own(spec, workers, node.devices)
-    if task is not None:
-        owned = assign.of_task(task, node.devices)
-    chosen_backend, backend_reason = _backend(spec, allocation, node, owned, agreed)
-    index = agreed.index if agreed is not None else agent_index(allocation)
-    if agents is None:
-        agents = agreed.agents if agreed is not None else agents_like(allocation, index, node, workers)
-    if ranks is None:
-        ranks = ranks_of_all(agents)
-    _check_debugged_ranks(spec, world_size=ranks[-1].stop)
-    node_rank, nnodes = (index, len(agents)) if task is None else (task.node_rank, task.nnodes)
-    address = agreed.address if agreed is not None else allocation.endpoint.address or agents[0].host
-    pin_mode, pin_reason = assign.choose_pin(spec, owned)
-    caller = {**node.env, **dict(spec.env)}
-    cpus = _cpus(spec, task, node, owned)
-    omp, threads_reason = threads(spec, cpus.usable, cpus.sharing, caller.get("OMP_NUM_THREADS"))
-    common = variables.common(spec, caller, run_id=run_id, backend=chosen_backend, address=address, omp=omp)
+    owned = assign.own(spec, workers, node.devices) if task is None else assign.of_task(task, node.devices)
+    backend, backend_reason = _backend(spec, allocation, node, owned, agreed)
+    here = _here(spec, allocation, node, owned, agreed, agents, ranks)
+    omp, threads_reason = threads(spec, here.cpus.usable, here.cpus.sharing, here.caller.get("OMP_NUM_THREADS"))
+    common = variables.common(spec, here.caller, run_id=run_id, backend=backend, address=here.address, omp=omp)
     if interface is not None:
-        common.update(variables.socket_interface_variables(interface, caller))
-    shares = _shares(spec, owned, allocation, node, caller)
-    here = _Here(
-        spec=spec,
-        node=node,
-        task=task,
-        workers=workers,
-        world_size=ranks[-1].stop,
-        node_rank=node_rank,
-        nnodes=nnodes,
-        host=agents[index].host or host_of(allocation, node.host),
-        pin_mode=pin_mode,
-        caller=caller,
-    )
-    plans = tuple(
-        _worker(
-            here, rank, local_index, owned[local_index], cpus.of_workers[local_index], {**common, **shares[local_index]}
-        )
-        for local_index, rank in enumerate(ranks[index])
-    )
-    preload, why_fresh = _preload(spec, plans, caller, node, cpus.usable)
-    keep_warm, why_not_kept = _keep_warm(spec, preload, why_fresh, allocation, caller)
+        common.update(variables.socket_interface_variables(interface, here.caller))
+    plans = tuple(_worker(here, index, {**common, **share}) for index, share in enumerate(_mps_shares(here)))
+    start = _start(here, plans)
     return Plan(
         run_id=run_id,
         cluster=allocation.cluster,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        agents=agents,
-        master_addr=address,
+        nnodes=here.nnodes,
+        node_rank=here.node_rank,
+        agents=here.agents,
+        master_addr=here.address,
         master_port=allocation.endpoint.port or None,
         init_method=_init_method(spec),
-        backend=chosen_backend,
-        pin=pin_mode,
+        backend=backend,
+        pin=here.pin,
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
         workers=plans,
-        preload=preload,
-        keep_warm=keep_warm,
+        preload=start.preload,
+        keep_warm=start.keep_warm,
         secret=frozenset(spec.secret),
         preload_is_asked=spec.start_method != "auto",
         authenticated=allocation.authenticated,
@@ -113,20 +82,10 @@ def make_plan(
             "threads": threads_reason,
             "master_addr": allocation.endpoint.address_reason,
             "master_port": allocation.endpoint.port_reason,
-            "pin": pin_reason,
-            **_start_reason(spec, preload, len(plans), cpus.usable),
-            **({"warm": why_not_kept} if why_not_kept else {}),
+            "pin": here.pin_reason,
+            **start.reasons,
         },
-        notes=(
-            *spec.remarks,
-            *allocation.notes,
-            *node.hardware.notes,
-            *_unusable(owned, node.build),
-            *cpus.notes,
-            *_crowded(len(plans), cpus.usable),
-            *assign.pin_notes(spec, pin_mode, owned),
-            *([_no_effect(spec, why_fresh)] if why_fresh else []),
-        ),
+        notes=(*_notes(here), *start.notes),
     )
 
 
@@ -188,32 +147,72 @@ def _cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Owned) -> 
 
 
 class _Here(Struct, frozen=True, kw_only=True):
-    """What all workers of this node have in common."""
+    """What is decided about this node before its workers."""
 
     spec: JobSpec
+    allocation: Allocation
     node: Node
-    task: Task | None
-    workers: int  # of this agent
+    agents: tuple[PlannedAgent, ...]  # of the whole job
+    ranks: range  # of the workers of this agent
+    owned: assign.Owned  # their devices
+    cpus: _Cpus
     world_size: int
     node_rank: int
     nnodes: int
     host: str
-    pin_mode: str
+    address: str  # MASTER_ADDR
+    pin: str
+    pin_reason: str
     caller: Mapping[str, str]  # the variables that workers would have without ddplaunch
 
 
-def _worker(
-    here: _Here, rank: int, index: int, owned: tuple[Device, ...], cpus: tuple[int, ...], common: Mapping[str, str]
-) -> WorkerPlan:
-    """Return the plan of the worker with this rank, the one at `index` here, from its devices, CPUs and the variables of all."""
-    spec, node, task = here.spec, here.node, here.task
+def _here(
+    spec: JobSpec,
+    allocation: Allocation,
+    node: Node,
+    owned: assign.Owned,
+    agreed: Agreed | None,
+    agents: tuple[PlannedAgent, ...] | None,
+    ranks: Sequence[range] | None,
+) -> _Here:
+    """Decide where this node is in the job, and how its workers are bound to devices and CPUs."""
+    index, task = agreed.index if agreed is not None else agent_index(allocation), allocation.task
+    if agents is None:
+        agents = agreed.agents if agreed is not None else agents_like(allocation, index, node, len(owned))
+    if ranks is None:
+        ranks = ranks_of_all(agents)
+    _check_debugged_ranks(spec, world_size=ranks[-1].stop)
+    pin, pin_reason = assign.choose_pin(spec, owned)
+    return _Here(
+        spec=spec,
+        allocation=allocation,
+        node=node,
+        agents=agents,
+        ranks=ranks[index],
+        owned=owned,
+        cpus=_cpus(spec, task, node, owned),
+        world_size=ranks[-1].stop,
+        node_rank=index if task is None else task.node_rank,
+        nnodes=len(agents) if task is None else task.nnodes,
+        host=agents[index].host or host_of(allocation, node.host),
+        address=agreed.address if agreed is not None else allocation.endpoint.address or agents[0].host,
+        pin=pin,
+        pin_reason=pin_reason,
+        caller={**node.env, **dict(spec.env)},
+    )
+
+
+def _worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPlan:
+    """Return the plan of a worker, which is the one at `index` here; it gets the variables `common` besides its own."""
+    spec, node, task = here.spec, here.node, here.allocation.task
+    rank, owned = here.ranks[index], here.owned[index]
     local_rank = index if task is None else task.local_rank
-    device, pinned = assign.bind_device(spec, here.pin_mode, owned, node.devices, node.hardware)
+    device, pinned = assign.bind_device(spec, here.pin, owned, node.devices, node.hardware)
     identity = variables.of_place(
         rank=rank,
         local_rank=0 if spec.virtual_local_rank else local_rank,
         world_size=here.world_size,
-        local_world_size=here.workers if task is None else task.local_world_size,
+        local_world_size=len(here.ranks) if task is None else task.local_world_size,
         node_rank=here.node_rank,
         nnodes=here.nnodes,
         role=spec.role,
@@ -233,9 +232,69 @@ def _worker(
         },
         device=device,
         devices=tuple(device.uuid or str(device) for device in owned),
-        cpus=cpus,
+        cpus=here.cpus.of_workers[index],
         terminal=_has_terminal(spec, node, rank, here.world_size),
         stdin=rank == 0 and spec.debug_rank is None and not spec.debug_on_error,
+    )
+
+
+def _mps_shares(here: _Here) -> Sequence[Mapping[str, str]]:
+    """Return, for each worker, the variables that limit its part of a GPU that several share by MPS."""
+    if not here.spec.mps:
+        return [{}] * len(here.owned)
+    started_per_rank = here.allocation.task is not None
+    assign.check_mps(here.spec, here.owned, here.node.mps_control, started_per_rank=started_per_rank)
+    return assign.mps_shares(here.owned, here.caller)
+
+
+class _Start(Struct, frozen=True, kw_only=True):
+    """How the workers are started: as fresh processes, or by a fork server."""
+
+    preload: tuple[str, ...] | None = None  # what the fork server imports; None: workers are fresh processes
+    keep_warm: int | None = None  # seconds for which it is kept for the next run
+    reasons: Mapping[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+
+def _start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
+    """Decide whether a fork server starts the workers, and whether it stays for the next run."""
+    spec, node, usable = here.spec, here.node, here.cpus.usable
+    # workers that have a CPU each import at the same time: to fork them saves nothing
+    may = len(plans) > usable and b"torch" in node.script and not (node.hardware.devices or node.hardware.granted)
+    is_considered = spec.start_method == "forkserver" or (spec.start_method == "auto" and may)
+    if not is_considered and spec.keep_warm is None:
+        return _Start()
+    from ddplaunch.plan import start_method  # few jobs need it
+
+    preload, why_fresh, keep_warm, why_cold = None, None, None, ""
+    if is_considered:
+        preload, why_fresh = start_method.modules(spec, plans, here.caller, node.script)
+    if spec.keep_warm is not None:
+        keep_warm, why_cold = start_method.keep_warm(spec, preload, here.allocation, here.caller)
+        why_cold = why_fresh or why_cold
+    reasons = {}
+    if preload is not None:
+        shared = f"{len(plans)} workers share {count(usable, 'CPU')}"
+        reasons["start"] = shared if spec.start_method == "auto" else spec.origin("start_method")
+    if why_cold:
+        reasons["warm"] = why_cold
+    notes = (f"{start_method.asked(spec)} has no effect: {why_fresh}",) if why_fresh else ()
+    return _Start(preload=preload, keep_warm=keep_warm, reasons=reasons, notes=notes)
+
+
+def _notes(here: _Here) -> tuple[str, ...]:
+    """Return what a reader of the plan should know."""
+    spec, workers, usable = here.spec, len(here.ranks), here.cpus.usable
+    is_crowded = workers > _MOST_ON_A_CPU * usable  # a number that was hardly meant
+    crowded = f"{workers} workers share {count(usable, 'CPU')}; `--nproc-per-node cpu` starts one for each"
+    return (
+        *spec.remarks,
+        *here.allocation.notes,
+        *here.node.hardware.notes,
+        *_unusable(here.owned, here.node.build),
+        *here.cpus.notes,
+        *([crowded] if is_crowded else []),
+        *assign.pin_notes(spec, here.pin, here.owned),
     )
 
 
@@ -244,58 +303,6 @@ def _cannot_use(spec: JobSpec, allocation: Allocation, node: Node, owned: assign
     if not node.hardware.granted and spec.backend not in ("nccl", "xccl"):
         return ""
     return assign.check_granted(spec, allocation, node, owned)
-
-
-def _shares(
-    spec: JobSpec, owned: assign.Owned, allocation: Allocation, node: Node, caller: Mapping[str, str]
-) -> Sequence[Mapping[str, str]]:
-    """Return the variables that limit each worker's part of a GPU that several share by MPS."""
-    if not spec.mps:
-        return [{}] * len(owned)
-    assign.check_mps(spec, owned, node.mps_control, started_per_rank=allocation.task is not None)
-    return assign.mps_shares(owned, caller)
-
-
-def _preload(
-    spec: JobSpec, plans: Sequence[WorkerPlan], caller: Mapping[str, str], node: Node, usable: int
-) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return what a fork server imports, and why there is none although one was asked for."""
-    # workers that have a CPU each import at the same time: to fork them saves nothing
-    may = len(plans) > usable and b"torch" in node.script and not (node.hardware.devices or node.hardware.granted)
-    if spec.start_method == "forkserver" or (spec.start_method == "auto" and may):
-        from ddplaunch.plan import start_method  # few jobs need it
-
-        return start_method.modules(spec, plans, caller, node.script)
-    return None, None
-
-
-def _no_effect(spec: JobSpec, why_fresh: str) -> str:
-    """Note that workers are fresh processes although a fork server was asked for."""
-    from ddplaunch.plan import start_method
-
-    return f"{start_method.asked(spec)} has no effect: {why_fresh}"
-
-
-def _keep_warm(
-    spec: JobSpec,
-    preload: tuple[str, ...] | None,
-    why_fresh: str | None,
-    allocation: Allocation,
-    caller: Mapping[str, str],
-) -> tuple[int | None, str]:
-    """Return for how many seconds what has imported is kept, and why it is not although that was asked for."""
-    if spec.keep_warm is None:
-        return None, ""
-    from ddplaunch.plan import start_method
-
-    return (None, why_fresh) if why_fresh else start_method.keep_warm(spec, preload, allocation, caller)
-
-
-def _start_reason(spec: JobSpec, preload: tuple[str, ...] | None, workers: int, usable: int) -> dict[str, str]:
-    if preload is None:
-        return {}
-    shared = f"{workers} workers share {count(usable, 'CPU')}"
-    return {"start": shared if spec.start_method == "auto" else spec.origin("start_method")}
 
 
 def _no_debugger(spec: JobSpec, caller: Mapping[str, str], rank: int) -> dict[str, str]:
@@ -318,13 +325,6 @@ def _unusable(owned: assign.Owned, build: TorchBuild | None) -> list[str]:
     if build is None or not any(owned) or not (why := assign.cannot_use(build, owned[0][0].kind)):
         return []
     return [f"{why}, so it cannot use the accelerators: install another, or use --nproc-per-node cpu"]
-
-
-def _crowded(workers: int, usable: int) -> list[str]:
-    """Note that there are far more workers than CPUs: a number that was hardly meant."""
-    if workers <= _MOST_ON_A_CPU * usable:
-        return []
-    return [f"{workers} workers share {count(usable, 'CPU')}; `--nproc-per-node cpu` starts one for each"]
 
 
 def _bind(spec: JobSpec, sharing: assign.Owned, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launcher.debugpy import check
+from ddplaunch.launcher.node import check_debugpy
 from tests.conftest import PATIENCE, until
 
 NOBODY = 54321  # a user without an entry in the user database
@@ -160,7 +160,7 @@ def test_the_check_for_debugpy_runs_nothing_of_the_working_directory(tmp_path, m
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\n")
     monkeypatch.chdir(tmp_path)
-    check(sys.executable, dict(os.environ))
+    check_debugpy(sys.executable, dict(os.environ))
     assert not (tmp_path / "ran").exists()
 
 
