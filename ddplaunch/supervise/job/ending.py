@@ -96,7 +96,7 @@ def _why_in_vain(state: State, failure: WorkerExit) -> str:
     if state.why is not Why.FAILED or not (found := _import_failure(failure)):
         return ""
     if all_failed_at_same_import(state.exits):
-        ranks = "the only rank" if len(state.exits) == 1 else f"all {len(state.exits)} ranks"
+        ranks = {1: "the only rank", 2: "both ranks"}.get(len(state.exits), f"all {len(state.exits)} ranks")
         return f"{ranks} failed at the same import in the first lines of the program, as at any further start"
     if found == state.import_failure:
         return f"rank {failure.rank} failed at the same import in the first lines of the program as before the restart"
