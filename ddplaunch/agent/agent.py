@@ -181,7 +181,7 @@ class Agent:
                         question,
                         lambda answered: loop.post(events.QuestionAnswered(answered)),
                         plan=generations.plan,
-                        quiet=self._workers.quiet if self._workers is not None else {},
+                        written=self._workers.written if self._workers is not None else {},
                         debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
                     ),
                     lambda why: self._report_no_answer(number, why),

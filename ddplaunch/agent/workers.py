@@ -18,7 +18,7 @@ from ddplaunch.agent.events import WorkerEnded
 from ddplaunch.agent.starter import CannotStart, Starter, WorkerPipes
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
-from ddplaunch.output.streams import Stream
+from ddplaunch.output.streams import Stream, Written
 from ddplaunch.plan.variables import init_file
 from ddplaunch.process.child import RunningWorker, StartError
 from ddplaunch.report import error_file
@@ -71,6 +71,14 @@ class Workers:
         """How many seconds ago each has last written to its pipes, by rank, as far as any has."""
         now = self._loop.now()
         return {rank: max(0.0, now - at) for rank, at in self._output.written_at.items()}
+
+    @property
+    def written(self) -> dict[int, Written]:
+        """What each has written to its pipes, by rank, as far as any has."""
+        output = self._output
+        return {
+            rank: Written(quiet, output.written[rank], output.last_line(rank)) for rank, quiet in self.quiet.items()
+        }
 
     def has_written(self, rank: int, since: float) -> bool:
         """Whether this worker has written to its pipes since then, or may have had to wait until it could."""

@@ -31,6 +31,7 @@ VERBS = {
     "plan": ("job", "Show what would be started, and why; start nothing."),
     "submit": ("submit", "Queue the job in Slurm."),
     "ps": ("running", "Show your running jobs and their workers."),
+    "top": ("running", "Watch the workers of a running job, in a table."),
     "logs": ("running", "Show what the workers of a run write, or have written."),
     "stacks": ("running", "Show where the workers of a running job are, and who waits for whom."),
     "attach": ("running", "Open a debugger in a worker of a running job."),

@@ -71,7 +71,7 @@ _WORDS_FOR = {
     "omp-num-threads": "--threads", "log-level": "--verbose", "export": "--env", "e": "--env",
     **dict.fromkeys(("pdb", "ipdb", "post-mortem"), "--debug"), "vscode": "--debugpy",
 }  # fmt: skip
-_VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status", "top"), "ps")}
+_VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status"), "ps"), "watch": "top"}
 # verbs that other tools have, and what serves in their place
 _LOOK = "`ddplaunch plan train.py` shows what is found here and what would be started, and starts nothing"
 _SERVES = {

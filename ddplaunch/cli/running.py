@@ -63,6 +63,22 @@ def ps(env: Env, as_json: bool) -> int:
     return show(verb.show(env, as_json=as_json))
 
 
+@click.command(
+    help="Watches the workers of a running job, in a table that is looked at anew twice a second: what each does, its share of a "
+    "CPU, its memory, how much it writes and its last line. The arrow keys choose a worker; `s` shows where all workers are, `l` "
+    f"the log of the chosen one, `a` opens a debugger in it, `k` stops the job, `q` leaves. {_RUN}",
+    cls=Command,
+    takes=_ONE_RUN,
+)
+@_run
+@click.pass_obj
+def top(env: Env, run: str | None) -> int:
+    """Watch the workers."""
+    from ddplaunch.runs import top as verb
+
+    return verb.show(env, run, _say)
+
+
 @click.command(cls=Command, takes=_ONE_RUN)
 @_of_ranks
 @click.option("-f", "--follow", is_flag=True, help="Shows what is written from now on, too, until the run ends.")

@@ -158,6 +158,8 @@ class WorkerStatus(Struct, frozen=True, array_like=True):
     cpu_seconds: Duration  # user and system, of it and the children that it waited for
     rss: Size  # bytes
     quiet: Duration | None  # seconds since it last wrote to stdout or stderr; None: never, or not through us
+    written: Size = 0  # bytes that it has written there
+    last: Piece = ""  # the end of it: a line, or a state of a bar
 
 
 class NodeStatus(Struct, frozen=True, tag="status"):

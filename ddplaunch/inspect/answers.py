@@ -39,12 +39,14 @@ from ddplaunch.control.questions import (
 from ddplaunch.control.requests import encode
 from ddplaunch.fields import line, number, piece, size, text
 from ddplaunch.inspect import Call, Group, Sample, Thread
+from ddplaunch.output.streams import Written
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.process.child import RunningWorker
 from ddplaunch.process.tree import usage
 from ddplaunch.supervise.outcome import Frame
 
 T = TypeVar("T", bound=Hashable)
+_LONGEST = 100  # characters of a worker's last line
 _ROOM = 4096  # bytes of a frame for what is around an answer
 _NATIVE = 20_000  # characters of a process
 _MOST_AT_END = 1 << 20  # bytes
@@ -57,14 +59,14 @@ _STATES = {"D": "uninterruptible", "T": "suspended", "t": "traced"}  # by the le
 def status(
     plans: Sequence[WorkerPlan],
     running: Mapping[int, RunningWorker],
-    quiet: Mapping[int, float],
+    written: Mapping[int, Written],
     debugged: frozenset[int],
 ) -> Answer:
-    """Return what each worker does; `quiet`: how many seconds ago each has written, `debugged`: those that have a debugger."""
+    """Return what each worker does; `debugged`: those that have a debugger."""
     now = time.monotonic()
     workers = []
     for plan in plans[:MAX_WORKERS]:
-        rank, worker = plan.rank, running.get(plan.rank)
+        rank, worker, output = plan.rank, running.get(plan.rank), written.get(plan.rank)
         used = usage(worker.pid) if worker is not None else None
         state, how = _state(worker, used.state if used is not None else "", rank in debugged)
         workers.append(
@@ -78,7 +80,9 @@ def status(
                 seconds=max(0.0, now - worker.started_at) if worker is not None else 0.0,
                 cpu_seconds=used.cpu_seconds if used is not None else 0.0,
                 rss=used.rss if used is not None else 0,
-                quiet=quiet.get(rank),
+                quiet=output.seconds if output is not None else None,
+                written=output.size if output is not None else 0,
+                last=piece(output.last, _LONGEST) if output is not None else "",
             )
         )
     return _bounded(NodeStatus(tuple(workers)))

@@ -27,6 +27,7 @@ from ddplaunch.supervise import node
 if TYPE_CHECKING:
     from ddplaunch.control.questions import Answer, Answered, Question
     from ddplaunch.loop.loop import Asked
+    from ddplaunch.output.streams import Written
     from ddplaunch.plan import Plan
 
 T = TypeVar("T")
@@ -202,13 +203,13 @@ class Inspection:
         reply: Callable[[Answered], None],
         *,
         plan: Plan,
-        quiet: Mapping[int, float],
+        written: Mapping[int, Written],
         debugged: frozenset[int],
     ) -> None:
         """Answer a question about the workers, now or later, by a call of `reply`, unless too many are being answered.
 
-        `plan` tells of the workers while there are none, `quiet` how many seconds ago each has written to its pipes; `debugged`
-        are the ranks that have a debugger.
+        `plan` tells of the workers while there are none, `written` what each has written to its pipes; `debugged` are the ranks
+        that have a debugger.
         """
         from ddplaunch.control.questions import Answered, AskStacks, AskStatus, NoAnswer, NodeArrivals  # few are asked
         from ddplaunch.inspect import answers
@@ -223,7 +224,7 @@ class Inspection:
         if len(self._asked) >= MAX_QUESTIONS:
             return answered(NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
         if isinstance(question, AskStatus):
-            return answered(answers.status(plan.workers, self._running, quiet, debugged))
+            return answered(answers.status(plan.workers, self._running, written, debugged))
         if isinstance(question, AskStacks):
             made = partial(answers.stacks, threads=question.threads)
             workers = self._running.values()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.output.display import Display
-from ddplaunch.output.plain import PlainText
+from ddplaunch.output.plain import PlainText, without_escapes
 from ddplaunch.output.prefix import Prefix
 from ddplaunch.output.streams import Stream
 from ddplaunch.runlog.file_queue import Log
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 _NODES_AT_ONCE = 8  # whose bars pass on as often as is seen; of more nodes, less often
 TAIL = 8192  # bytes of stderr kept for the failure report
+_RECENT = 500  # bytes kept of what each worker wrote last
 
 Put = Callable[[Stream, bytes], None]
 
@@ -51,6 +54,8 @@ class Output:
         self._filters: dict[tuple[int, Stream], tuple[LineFilter, Prefix, Log]] = {}
         self._filter_logs: list[Log] = []
         self.written_at: dict[int, float] = {}  # when each worker has last written, by the clock of deadlines
+        self.written: Counter[int] = Counter()  # bytes, by rank
+        self._recent: dict[int, tuple[Stream, bytes]] = {}
         self.muted = False  # what would be shown is dropped and counted
         self.dropped = 0  # bytes so far
         self._hidden = False  # nothing is shown: a debugger has the terminal
@@ -59,7 +64,8 @@ class Output:
     def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
         """Expect output of this worker."""
         self._tails[rank] = b""
-        self.written_at.pop(rank, None)
+        for of_last_generation in (self.written_at, self.written, self._recent):
+            of_last_generation.pop(rank, None)
         self._ended -= {(rank, stream) for stream in Stream}
         self._logs.update(((rank, stream), log) for stream, log in zip(Stream, logs or (), strict=False))
 
@@ -74,6 +80,9 @@ class Output:
     def received(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
         """Take what a worker wrote."""
         self.written_at[rank] = at
+        self.written[rank] += len(data)
+        before, recent = self._recent.get(rank, (stream, b""))
+        self._recent[rank] = (stream, ((recent if before is stream else b"") + data[-_RECENT:])[-_RECENT:])
         if self._status:
             self.show_status((), "", at)
         self._write(rank, stream, self._plain_text(rank, stream).feed(data, at) if rank in self._on_terminal else data)
@@ -141,6 +150,11 @@ class Output:
         if len(tail) == TAIL:
             tail = tail.partition(b"\n")[2]
         return tail.decode(errors="replace")
+
+    def last_line(self, rank: int) -> str:
+        """Return the last line that a worker wrote, or the end of a long one; of a progress bar its last state."""
+        lines = re.split(rb"[\r\n]+", without_escapes(self._recent.get(rank, (Stream.OUT, b""))[1]))
+        return next((text for line in reversed(lines) if (text := line.decode(errors="replace").strip())), "")
 
     @property
     def deadline(self) -> float | None:

@@ -38,6 +38,14 @@ class ShownWorker(Struct, frozen=True, kw_only=True):
     streams: frozenset[Stream] = BOTH  # those that go to the console; empty: a hidden worker
 
 
+class Written(Struct, frozen=True):
+    """What a worker has written to its pipes."""
+
+    seconds: float  # since the last of it
+    size: int  # bytes
+    last: str  # the last line, or state of a progress bar; of a long one the end
+
+
 class Screen(Struct, frozen=True, kw_only=True):
     """The streams of the command's console: which are terminals, which get colours."""
 

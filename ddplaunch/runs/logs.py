@@ -117,7 +117,7 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
             if log not in readers and (want.ranks is None or log.rank in want.ranks):
                 readers[log] = _ShownLog(log, want.since)
     if want.follow:
-        say(f"{run.name} {_how_it_ended(folder)}")
+        say(f"{run.name} {how_it_ended(folder)}")
     return OK
 
 
@@ -235,16 +235,27 @@ def _heading(run: Known, others: list[Known]) -> str:
     """Say whose logs are shown: people have several runs, and a log says nothing of which it is."""
     text = f"logs of {heading(run)}"
     if run.replies is None and not goes_on(run.folder):
-        text += f"; {_how_it_ended(run.folder)}"
+        text += f"; {how_it_ended(run.folder)}"
     if others:
         names = some((f"{other.name} ({other.program})" for other in newest_first(others)), 3)
         text += f"; not those of {names}, which {'runs' if len(others) == 1 else 'run'} here too"
     return text
 
 
-def _how_it_ended(folder: str) -> str:
+def how_it_ended(folder: str) -> str:
+    """Say how the run that has left this folder ended."""
     status = _read(folder, "summary.json", "status")
     return f"has ended with status {status}" if isinstance(status, int) else "was killed"
+
+
+def first_failure(folder: str) -> str:
+    """Say what failed first in that run, and where; "" if nothing did, or nothing is known of it."""
+    failure = _read(folder, "summary.json", "first_failure")
+    if not isinstance(failure, dict):
+        return ""
+    rank, how, error, host = (failure.get(name) for name in ("rank", "how", "error", "host"))
+    there = f" on {printable(str(host))}" if host and host != os.uname().nodename else ""
+    return f"rank {rank}{there} failed: {printable(str(error or how))}" if isinstance(rank, int) else ""
 
 
 def _read(folder: str, name: str, key: str) -> object:

@@ -53,6 +53,20 @@ def render(replies: RunReplies) -> Block:
     """Show one run, and its workers below it."""
     run = replies.run
     if run is None:
+        return facts_of(replies)
+    parts: list[Block] = [facts_of(replies)]
+    if rows := [_row(node, worker) for node in _by_rank(replies.nodes) for worker in _workers(node)]:
+        shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
+        parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
+    problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
+    parts += [line(f"  {printable(run.straggler)}")] if run.straggler else []
+    return section(*parts, *(line(("  " + problem, ODD)) for problem in problems))
+
+
+def facts_of(replies: RunReplies) -> Words:
+    """Return the line that says what a run is and does."""
+    run = replies.run
+    if run is None:
         return line((short(name_of(replies)), NAME), f": {printable(replies.problem)}{_on_disk(replies)}")
     restarts = f", restart {run.restarts} of {run.max_restarts}" if run.restarts else ""
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
@@ -61,21 +75,8 @@ def render(replies: RunReplies) -> Block:
     pace = f", {_pace(run.steps_per_second)}" if run.steps_per_second else ""
     phase_style = GOOD if run.phase == "running" else ODD
     facts = f"{workers}, for {duration(run.seconds)}{restarts}{pace}: "
-    parts: list[Block] = [
-        line(
-            (short(name_of(replies)), NAME),
-            ": ",
-            (phase, phase_style),
-            facts,
-            (run.command.replace("\n", r"\n"), COMMAND),
-        )
-    ]
-    if rows := [_row(node, worker) for node in _by_rank(replies.nodes) for worker in _workers(node)]:
-        shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
-        parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
-    problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
-    parts += [line(f"  {printable(run.straggler)}")] if run.straggler else []
-    return section(*parts, *(line(("  " + problem, ODD)) for problem in problems))
+    command = run.command.replace("\n", r"\n")
+    return line((short(name_of(replies)), NAME), ": ", (phase, phase_style), facts, (command, COMMAND))
 
 
 def _on_disk(replies: RunReplies) -> str:
@@ -94,14 +95,14 @@ def _row(node: NodeReply, worker: WorkerStatus) -> dict[str, str | Words]:
         "host": node.host,
         "pid": str(worker.pid) if worker.pid else "",
         "device": worker.device,
-        "state": _state(worker),
-        "cpu": f"{_cpu_percent(worker):.0f}%" if alive else "",
+        "state": state_of(worker),
+        "cpu": f"{percent_of_cpu(worker):.0f}%" if alive else "",
         "memory": size(worker.rss) if alive else "",
         "quiet": duration(worker.quiet) if alive and worker.quiet is not None else "",
     }
 
 
-def _state(worker: WorkerStatus) -> Words:
+def state_of(worker: WorkerStatus) -> Words:
     """Return how a worker is, or how it has ended."""
     failed = worker.how not in ("", _ENDED_WELL)
     return line((worker.how or worker.state, BAD if failed else _STYLES.get(worker.state, ODD)))
@@ -132,7 +133,7 @@ def _data(replies: RunReplies) -> dict[str, Any]:
                 "node_rank": node.node_rank,
                 "host": node.host,
                 **{name: getattr(worker, name) for name in worker.__struct_fields__},
-                "cpu_percent": round(_cpu_percent(worker), 1),
+                "cpu_percent": round(percent_of_cpu(worker), 1),
             }
             for node in _by_rank(replies.nodes)
             for worker in _workers(node)
@@ -163,6 +164,6 @@ def _pace(steps_per_second: float) -> str:
     return f"{steps_per_second:.3g} steps/s" if steps_per_second >= 1 else f"{duration(1 / steps_per_second)} a step"
 
 
-def _cpu_percent(worker: WorkerStatus) -> float:
+def percent_of_cpu(worker: WorkerStatus) -> float:
     """Since it was started, as ps(1) says it; 0 in the first moment, of which there is no saying."""
     return 100 * worker.cpu_seconds / worker.seconds if worker.seconds >= _MOMENT else 0.0

@@ -37,7 +37,7 @@ EXIT = [
     "",
     "l",
 ]
-WORKER = [3, 1, 9, "cpu", "running", "", 1.0, 0.5, 4096, None]
+WORKER = [3, 1, 9, "cpu", "running", "", 1.0, 0.5, 4096, None, 12, "epoch 1"]
 HELLO = {
     "type": "hello",
     "requested_rank": 1,
