@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from ddplaunch.output.bars import LONGEST, OPEN, Bar, condense, kinds
-from ddplaunch.output.prefix import RESET
+from ddplaunch.output.streams import RESET
 from ddplaunch.words import compress
 
 _SHARE = 3  # a third of the screen at most

@@ -12,14 +12,12 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch.output.lines import Lines, LoneLines
-from ddplaunch.output.prefix import Prefix, Prefixes, without_torchs
-from ddplaunch.output.streams import Chunks, ShownWorker, Stream
+from ddplaunch.output.streams import Chunks, Prefix, Prefixes, ShownWorker, Stream, without_torchs
 from ddplaunch.supervise.deadline import soonest
 
 if TYPE_CHECKING:
-    from ddplaunch.output.bars import Bar
+    from ddplaunch.output.bars import Bar, Block, FinishedBars
     from ddplaunch.output.collapse import Collapse, Group
-    from ddplaunch.output.finished import Block, FinishedBars
     from ddplaunch.output.tracebacks import Tracebacks
 
 
@@ -261,7 +259,7 @@ class Display:
         if self._alone or self._bare or not isinstance(reader, Lines) or not (reader.draws or reader.drew):
             return
         if self._finished is None:
-            from ddplaunch.output.finished import FinishedBars  # most jobs draw none
+            from ddplaunch.output.bars import FinishedBars  # most jobs draw none
 
             self._finished = FinishedBars()
         self._finished.draws(rank, stream)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddplaunch.output.prefix import RESET, Prefix
 from ddplaunch.output.screen import HIDE_CURSOR, RedrawnRows, moves, split_unfinished
+from ddplaunch.output.streams import RESET, Prefix
 from ddplaunch.supervise.deadline import soonest
 
 MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory

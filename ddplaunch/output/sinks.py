@@ -1,4 +1,4 @@
-"""Writes a worker's bytes to its log, its last part kept for the failure report, and to the display."""
+"""Writes the bytes of workers to their logs and to the display, and keeps the last of them for the failure report."""
 
 from __future__ import annotations
 
@@ -8,21 +8,116 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.output.display import Display
-from ddplaunch.output.plain import PlainText, without_escapes
-from ddplaunch.output.prefix import Prefix
-from ddplaunch.output.streams import Stream
+from ddplaunch.output.lines import MAX_LINE, Lines
+from ddplaunch.output.streams import Prefix, Stream
 from ddplaunch.runlog.file_queue import Log
 from ddplaunch.supervise.deadline import soonest
 
 if TYPE_CHECKING:
     from ddplaunch.output.bars import Bar, BarFeed
-    from ddplaunch.output.filter import LineFilter
 
 _NODES_AT_ONCE = 8  # whose bars pass on as often as is seen; of more nodes, less often
 TAIL = 8192  # bytes of stderr kept for the failure report
 _RECENT = 500  # bytes kept of what each worker wrote last
 
+_ESCAPES = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
+_LONGEST = 1 << 16  # bytes of a line that are passed on before its end
+
 Put = Callable[[Stream, bytes], None]
+
+
+class LineFilter:
+    """Pass on the lines that contain any needle; case-sensitive, no patterns.
+
+    As in torchrun (torch/distributed/elastic/multiprocessing/tail_log.py, which reads with universal newlines) a
+    carriage return ends a line too, and each line comes out with a newline. One that is too long to be held is cut.
+    """
+
+    __slots__ = ("_needles", "_rest", "_returned")
+
+    def __init__(self, needles: Iterable[str]) -> None:
+        self._needles = [needle.encode("utf-8", "surrogateescape") for needle in needles]
+        self._rest = bytearray()  # of the line that has not ended
+        self._returned = False  # the last piece ended with a carriage return, already taken as the line's end
+
+    def feed(self, data: bytes) -> bytes:
+        """Take a piece of any size; return the lines that it completes and that match."""
+        if self._returned and data:
+            data = data.removeprefix(b"\n")
+            self._returned = False
+        if b"\r" in data:
+            self._returned = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._rest += data
+            return self.end() if len(self._rest) > MAX_LINE else b""
+        block = bytes(self._rest) + data[:end]
+        self._rest[:] = data[end:]
+        return self._matching(block)
+
+    def end(self) -> bytes:
+        """Return the line that has not ended, newline added, if it matches."""
+        block = bytes(self._rest) + b"\n" if self._rest else b""
+        self._rest.clear()
+        return self._matching(block)
+
+    def _matching(self, block: bytes) -> bytes:
+        if not any(needle in block for needle in self._needles):
+            return b""  # nearly always, and much faster than line by line
+        return b"".join(
+            line for line in block.splitlines(keepends=True) if any(needle in line for needle in self._needles)
+        )
+
+
+def without_escapes(data: bytes) -> bytes:
+    """Return the data without colours, links and the like."""
+    return re.sub(_ESCAPES, b"", data) if b"\x1b" in data else data
+
+
+class PlainText:
+    """One stream: each piece is passed on at once, except while a bar is drawn, of which a state comes now and then.
+
+    A state ends with a carriage return, as tqdm's do in any log: whatever renders the log finds the last.
+    """
+
+    __slots__ = ("_lines", "_passed")
+
+    def __init__(self) -> None:
+        self._lines = Lines(end_of_state=b"\r")
+        self._passed = b""  # of the line that has not ended
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call flush; None: not before the next feed."""
+        return self._lines.deadline
+
+    def feed(self, data: bytes, at: float) -> bytes:
+        """Take a piece read at this time; return what the log gets."""
+        return self._pass(self._lines.feed(data, at), self._lines.beginning)
+
+    def flush(self, at: float) -> bytes:
+        """Return what is due at this time."""
+        return self._pass(self._lines.flush(at), self._lines.beginning)
+
+    def end(self) -> bytes:
+        """Return what is left; the last line ends as the worker left it."""
+        beginning = self._lines.beginning
+        last = self._lines.end()
+        return self._pass(last[:-1] if beginning and last == beginning + b"\n" else last, b"")
+
+    def _pass(self, block: bytes, beginning: bytes) -> bytes:
+        if block:
+            block, self._passed = _after(self._passed, block), b""
+        # of a link only the whole is known
+        if beginning and len(beginning) <= _LONGEST and b"\x1b]" not in beginning:
+            block, self._passed = block + _after(self._passed, beginning), beginning
+        return without_escapes(block)
+
+
+def _after(passed: bytes, text: bytes) -> bytes:
+    """Return what follows the part of a line that was passed on, or what overwrites it."""
+    return text[len(passed) :] if text.startswith(passed) else b"\r" + text
 
 
 class Output:
@@ -71,8 +166,6 @@ class Output:
 
     def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], log: Log) -> None:
         """Copy the lines of these workers that contain any of `needles` to one more log, each after its rank's header."""
-        from ddplaunch.output.filter import LineFilter  # few jobs ask for it
-
         self._filter_logs.append(log)
         for rank, header in headers.items():
             self._filters[rank, stream] = (LineFilter(needles), Prefix(header.encode()), log)

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.output.display import Display
-from ddplaunch.output.prefix import RESET, STYLES, Prefix
-from ddplaunch.output.streams import BOTH, ShownWorker, Stream, knows_links, moves_cursor, use_colour
+from ddplaunch.output.streams import (
+    BOTH,
+    RESET,
+    STYLES,
+    Prefix,
+    ShownWorker,
+    Stream,
+    knows_links,
+    moves_cursor,
+    use_colour,
+)
 
 OUT, ERR = Stream.OUT, Stream.ERR
 

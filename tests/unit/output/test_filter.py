@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.output import filter as filter_
-from ddplaunch.output.filter import LineFilter
+from ddplaunch.output import sinks
+from ddplaunch.output.sinks import LineFilter
 
 
 def filtered(needles: list[str], data: bytes, size: int) -> bytes:
@@ -53,7 +53,7 @@ def test_a_needle_that_a_piece_cut_is_found() -> None:
 
 
 def test_a_line_that_never_ends_is_cut_and_its_parts_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filter_, "MAX_LINE", 8)
+    monkeypatch.setattr(sinks, "MAX_LINE", 8)
     lines = LineFilter(["loss"])
     assert lines.feed(b"12345678") == b""
     assert lines.feed(b" loss") == b"12345678 loss\n"

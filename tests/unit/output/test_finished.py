@@ -4,9 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddplaunch.output.bars import is_complete, said
+from ddplaunch.output.bars import FinishedBars, is_complete, said
 from ddplaunch.output.display import Display
-from ddplaunch.output.finished import FinishedBars
 from ddplaunch.output.streams import ShownWorker, Stream
 
 OUT, ERR = Stream.OUT, Stream.ERR
