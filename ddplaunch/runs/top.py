@@ -123,7 +123,7 @@ class _Top:
         self._run = run
         self._say = say
         self._colour = colour
-        self._place = run.replies.place
+        self._path = run.replies.socket_path
         self._board = Board()
         self._asks = False  # whether to stop the job
         self.has_ended = False
@@ -145,7 +145,7 @@ class _Top:
                     return
 
     def _look(self) -> bool:
-        found = client.ask_all([self._place], AskStatus(), _WITHIN)
+        found = client.ask_all([self._path], AskStatus(), _WITHIN)
         if found:
             self._board.take(found[0], time.monotonic())
         return bool(found)
@@ -181,7 +181,7 @@ class _Top:
         return True
 
     def _stop(self) -> None:
-        with suppress(OSError, LaunchError), client.connect(self._place) as sock:
+        with suppress(OSError, LaunchError), self._path.connect() as sock:
             for _ in client.replies_of(sock, requests.StopRun(), _WITHIN):
                 break
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.runs.board import Board
-from ddplaunch.runs.client import RunReplies, SocketPlace
+from ddplaunch.runs.client import RunReplies, SocketPath
 from tests.unit.runs.test_find import RUN, WORKER
 
 KEYS = ("up", "down", "page up", "page down", "home", "end", "<", ">", "r", "x")
@@ -24,7 +24,7 @@ def replies(*workers: WorkerStatus, problem: str = "") -> RunReplies:
     """Two nodes, of which the first has all workers and the second does not answer if there is a problem."""
     answer = NoAnswer("has not answered within 0.5 s") if problem else NodeStatus(())
     nodes = (NodeReply(0, "gpu01", NodeStatus(workers)), NodeReply(1, "gpu02", answer))
-    return RunReplies(SocketPlace("/runs/run", "socket"), RUN, nodes, "")
+    return RunReplies(SocketPath("/runs/run", "socket"), RUN, nodes, "")
 
 
 def board(*workers: WorkerStatus) -> Board:
