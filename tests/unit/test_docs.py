@@ -199,7 +199,7 @@ def test_the_reference_has_every_option_and_every_status() -> None:
 
 
 def test_the_page_about_nodes_has_every_message_between_them() -> None:
-    tables = prose(ROOT / "docs/concepts/one-fate.md").partition("**Messages.**")[2].partition("\n### ")[0]
+    tables = prose(ROOT / "docs/design/control-channel.md")
     for head, messages in [("an agent sends", ToCoordinator), ("the coordinator sends", ToAgent)]:
         rows = tables.partition(f"| {head} |")[2].partition("\n\n")[0]
         named = {name for row in rows.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])}
