@@ -64,9 +64,9 @@ def ps(env: Env, as_json: bool) -> int:
 
 
 @click.command(
-    help="Watches the workers of a running job, in a table that is looked at anew twice a second: what each does, its share of a "
-    "CPU, its memory, how much it writes and its last line. The arrow keys choose a worker; `s` shows where all workers are, `l` "
-    f"the log of the chosen one, `a` opens a debugger in it, `k` stops the job, `q` leaves. {_RUN}",
+    help="Watches the workers of a running job in a table: the state of each, its share of a CPU, its memory, its output and its "
+    "last line. The arrow keys choose a worker. `s` shows where all workers are, `l` the log of the chosen one. `a` opens a "
+    f"debugger in it, `k` stops the job, `q` leaves. {_RUN}",
     cls=Command,
     takes=_ONE_RUN,
 )
