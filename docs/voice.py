@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 # how often each habit may occur: lower a figure when you have removed some, never raise one
 BUDGET = {
-    "pages": {"semicolon": 431, "colon": 745, "long": 223, "what": 385, "word": 200},
+    "pages": {"semicolon": 383, "colon": 668, "long": 184, "what": 298, "word": 162},
     "changelog": {"semicolon": 21, "colon": 3, "long": 2, "what": 5, "word": 2},
     "messages": {"semicolon": 98, "long": 5, "what": 16, "word": 9},
 }
@@ -83,7 +83,7 @@ def paragraphs(markdown: str) -> Iterator[tuple[int, str]]:
             yield first, _plain(" ".join(lines))
             lines = []
         code ^= fence
-        if code or fence or not line.strip() or line.startswith(("    ", "<!--")):
+        if code or fence or not line.strip() or line.startswith(("    ", "#", "<!--")):
             continue
         if line.startswith("|"):
             yield from ((number, _plain(cell)) for cell in re.split(r"(?<!\\)\|", line))
@@ -137,8 +137,8 @@ def main(arguments: Sequence[str]) -> int:
     """Compare all with the budget, or show the habits of the files that are named; give the exit status."""
     found = findings()
     if arguments:
-        for _, (habit, place, text) in found:
-            if place.startswith(tuple(arguments)):
+        for kind, (habit, place, text) in found:
+            if place.startswith(tuple(arguments)) and habit in BUDGET[kind]:
                 print(f"{place}: {habit}: {text}")
         return 0
     counts = Counter((kind, finding.habit) for kind, finding in found)

@@ -1,21 +1,18 @@
-"""Train one shared network with several processes and no lock, and measure what too many threads cost.
+"""Train one shared model with several processes and no lock, and measure the cost of too many threads.
 
     ddplaunch examples/hogwild.py
-    ddplaunch examples/hogwild.py --processes 2,4,8 --plot hogwild.png
+    ddplaunch examples/hogwild.py --processes 2 4 8 --plot hogwild.png
 
-The weights lie in shared memory. Every process reads and writes them as it goes, so that steps overlap and an update
-may be lost; the training stands that (Hogwild: Niu, Recht, Re, Wright, 2011). Each number of processes M is run twice:
-with floor(N / M) threads in each process, and with N, which is what torch takes if nobody tells it otherwise. N is the
-number of CPUs that ddplaunch found to be usable and gave to its one worker, which starts the processes.
+The weights are in shared memory. Every process reads and writes them without waiting, so an update may be lost, and the
+training still works (Hogwild: Niu, Recht, Re, Wright, 2011). Each number of processes M runs twice: with floor(N / M)
+threads in each process, and with N threads, torch's default. N is the number of usable CPUs.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from threading import Barrier
 from typing import NamedTuple
@@ -27,7 +24,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import start_processes
 from torch.nn.functional import cross_entropy
 
-HELD_BACK = 360  # images that are never trained on, a fifth
+VAL = 360  # images to validate with
 BATCH = 64  # images
 BAR = 48  # characters of the longest bar
 
@@ -62,8 +59,8 @@ def load_data() -> tuple[Tensor, Tensor]:
     return images[order], torch.tensor(digits.target)[order]
 
 
-def make_network() -> nn.Module:
-    """Return a network that maps N x 1 x 8 x 8 images to the N x 10 scores of the digits."""
+def make_model() -> nn.Module:
+    """Return a model that maps N x 1 x 8 x 8 images to the N x 10 logits of the digits."""
     return nn.Sequential(
         nn.Conv2d(1, 8, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -98,19 +95,19 @@ def train(index: int, work: Work, start: Barrier, taken: Tensor, seconds: Tensor
 def run(processes: int, threads: int, args: argparse.Namespace, images: Tensor, labels: Tensor) -> Run:
     """Train a new network with this many processes, and say how fast and how well."""
     torch.manual_seed(0)
-    model = make_network().share_memory()  # before any gradient exists: those would be shared too
+    model = make_model().share_memory()  # before any gradient exists: those would be shared too
     # each has its own optimizer, so that M processes take about M steps where one takes one: smaller ones, then
     steps, rate = args.steps // processes, 0.1 / processes
     # where every process takes all CPUs, the steps may take minutes on a machine that has other work too
     limit = args.seconds if threads == torch.get_num_threads() > 1 else math.inf
-    work = Work(model, images[HELD_BACK:], labels[HELD_BACK:], threads, steps, limit, rate)
+    work = Work(model, images[VAL:], labels[VAL:], threads, steps, limit, rate)
     taken, seconds = torch.zeros(processes, dtype=torch.int64), torch.zeros(processes)
     start = mp.get_context("forkserver").Barrier(processes)
     # tensors among the arguments are moved to shared memory, and what a process writes to them is seen here
     arguments = (work, start, taken.share_memory_(), seconds.share_memory_())
     start_processes(train, arguments, processes, start_method="forkserver")  # if one fails, it ends all, and says why
     with torch.no_grad():
-        right = model(images[:HELD_BACK]).argmax(dim=1) == labels[:HELD_BACK]
+        right = model(images[:VAL]).argmax(dim=1) == labels[:VAL]
     speed = float(BATCH * taken.sum() / seconds.max())
     return Run(processes, threads, speed, bool((taken == steps).all()), 100 * float(right.float().mean()))
 
@@ -147,26 +144,22 @@ def ratio(pair: tuple[Run, Run]) -> float:
 
 
 def main() -> None:
-    """Measure each number of processes, show it, and fail unless the network has learned."""
-    numbers: Callable[[str], list[int]] = lambda text: [int(part) for part in text.split(",")]  # noqa: E731 - a type
-    parser = argparse.ArgumentParser(description="Hogwild: processes train one shared network without locks.")
-    parser.add_argument("--processes", type=numbers, default=[1, 2, 4], help="how many; several numbers [1,2,4]")
-    parser.add_argument("--steps", type=int, default=800, help="of a run, all its processes together [800]")
+    parser = argparse.ArgumentParser(description="Hogwild: processes train one shared model without locks.")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 2, 4], help="how many, one run for each [1 2 4]"
+    )
+    parser.add_argument("--steps", type=int, default=800, help="of all processes of a run together [800]")
     parser.add_argument("--seconds", type=float, default=3.0, help="after which unbounded runs are cut off [3]")
-    parser.add_argument("--target", type=float, default=90.0, help="fail below this accuracy, in percent [90]")
     parser.add_argument("--plot", type=Path, help="save the ratios as an image; needs matplotlib")
     args = parser.parse_args()
     if not 1 <= min(args.processes) <= max(args.processes) <= args.steps:
-        parser.error("there must be at least one process, and a step for each")
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit("--plot needs matplotlib: pip install matplotlib")
+        parser.error("--processes: at least 1, and at most --steps")
 
     cpus = torch.get_num_threads()  # ddplaunch gives its only worker every CPU that the job may use
     images, labels = (tensor.share_memory_() for tensor in load_data())
-    # processes are forked from one that has imported these already, the first with torch for the first step of an optimizer:
-    # they start in milliseconds instead of seconds
+    # processes fork from one that has imported these, and start in milliseconds; the first step of an optimizer needs _dynamo
     mp.get_context("forkserver").set_forkserver_preload(["torch._dynamo", "sklearn.datasets"])
-    print(f"{cpus} CPUs, {args.steps} steps of {BATCH} images; accuracy on {HELD_BACK} images held back", flush=True)
+    print(f"{cpus} CPUs, {args.steps} steps of {BATCH} images; accuracy on {VAL} other images", flush=True)
     print("processes   threads, images/s (accuracy)      the same, threads unbounded         ratio")
     pairs = []
     for processes in args.processes:
@@ -178,12 +171,6 @@ def main() -> None:
     show(pairs)
     if args.plot:
         save_plot(args.plot, pairs)
-
-    finished = [bounded for bounded, _ in pairs if bounded.finished]
-    if not finished:
-        raise SystemExit(f"no run took all its {args.steps} steps in {args.seconds:g} s; give it more seconds")
-    if (worst := min(run.accuracy for run in finished)) < args.target:
-        raise SystemExit(f"accuracy {worst:.2f}% is below the target of {args.target:g}%")
 
 
 if __name__ == "__main__":

@@ -5,13 +5,12 @@
 
 Shows that `put` copies a tensor into shared memory once, and never again; measures Queue against SimpleQueue, new tensors
 against buffers that the receiver sends back, and both against arrays that are pickled; and shows the pitfall, a sender
-that ends before its tensor is received. It fails if any number arrives wrong, or if more is copied than it says.
+that ends before its tensor is received.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import time
 from multiprocessing.queues import Queue, SimpleQueue
 from multiprocessing.synchronize import Event
@@ -69,16 +68,11 @@ def measure(queue: str, how: str, size: int, count: int) -> None:
         received = torch.as_tensor(out.get())
         if number == 0:
             began = time.perf_counter()  # the first one took as long as a process takes to start
-        if not received[0] == received[-1] == number:
-            raise SystemExit(f"tensor {number} arrived as {received[0]:g} ... {received[-1]:g}")
         if how == "reused":
             keep(received, kept)
         back.put(received if how == "reused" else None)
     each = (time.perf_counter() - began) / (count - 1)
     sender.join()
-    right = size * (BUFFERS if how == "reused" else count)
-    if copied != right:
-        raise SystemExit(f"{queue}, {how}: {copied} bytes were not in shared memory when they were sent, not {right}")
     amount = f"{copied / 1e6:8.1f} MB" + (", several times" if how == "pickled" else "")
     print(f"{queue:12} {how:8} {size / each / 1e6:8,.1f} MB/s {1e6 * each:8,.0f} us each   {amount}", flush=True)
 
@@ -106,8 +100,6 @@ def watch_a_tensor() -> None:
     out.put(None)
     other.join()
     print(f"what comes back lies at {returned.data_ptr():#x}, no copy; the other process wrote {tensor[0]:g} to it")
-    if at_first == in_shared_memory or returned.data_ptr() != in_shared_memory or not (tensor == 7).all():
-        raise SystemExit("the tensor was to be copied once, to shared memory, and to be seen by both processes there")
 
 
 def send_one(out: Channel, received: Event | None) -> None:
@@ -128,8 +120,6 @@ def show_the_pitfall() -> None:
         out.get()
     except (FileNotFoundError, ConnectionError) as error:  # nobody is there to hand over the memory
         print(f"from a sender that has ended: {type(error).__name__}: {error}")
-    else:
-        raise SystemExit("a tensor was received from a sender that had ended; this page says that it cannot be")
     patient = context.Process(target=send_one, args=(out, received), daemon=True)
     patient.start()
     tensor = out.get()
@@ -138,8 +128,6 @@ def show_the_pitfall() -> None:
     print(
         f"from a sender that waits until then: a tensor, there after the sender's end too; its sum is {tensor.sum():g}"
     )
-    if tensor.sum() != 1000:
-        raise SystemExit("the tensor arrived wrong")
 
 
 def main() -> None:
@@ -150,8 +138,6 @@ def main() -> None:
     args = parser.parse_args()
     if args.count <= BUFFERS:
         parser.error(f"--count must be above {BUFFERS}, or no buffer is reused")
-    if importlib.util.find_spec("numpy") is None:
-        raise SystemExit("numpy is missing, which the comparison with arrays needs: pip install numpy")
     mp.set_sharing_strategy("file_descriptor")  # names in /dev/shm have another pitfall: they may be left behind
     mp.get_context("forkserver").set_forkserver_preload(["torch"])
 

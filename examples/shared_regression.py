@@ -1,11 +1,11 @@
-"""Learn a straight line with four processes on two shared numbers, in both ways in which torch can share memory.
+"""Learn a straight line with four processes on two shared numbers, with both of torch's ways to share memory.
 
     ddplaunch examples/shared_regression.py
     ddplaunch --sharing-strategy file_system examples/shared_regression.py --strategies own
 
 The points lie on y = 2 x + 3, with normal noise of variance 0.25. Slope and offset are the parameters of one nn.Linear in
-shared memory; every process has a quarter of the points and changes the parameters without a lock. Nothing can predict
-noise, so the best mean squared error that there is, is the variance of the noise: a run fails if it is not near that.
+shared memory. Every process has a quarter of the points and changes the parameters without a lock. Nothing can predict
+noise, so the best mean squared error is the variance of the noise.
 """
 
 from __future__ import annotations
@@ -63,15 +63,10 @@ def names() -> int:
 
 
 def fit(processes: int, epochs: int) -> None:
-    """Learn the line with this many processes, say what memory they shared and how, and check the line.
-
-    Raises:
-        SystemExit: the line is not the one that it should be.
-    """
+    """Learn the line with this many processes, and print how they shared memory and what they learned."""
     torch.manual_seed(0)
     line = nn.Linear(1, 1).share_memory()  # two parameters, so two pieces of shared memory
     x, y = (tensor.share_memory_() for tensor in make_points(seed=1))
-    before = line.weight.data_ptr()
     ready = mp.get_context("forkserver").Barrier(processes)
     arguments = (processes, line, x, y, epochs, ready)
     members = start_processes(learn, arguments, processes, join=False, start_method="forkserver")
@@ -81,16 +76,11 @@ def fit(processes: int, epochs: int) -> None:
     while not members.join():  # it waits for some of them; if one fails, it ends all, and says why
         pass
 
-    assert line.weight.data_ptr() == before, "the others wrote to this very memory"
     x, y = make_points(seed=2)  # points that nobody has learned
     with torch.no_grad():
         error = float(mse_loss(line(x), y))
     slope, offset = line.weight.item(), line.bias.item()
     print(f"  y = {slope:.3f} x + {offset:.3f}, mean squared error {error:.4f}, noise {VARIANCE}", flush=True)
-    if abs(error / VARIANCE - 1) > 0.1:
-        raise SystemExit(f"mean squared error {error:.4f} is not within 10% of the noise's variance, {VARIANCE}")
-    if max(abs(slope - SLOPE), abs(offset - OFFSET)) > 0.1:
-        raise SystemExit(f"y = {slope:.3f} x + {offset:.3f} is not within 0.1 of y = {SLOPE:g} x + {OFFSET:g}")
 
 
 def main() -> None:

@@ -54,9 +54,9 @@ _json = click.option("--json", "as_json", is_flag=True, help="All that is known,
 @_json
 @click.pass_obj
 def ps(env: Env, as_json: bool) -> int:
-    """Shows your jobs that run on this host or were typed here, and their workers on all of their hosts: what each does, the
-    share of a CPU since its start, its memory, and for how long it has written nothing. Of a job that another host answers for
-    it shows where to ask. Each job is asked; what does not answer in a second is named.
+    """Shows your jobs that run on this host or were started here, and their workers on all hosts: the state, CPU and memory of
+    each, and for how long it has printed nothing. If another host answers for a job, the table says where to ask. A job that
+    does not answer within a second is marked.
     """  # noqa: D205 - the help of a verb is one paragraph
     from ddplaunch.runs import ps as verb
 
@@ -126,8 +126,8 @@ def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: 
 
 
 @click.command(
-    help="Opens pdb in a worker of a running job, at the line that it runs just now, and holds it there until you leave "
-    f"pdb, by `c`, `q` or Ctrl-D: then it goes on. No time limit of the job runs meanwhile. {_RUN}",
+    help="Opens pdb in a worker of a running job, at the line that the worker executes. The worker continues when you leave pdb "
+    f"with `c`, `q` or Ctrl-D. Until then, no time limit of the job runs. {_RUN}",
     cls=Command,
     takes=_ONE_RUN,
 )

@@ -149,7 +149,7 @@ class Forker:
         if self._warm is not None:
             self._warm = None
             self._why_lost = ""
-            self._note(f"the interpreter that is kept warm is not used, and another one imports anew: {why}")
+            self._note(f"the interpreter that is kept warm is not used, and another one imports again: {why}")
             self._begin()
 
     def _give_up(self, why: str) -> None:

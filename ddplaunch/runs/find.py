@@ -415,7 +415,7 @@ def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) ->
     what = f"run {line(latest.name)} was removed on {latest.date}: {latest.why}"
     if len(found) > 1:
         what = f"{line(named)} may be any of {len(found)} runs that were removed, the latest on {latest.date}"
-    return LaunchError(what, hint="`--keep-runs DAYS` or DDPLAUNCH_KEEP_RUNS keeps runs longer, 0 for ever")
+    return LaunchError(what, hint="`--keep-runs DAYS` or DDPLAUNCH_KEEP_RUNS keeps runs longer, 0 forever")
 
 
 def ranks_meant(text: str | None) -> frozenset[int] | None:

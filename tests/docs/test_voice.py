@@ -30,12 +30,11 @@ def test_a_habit_is_found(text: str, found: list[str]) -> None:
     assert [finding.habit for finding in habits(text)] == found
 
 
-def test_a_page_falls_into_paragraphs_items_and_cells_without_code() -> None:
-    page = "# Title\n\nOne `a; b` line,\ngoes [on](x.md).\n- an item\n\n| cell `a\\|b` | other |\n\n```sh\nnot; this\n```\nend"
+def test_a_page_falls_into_paragraphs_items_and_cells_without_titles_and_code() -> None:
+    page = "# What is it\n\nOne `a; b` line,\ngoes [on](x.md).\n- item\n\n| cell `a\\|b` | other |\n\n```sh\nnot; this\n```\nend"
     assert [(line, text) for line, text in paragraphs(page) if text] == [
-        (1, "# Title"),
         (3, "One CODE line, goes on."),
-        (5, "- an item"),
+        (5, "- item"),
         (7, "cell CODE"),
         (7, "other"),
         (12, "end"),

@@ -251,7 +251,7 @@ def test_a_guard_that_does_not_get_all_that_a_run_gives_it_is_done_without(keep)
     result = run_with(keep, f"import os\ntry:\n {once}\nexcept OSError:\n pass\nelse:\n{indent(few_files(2), ' ')}")
     assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] runs", "[1] runs"])
     assert re.search(
-        r"is not used, and another one imports anew|not by the fork server", result.err
+        r"is not used, and another one imports again|not by the fork server", result.err
     )  # by when it was seen
 
 

@@ -31,6 +31,6 @@ def test_a_job_whose_end_is_announced_saves_goes_back_into_the_queue_and_goes_on
     output = batch.output()
     assert batch.restarts() == 1
     assert len(re.findall(r"^\[0\] saved before step", output, re.MULTILINE)) == 1
-    assert "goes on before step" in output
-    assert re.search(r"^\[0\] accuracy 9\d\.\d\d%, weights equal on all 2 ranks$", output, re.MULTILINE)
+    assert "resumes before step" in output
+    assert re.search(r"^\[0\] epoch 12: accuracy 9\d\.\d\d%$", output, re.MULTILINE)
     job.nothing_left(10)

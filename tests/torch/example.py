@@ -21,7 +21,7 @@ LIGHT = {"PYTHONPATH": LIGHT_TORCH}  # two thirds of what an example computes is
 QUICK = {**LIGHT, "DDPLAUNCH_START_METHOD": "forkserver"}  # and torch is imported once for all workers of a node
 LONG = 180.0  # seconds; four imports of torch and scikit-learn on two busy cores
 
-TENSORS = 6  # of the network of train_ddp.py: of two convolutions and a linear layer, each with its bias
+TENSORS = 6  # of the model of train_ddp.py: of two convolutions and a linear layer, each with its bias
 
 # of a worker that raised: torch 2.13 sometimes aborts as it ends with a group that is still alive, whatever has launched it
 AFTER_EXCEPTION = (1, 128 + signal.SIGABRT)
@@ -50,11 +50,11 @@ def plain(name: str, home: Path, *words: object) -> str:
     return one.stdout
 
 
-def weights(checkpoint: Path) -> list[array[float]]:
-    """Those of the network of the digits, which is the first thing in a file of torch.save; torch takes seconds to import."""
+def weights(checkpoint: Path, tensors: int = TENSORS, type_: str = "f") -> list[array[float]]:
+    """Those of the model, which is the first thing in a file of torch.save; torch takes seconds to import."""
     with zipfile.ZipFile(checkpoint) as file:
         (root,) = {name.partition("/")[0] for name in file.namelist()}
-        return [array("f", file.read(f"{root}/data/{number}")) for number in range(TENSORS)]
+        return [array(type_, file.read(f"{root}/data/{number}")) for number in range(tensors)]
 
 
 def module(name: str) -> ModuleType:

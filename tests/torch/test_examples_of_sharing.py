@@ -19,7 +19,7 @@ ROW = re.compile(r"^ +2 +1 +([\d,]+) \(([\d.]+)%\) +2 +[\d,]+ \([\d.]+%(, cut of
 
 
 def test_two_processes_train_one_network_with_one_thread_each_and_with_two(job: Job) -> None:
-    result = launched(job, "--threads", 2, EXAMPLES / "hogwild.py", *FEW, "--target", 80).expect(0)
+    result = launched(job, "--threads", 2, EXAMPLES / "hogwild.py", *FEW).expect(0)
     row = ROW.search(result.out)
     assert row is not None, result.out
     assert float(row[2]) >= 80
@@ -46,16 +46,6 @@ def test_four_processes_learn_one_line_in_both_ways_of_sharing_and_leave_no_memo
     assert not [name for name in made if name.split("_")[1] in ours]
 
 
-@pytest.mark.slow
-def test_a_line_that_is_not_learned_ends_the_job(job: Job) -> None:
-    words = ("--processes", 1, "--epochs", 1, "--strategies", "own")
-    program = job.home / "slow.py"
-    program.write_text((EXAMPLES / "shared_regression.py").read_text().replace("RATE = 0.1", "RATE = 0.001"))
-    result = launched(job, "--sharing-strategy", "file_system", program, *words).expect(1)
-    assert WAYS.findall(result.out) == [("file_system", "0", "4")]
-    assert re.search(r"mean squared error [\d.]+ is not within 10% of the noise's variance, 0.25", result.err)
-
-
 # --- queues.py
 
 
@@ -72,14 +62,4 @@ def test_buffers_that_are_sent_back_are_copied_once_and_others_every_time(job: J
     copied = [("pickled", "10.0"), ("new", "10.0"), ("reused", "4.0")]
     assert SENT.findall(result.out)[:6] == [(queue, *row) for queue in ("SimpleQueue", "Queue") for row in copied]
     assert re.search(r"^from a sender that has ended: (FileNotFound|Connection\w*)Error: ", result.out, re.MULTILINE)
-    assert "from a sender that waits until then: a tensor" in result.out
-
-
-@pytest.mark.slow
-def test_numbers_that_arrive_wrong_end_the_job(job: Job) -> None:
-    program = job.home / "wrong.py"
-    source = (EXAMPLES / "queues.py").read_text()
-    assert "tensor.fill_(number)" in source
-    program.write_text(source.replace("tensor.fill_(number)", "tensor.fill_(number + number // 3)"))
-    result = launched(job, program, "--megabytes", 0.1, "--count", 6).expect(1)
-    assert "tensor 3 arrived as 4 ... 4" in result.err
+    assert re.search(r"^from a sender that waits until then: a tensor, .* its sum is 1000$", result.out, re.MULTILINE)

@@ -22,7 +22,7 @@ def test_a_worker_finds_what_a_fresh_process_does_and_has_random_numbers_of_its_
     for method in ("--start-method=spawn", "--start-method=forkserver", "--keep-warm=1"):
         result = job.run(*options, method, program("process_facts"), "facts").expect(0)
         assert "fresh process" not in result.err
-        assert "imports anew" not in result.err
+        assert "imports again" not in result.err
         workers += [json.loads(text) for text in job.signs("facts", 2)]
     fresh, forked, from_warm = (worker["same"] for worker in workers[1::2])
     for name, found in fresh.items():
