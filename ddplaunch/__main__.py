@@ -15,6 +15,9 @@ gc.disable()  # nothing that is imported is garbage, and looking for it takes a 
 import os  # noqa: E402 - the handler comes first
 import sys  # noqa: E402
 
+# msgspec would import it, and needs nothing of it since Python 3.11: 4 ms, and 0.5 MB in each process
+sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+
 from ddplaunch.errors import LaunchError, own_imports, write_stderr  # noqa: E402
 
 try:
@@ -23,6 +26,7 @@ try:
 except LaunchError as error:
     write_stderr(error.render())
     sys.exit(error.status)
+del sys.modules["typing_extensions"]
 
 
 def main() -> NoReturn:

@@ -14,7 +14,7 @@ from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
 from ddplaunch.errors import MORE_OPEN_FILES, LaunchError, below, visible
 from ddplaunch.process import clock
-from ddplaunch.process.linux import become_subreaper, check_kernel, of_open_files, signal_at_end_of
+from ddplaunch.process.linux import become_subreaper, check_kernel, of_open_files, return_freed_memory, signal_at_end_of
 from ddplaunch.process.tree import Process, descendants, reap, signal_process
 
 INTERVAL = 0.5  # seconds from one question to the next
@@ -40,6 +40,7 @@ def start(
         LaunchError: the machine has no room for the agent, or its kernel lacks what supervision needs.
     """
     become_subreaper()
+    return_freed_memory()  # before the fork, so for both processes
     try:
         check_kernel()
         pipes = FrontPipes.make()

@@ -84,6 +84,12 @@ def end_within(seconds: float) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
+def return_freed_memory() -> None:
+    """Give all memory that is free back to the kernel, 0.8 MB after the imports of a start; glibc keeps most. Takes 0.2 ms."""
+    if (malloc_trim := getattr(_libc, "malloc_trim", None)) is not None:
+        malloc_trim(0)
+
+
 def keep_freed_memory() -> None:
     """Keep some memory that is freed, for what passes through soon takes as much again: glibc gives 128 KiB back at once.
 
