@@ -61,7 +61,7 @@ class WorkerSetup(Struct, frozen=True, kw_only=True):
     duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
 
     def error_file(self, rank: int) -> str:
-        """Where a worker writes its exception; "" if there is no place for it."""
+        """Where a worker writes its exception; "" if there is no folder for it."""
         return self.error_files.path(self.generation, rank)
 
     def debugger_of(self, rank: int) -> str:
@@ -165,7 +165,7 @@ class AgentContext:
         )
 
     def _on_terminal(self, plan: Plan) -> frozenset[int]:
-        """Return the ranks that are told of a terminal: where both streams are shown on one, with their bars in place.
+        """Return the ranks that learn of a terminal: where both streams are shown on one, with their bars in place.
 
         Not with --output raw, which shows everything as the worker would write it to a pipe.
         """

@@ -110,7 +110,7 @@ class Generations:
 
     def _start_some(self) -> None:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
-        if self._ready is not None and self._ready[1].folder.is_settled:  # the place of the logs is known
+        if self._ready is not None and self._ready[1].folder.is_settled:  # the path of the logs is known
             self._go_on(*self._ready)
         workers = self.workers
         if workers is None or not self._is_starting:

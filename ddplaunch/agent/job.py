@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ddplaunch.cluster import Allocation
     from ddplaunch.coordinator.link import Link
     from ddplaunch.devices.node import Node
-    from ddplaunch.forking.warm import Place
+    from ddplaunch.forking.warm import Interpreter
     from ddplaunch.loop.loop import Loop
     from ddplaunch.output.streams import Screen
     from ddplaunch.plan import Plan
@@ -51,12 +51,12 @@ class JobInputs(Struct, frozen=True, kw_only=True):
     node: Node
     draft: Plan  # complete for one node; with several, as if all were like this one
     screen: Screen
-    error_files: ErrorFiles  # whose place the command knows too: an agent that is killed leaves them
+    error_files: ErrorFiles  # whose folder the command knows too: an agent that is killed leaves them
     reports_job: bool = True  # the whole of it, not only what happens here
     notifies_starter: bool = False  # of each worker's pid: the command that started this agent
     reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
     why_ending: Callable[[], ClusterEnding] | None = None  # asks the cluster, which may take seconds
-    warm: Place | None = None  # the interpreter that was kept, or is to be
+    warm: Interpreter | None = None  # the interpreter that was kept, or is to be
     why_cold: str = ""  # why one that was asked for is not used, or another is; or that it is new
 
 

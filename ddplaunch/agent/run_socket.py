@@ -28,7 +28,7 @@ _LONGEST_NAME = 100  # characters of the run's name in that of its socket
 
 
 class RunSocket:
-    """Takes connections from the moment that the writer of files has given it its place."""
+    """Takes connections from the moment that the writer of files has made it."""
 
     def __init__(self, loop: Loop, context: AgentContext, run_id: Callable[[], str]) -> None:
         """`run_id` gives the name of the run that all nodes know, "" before they have met."""
@@ -63,8 +63,8 @@ class RunSocket:
         self._listens = True
         self._loop.watch(self._context.files.listener, lambda: expendable(self._accept, self.fail))
         if self._link.coordinator is not None and self._context.inputs.notifies_starter:
-            place = {"type": "registered", "folder": piece(reply["folder"]), "name": piece(reply["name"])}
-            self._context.queue.put(CONTROL, msgspec.json.encode(place))
+            registered = {"type": "registered", "folder": piece(reply["folder"]), "name": piece(reply["name"])}
+            self._context.queue.put(CONTROL, msgspec.json.encode(registered))
 
     def _accept(self) -> None:
         from socket import socket  # with accept()

@@ -126,7 +126,7 @@ class Workers:
             # those to come hold more files while they are made ready together than once they run
             if len(ranks) > 1 and error.errno in (errno.EMFILE, errno.ENFILE):
                 return self.start(1)
-            raise CannotStart.of(error, ranks[error.place]) from None
+            raise CannotStart.of(error, ranks[error.index]) from None
         for running in started:
             self.waiting.popleft()
             self.running[running.rank] = running
@@ -165,9 +165,9 @@ class Workers:
         if (never := running.why_not_started(plan.argv[0])) is not None:
             raise CannotStart.of(never, rank)
         self._pipes.drain(rank)
-        folder, place = self._setup.folder, (self._setup.generation, rank, plan.local_rank)
+        folder, worker = self._setup.folder, (self._setup.generation, rank, plan.local_rank)
         if recorded := error_file.content(self._setup.error_file(rank)):
-            folder.keep_exception(*place, recorded)
+            folder.keep_exception(*worker, recorded)
         return WorkerExit(
             rank=rank,
             local_rank=plan.local_rank,
@@ -183,7 +183,7 @@ class Workers:
             stopped_at=running.stopped_at,
             error=error_file.parse(recorded),
             stderr_tail=self._output.tail(rank),
-            log=f"{folder.path}/{folder.log_names(*place)[1]}" if folder.path and not plan.terminal else None,
+            log=f"{folder.path}/{folder.log_names(*worker)[1]}" if folder.path and not plan.terminal else None,
         )
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:

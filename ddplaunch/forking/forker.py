@@ -13,7 +13,7 @@ from ddplaunch.plan.variables import of_fork_server
 from ddplaunch.process.child import StartError
 
 if TYPE_CHECKING:
-    from ddplaunch.forking.warm import Place
+    from ddplaunch.forking.warm import Interpreter
     from ddplaunch.process.child import Child
     from ddplaunch.process.tree import Process
 
@@ -24,7 +24,12 @@ class Forker:
     """A fork server, or the guard of an interpreter that is kept warm; lives on, for the next generation, until `close`."""
 
     def __init__(
-        self, loop: Loop, note: Callable[[str], None], warm: Place | None, output: int, nothing_left: Callable[[], None]
+        self,
+        loop: Loop,
+        note: Callable[[str], None],
+        warm: Interpreter | None,
+        output: int,
+        nothing_left: Callable[[], None],
     ) -> None:
         """`note` shows a line to the user; `output` is a descriptor that a guard keeps open.
 

@@ -40,7 +40,7 @@ class CannotKeep(Exception):
     """No interpreter can be kept or used here; the text says why."""
 
 
-class Place(Struct, frozen=True):
+class Interpreter(Struct, frozen=True):
     """An interpreter that fits a run, which is there or is to be."""
 
     name: str  # of its socket
@@ -97,15 +97,15 @@ def ask(name: str, line: str) -> str:
     return ""
 
 
-def guard_at(place: Place, output: int) -> Guard:
+def guard_at(interpreter: Interpreter, output: int) -> Guard:
     """Have a guard forked for this run, which says when it is ready; `output` as for `Guard`.
 
     Raises:
         ServerLost: there is nothing to fork it, or it does not answer.
     """
     try:
-        connection = connect(place.name)
-        connection.sendall(os.fsencode(f"guard {place.seconds} {place.folder}\n"))
+        connection = connect(interpreter.name)
+        connection.sendall(os.fsencode(f"guard {interpreter.seconds} {interpreter.folder}\n"))
     except OSError as error:
         raise ServerLost(why_failed(error)) from None
     return Guard(connection, output, inherited.check)
@@ -114,8 +114,8 @@ def guard_at(place: Place, output: int) -> Guard:
 # --- the one that fits a plan
 
 
-def place_of(plan: Plan, caller: Mapping[str, str]) -> Place:
-    """Return where an interpreter listens, or would listen, that fits this plan.
+def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
+    """Return the interpreter that fits this plan, whether one listens there or not.
 
     Raises:
         CannotKeep: none may be kept here.
@@ -139,7 +139,7 @@ def place_of(plan: Plan, caller: Mapping[str, str]) -> Place:
     name = _name_for(argv, of_warm_interpreter(caller, plan), plan.preload, folder)
     if name is None:
         raise CannotKeep("it is not known on such a machine how to find all that a process inherits")
-    return Place(name, plan.keep_warm, folder)
+    return Interpreter(name, plan.keep_warm, folder)
 
 
 def _name_for(argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str], folder: str) -> str | None:
@@ -175,8 +175,8 @@ def _stamp(path: str) -> str:
     return f"{path} {found.st_mtime_ns} {found.st_size} {found.st_ino}"
 
 
-def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Place, str]:
-    """Find the interpreter for a plan, or start one; return its place, and why one that was there is not used, or "".
+def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
+    """Find the interpreter for a plan, or start one; return it, and why one that was there is not used, or "".
 
     To be called before this process becomes a subreaper: the interpreter is to be no descendant of any run, and to outlive this
     one.
@@ -184,12 +184,12 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Place, str]:
     Raises:
         CannotKeep: there is none, and will be none.
     """
-    place = place_of(plan, caller)
+    interpreter = interpreter_for(plan, caller)
     why = ""
     try:
-        why = ask(place.name, f"check {place.seconds} {place.folder}")
+        why = ask(interpreter.name, f"check {interpreter.seconds} {interpreter.folder}")
         if why == "ok":
-            return place, ""
+            return interpreter, ""
         if why.startswith("unfit "):
             raise CannotKeep(why.partition(" ")[2])
     except (FileNotFoundError, ConnectionRefusedError):
@@ -199,13 +199,13 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Place, str]:
     try:
         with _lock():
             try:
-                connect(place.name).close()  # another run was faster
+                connect(interpreter.name).close()  # another run was faster
             except (FileNotFoundError, ConnectionRefusedError):
                 _make_room()
-                _start(place, plan, caller)
+                _start(interpreter, plan, caller)
     except OSError as error:
         raise CannotKeep(why_failed(error)) from None
-    return replace(place, is_new=True), why.partition(" ")[2]
+    return replace(interpreter, is_new=True), why.partition(" ")[2]
 
 
 @contextmanager
@@ -248,18 +248,18 @@ def _make_room() -> None:
             sock.sendall(b"stop\n")  # and waits for no answer: it may import still
 
 
-def _start(place: Place, plan: Plan, caller: Mapping[str, str]) -> None:
+def _start(interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> None:
     """Start an interpreter as a child of process 1, or of what adopts orphans here."""
     folder = run_socket.open_runtime_folder()
     listener = socket.socket(socket.AF_UNIX)
     try:
-        run_socket.listen(listener, folder, place.name)
-        path = f"{run_socket.runtime_folder(os.getuid())}/{place.name}"
+        run_socket.listen(listener, folder, interpreter.name)
+        path = f"{run_socket.runtime_folder(os.getuid())}/{interpreter.name}"
         pid = os.fork()
         if pid == 0:
             try:
                 if os.fork() == 0:
-                    _become(path, listener.fileno(), place, plan, caller)
+                    _become(path, listener.fileno(), interpreter, plan, caller)
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
@@ -268,11 +268,11 @@ def _start(place: Place, plan: Plan, caller: Mapping[str, str]) -> None:
         os.close(folder)
 
 
-def _become(path: str, listener: int, place: Place, plan: Plan, caller: Mapping[str, str]) -> None:
+def _become(path: str, listener: int, interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> None:
     detach(listener)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    given = ",".join([path, "3", str(place.seconds), *(plan.preload or ())])
+    given = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
     argv = plan.workers[0].argv[_PROGRAM]
     os.execvpe(argv[0], argv, {**of_warm_interpreter(caller, plan), VARIABLE: given})

@@ -158,7 +158,7 @@ def _wall() -> int:
 
 def sent_arrivals(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
     """Return what was read as it is sent: whatever that is, the result is valid."""
-    members: dict[str, int] = {"": 0}  # and their places
+    members: dict[str, int] = {"": 0}  # and their indices
     series = []
     for rank, each, most in (
         (rank, each, MAX_ENTRIES // len(of_rank)) for rank, of_rank in found.items() for each in of_rank

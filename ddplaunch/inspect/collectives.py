@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from ddplaunch.inspect import Call, Group, Sample
-from ddplaunch.inspect.merge import is_waiting, merge, own_place, where
+from ddplaunch.inspect.merge import is_waiting, merge, own_location, where
 from ddplaunch.report.closing import Whereabouts
 from ddplaunch.words import these_ranks
 
@@ -25,7 +25,7 @@ _EQUAL_SIZES = {
     "reduce_scatter",
     "_reduce_scatter_base",
 }
-_MOST = 16  # groups, or places, that are named
+_MOST = 16  # groups, or locations, that are named
 _MOST_LINES = 80  # of RAS
 
 
@@ -118,9 +118,9 @@ def _lines_of(
     ranks: dict[int, Sample],
     cwd: str,
     *,
-    placed: bool = False,
+    located: bool = False,
 ) -> tuple[list[str], frozenset[int]]:
-    """Return the lines about one wait, and the ranks whose place in the program they name; `placed`: of those that wait, too."""
+    """Return the lines about one wait, and the ranks whose location they name; `located`: of those that wait, too."""
     of_rank = groups[wait.name]
     calls = {rank: call for rank, group in of_rank.items() for call in _calls(group) if call.number == wait.number}
     first = calls[wait.waiting[0]]
@@ -131,9 +131,9 @@ def _lines_of(
         lines = [f"the ranks disagree about collective #{wait.number} of {group}: {called}"]
         named: set[int] = set()
     else:
-        places = {own_place(ranks[rank], cwd) for rank in wait.waiting} if placed else set()
-        named = set(wait.waiting) if len(places) == 1 else set()
-        here = f", {places.pop()}" if named else ""
+        locations = {own_location(ranks[rank], cwd) for rank in wait.waiting} if located else set()
+        named = set(wait.waiting) if len(locations) == 1 else set()
+        here = f", {locations.pop()}" if named else ""
         lines = [f"{these_ranks(wait.waiting)} {verb} in {_named(first)} of {group}{here}"]
     instead: dict[str, list[int]] = {}
     for rank in wait.missing:
@@ -196,7 +196,7 @@ def _instead(
     if elsewhere is None:
         return f"{last}; it is in {where(ranks[rank], cwd)}"
     call = next(call for call in _calls(groups[elsewhere.name][rank]) if call.number == elsewhere.number)
-    return f"{last}; it waits in {_named(call)} of group {elsewhere.name}, {own_place(ranks[rank], cwd)}"
+    return f"{last}; it waits in {_named(call)} of group {elsewhere.name}, {own_location(ranks[rank], cwd)}"
 
 
 def _cycle(waits: Sequence[Wait]) -> list[str]:
@@ -236,25 +236,25 @@ def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
 
 
 def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
-    """Say where those that still lived were when they had to end, and who waited for whom; each rank's place once."""
+    """Say where those that still lived were when they had to end, and who waited for whom; each rank's location once."""
     alive = [sample for sample in samples if not (sample.ended or sample.child)]
     ranks = {sample.rank: sample for sample in alive}
     groups = _groups(ranks)
     waits = _waits(groups, ranks)
-    explained = [_lines_of(wait, groups, waits, ranks, cwd, placed=True) for wait in waits[:_MOST]]
+    explained = [_lines_of(wait, groups, waits, ranks, cwd, located=True) for wait in waits[:_MOST]]
     named = frozenset[int]().union(*(of_ranks for _, of_ranks in explained))
     elsewhere: dict[str, list[int]] = {}
     for sample in alive:
         if sample.rank not in named and (sample.main or sample.state):
             text = f"{'in ' if sample.main else ''}{where(sample, cwd)}"
             elsewhere.setdefault(text, []).append(sample.rank)
-    places = [
+    locations = [
         f"{these_ranks(who)} {'was' if len(who) == 1 else 'were'} {text}"
         for text, who in list(elsewhere.items())[:_MOST]
     ]
     if more := [rank for who in list(elsewhere.values())[_MOST:] for rank in who]:
-        places.append(f"{these_ranks(more)} {'was' if len(more) == 1 else 'were'} elsewhere")
-    return [*places, *_cycle(waits), *(line for lines, _ in explained for line in lines), *_point_to_point(ranks)]
+        locations.append(f"{these_ranks(more)} {'was' if len(more) == 1 else 'were'} elsewhere")
+    return [*locations, *_cycle(waits), *(line for lines, _ in explained for line in lines), *_point_to_point(ranks)]
 
 
 def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> Whereabouts:
@@ -277,12 +277,12 @@ def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
             are, wait = "is" if len(first) == 1 else "are", "waits" if len(waiting) == 1 else "wait"
             head = f"{these_ranks(first)} {are} in no collective, {these_ranks(waiting)} {wait} in one"
     groups = sorted(merge(workers), key=lambda group: first.isdisjoint(group.ranks))
-    places = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
-    told = (*places, *waits, *told_by_ras(samples))
-    return Whereabouts(what=head, locations=told, awaited=tuple(sorted(first)))
+    locations = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
+    facts = (*locations, *waits, *ras_lines(samples))
+    return Whereabouts(what=head, locations=facts, awaited=tuple(sorted(first)))
 
 
-def told_by_ras(samples: Sequence[Sample]) -> list[str]:
+def ras_lines(samples: Sequence[Sample]) -> list[str]:
     """Return what NCCL's RAS service says of the whole job, if a worker listens for it."""
     asked = next((sample for sample in samples if sample.ras), None)
     if asked is None:

@@ -66,7 +66,7 @@ def where(sample: Sample, cwd: str) -> str:
     return ", ".join(part for part in (_summary(sample.main, cwd), sample.state) if part) or "no Python frame"
 
 
-def own_place(sample: Sample, cwd: str) -> str:
+def own_location(sample: Sample, cwd: str) -> str:
     """Say where in the program's own code a process is: "train.py:88 in train_step"."""
     own = next((frame for frame in sample.main if not is_library(frame)), None)
     return location(own, cwd) if own is not None else where(sample, cwd)

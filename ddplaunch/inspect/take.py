@@ -104,14 +104,15 @@ def take(
         if is_last:
             break
         time.sleep(_PACE)
-    complete = (
-        replace(one, groups=tuple(groups[one.rank][0])) if groups[one.rank] and not one.child else one for one in found
-    )
-    complete = (
-        one if one.child else replace(one, native=of_native.get(one.rank, ""), ras=of_ras.get(one.rank, ""))
-        for one in complete
-    )
-    return sorted(complete, key=lambda sample: (sample.rank, bool(sample.child), sample.pid))
+
+    def complete(sample: Sample) -> Sample:
+        rank = sample.rank
+        if sample.child:
+            return sample
+        called = tuple(groups[rank][0]) if groups[rank] else sample.groups
+        return replace(sample, groups=called, native=of_native.get(rank, ""), ras=of_ras.get(rank, ""))
+
+    return sorted(map(complete, found), key=lambda sample: (sample.rank, bool(sample.child), sample.pid))
 
 
 def _contained(
@@ -363,10 +364,10 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
             threads.append((head[1] == "Current t", head[2] or "", []))
         elif threads and (found := _FRAME.fullmatch(line)) is not None and len(threads[-1][2]) < MOST_FRAMES:
             threads[-1][2].append(_frame(found))
-    main = next((place for place, (current, _, _) in enumerate(threads) if current), len(threads) - 1)
+    main = next((index for index, (current, _, _) in enumerate(threads) if current), len(threads) - 1)
     return tuple(
-        Thread(frames=of_program(frames), name=name, is_main=place == main)
-        for place, (_, name, frames) in enumerate(threads)
+        Thread(frames=of_program(frames), name=name, is_main=index == main)
+        for index, (_, name, frames) in enumerate(threads)
     )
 
 

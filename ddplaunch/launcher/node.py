@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # one node needs none of it, or its agent alone
 
     from ddplaunch.agent.job import Connect
     from ddplaunch.cluster import Rendezvous
-    from ddplaunch.forking.warm import Place
+    from ddplaunch.forking.warm import Interpreter
     from ddplaunch.slurm.job import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding
 
@@ -186,7 +186,7 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
         )
 
 
-def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:
+def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]:
     """Return the interpreter that is kept warm for runs like this one, and that it is new, or why there is none."""
     why_not = draft.reasons.get("warm", "")
     if draft.keep_warm is not None:

@@ -34,12 +34,12 @@ class Stdio(Struct, frozen=True):
 class StartError(Exception):
     """A worker could not be started: the program's fault (ENOENT, EACCES, ENOEXEC) or the machine's (EAGAIN, EMFILE)."""
 
-    def __init__(self, number: int, doing: str, place: int = 0, *, elsewhere: bool = False) -> None:
-        """`place` is that of the worker among those that were to start together; `elsewhere`: where limits may be others."""
+    def __init__(self, number: int, doing: str, index: int = 0, *, elsewhere: bool = False) -> None:
+        """`index` is that of the worker among those that were to start together; `elsewhere`: where limits may be others."""
         super().__init__(f"{doing}: {os.strerror(number)}{'' if elsewhere else of_open_files(number)}")
         self.errno = number
         self.doing = doing
-        self.place = place
+        self.index = index
 
 
 class End(Struct, frozen=True):

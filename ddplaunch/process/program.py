@@ -96,7 +96,7 @@ def _missing_hint(target: str, path: str | None) -> str | None:
         return f"to run a module, type `ddplaunch -m {name}`"
     if meant := did_you_mean(name, names, cutoff=0.75):
         return f"did you mean `{os.path.join(folder, meant)}`?"
-    if not folder and any(_is_program(place) for place in _on_path(name, path)):
+    if not folder and any(_is_program(file) for file in _on_path(name, path)):
         return f"to run a command that is no Python script, type `ddplaunch --no-python {name} ...`"
     return f"looked in {working_directory() or '.'}"
 
@@ -149,10 +149,10 @@ def _top_level(module: str) -> object | None:
 
 
 def _check_command(target: str, path: str | None, hint: str | None = None) -> None:
-    places = [target] if "/" in target or target in (".", "..") else list(_on_path(target, path))
-    if any(_is_program(place) for place in places):
+    files = [target] if "/" in target or target in (".", "..") else list(_on_path(target, path))
+    if any(_is_program(file) for file in files):
         return
-    found = next((place for place in places if os.path.lexists(place)), None)
+    found = next((file for file in files if os.path.lexists(file)), None)
     if found is None and hint and os.path.isdir(target):  # no command, but an interpreter that is named by its folder
         found = target
     if found is None:
@@ -184,8 +184,8 @@ def _on_path(name: str, path: str | None) -> Iterator[str]:
             yield os.path.join(folder or ".", name)
 
 
-def _is_program(place: str) -> bool:
-    return os.path.isfile(place) and os.access(place, os.X_OK)
+def _is_program(file: str) -> bool:
+    return os.path.isfile(file) and os.access(file, os.X_OK)
 
 
 def working_directory() -> str | None:

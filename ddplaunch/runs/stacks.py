@@ -13,7 +13,7 @@ from ddplaunch.control.questions import AskStacks, NodeStacks
 from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.inspect.answers import received
-from ddplaunch.inspect.collectives import explain, told_by_ras
+from ddplaunch.inspect.collectives import explain, ras_lines
 from ddplaunch.inspect.merge import Line, lines, merge
 from ddplaunch.process.program import working_directory
 from ddplaunch.report.console import NAME, NOTE, ODD, Block, Look, line, section, written
@@ -91,7 +91,7 @@ def of(
         [line((f"run {name} is suspended", ODD))] if is_suspended else [],
         [line((text, ODD)) for text in waits],
         [_line(each) for each in lines(merge(shown, threads=threads), cwd, threads=threads)],
-        [line(text) for text in told_by_ras(samples)],
+        [line(text) for text in ras_lines(samples)],
         [line((text, ODD)) for text in silent],
     ]
     blocks = [section(*part) for part in parts if part]
