@@ -149,7 +149,7 @@ def test_whichever_file_cannot_be_opened_its_worker_is_named_and_no_other_file_i
             children = guard.fork([fork, fork])
             break
         except StartError as error:
-            failed.append((error.errno, error.place))
+            failed.append((error.errno, error.index))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert os.listdir("/proc/self/fd") == opened
