@@ -53,7 +53,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def discover(spec: JobSpec, env: Mapping[str, str], hostname: str, *, read: Callable[[str], str]) -> Allocation:
-    """Return the hosts of the job and our place among them; `read` gives the text of a file or raises OSError.
+    """Return the hosts of the job and our place among them; `read` returns the text of a file or raises OSError.
 
     Raises:
         LaunchError: what was asked contradicts what was found, or is not enough.

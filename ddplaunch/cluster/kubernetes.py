@@ -82,7 +82,7 @@ def _workers(facts: ClusterFacts) -> int | None:
 
 
 def _controller(facts: ClusterFacts) -> tuple[int | None, int | None]:
-    """The rank and the number of pods that a controller wrote, as far as it did."""
+    """Return the rank and the number of pods, each None where no controller wrote it."""
     # every launcher sets RANK and WORLD_SIZE for its workers: only outside of one they count pods
     if not facts.value("KUBERNETES_SERVICE_HOST") or facts.value("LOCAL_RANK"):
         return None, None

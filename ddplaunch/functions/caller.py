@@ -124,12 +124,12 @@ class Caller:
         self._loop.watch(self._pidfd, self._command_ended)
 
     def _import_path(self) -> str:
-        """Return the folders from which a fork server imports, which are those of this program; "" where there is none."""
+        """Return the folders from which this program imports, for a fork server; "" without a fork server."""
         path = "\n".join(import_path()) if self._spec.start_method == "forkserver" else ""
         return path if len(os.fsencode(path)) < _LONGEST_PATH else ""
 
     def _show(self, pipe: IO[bytes], name: str) -> None:
-        """Write the output of a pipe to sys.stdout or sys.stderr, as they are set when it comes."""
+        """Write the output of a pipe to sys.stdout or sys.stderr, whatever these are when the output comes."""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         descriptor = pipe.fileno()
         self._open += 1

@@ -54,7 +54,7 @@ class WorkerListener:
         return f"{self._name} {self._secret.hex()}"
 
     def accept(self) -> socket.socket | None:
-        """Accept a connection; None if it is of another user, or closed again."""
+        """Accept a connection; None if another user made the connection, or if it is closed already."""
         try:
             connection, _ = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -89,7 +89,7 @@ class WorkerConnection:
     ) -> None:
         """Take a connection.
 
-        `call_for` gives the call for a worker, by its rank and the world size, None for none; `prove` is that of the listener.
+        `call_for` returns the call for a worker, by rank and world size, or None; `prove` is `WorkerListener.prove`.
         """
         self._connection = connection
         self._loop = loop
@@ -118,7 +118,7 @@ class WorkerConnection:
             self._close_descriptors()
 
     def drain(self) -> None:
-        """Read the rest of what a worker sent before it ended."""
+        """Read the rest of what the worker sent before its end."""
         while self.open and self._read():
             pass
 
@@ -213,7 +213,7 @@ class WorkerConnection:
 
 
 class StackFiles:
-    """Files in memory, one for each rank of the latest generation, into which it writes its stacks shortly before the timeout."""
+    """Files in memory, one for each rank of the latest generation, which writes its stacks there shortly before the timeout."""
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}  # descriptors, by rank

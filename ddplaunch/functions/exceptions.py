@@ -32,7 +32,7 @@ class JobError(RuntimeError):
 
 
 class WorkerFailed(JobError):
-    """A worker failed: the one that failed first, the others having been stopped.
+    """A worker failed: this is the first failure, after which ddplaunch stopped the others.
 
     If the function raised an exception, this is one of its type as well: `except ValueError` and `except WorkerFailed` both
     catch a ValueError of a worker.

@@ -220,7 +220,7 @@ def _advice(error: Exception) -> str:
 
 
 def imported_by(main: ModuleType) -> dict[str, str]:
-    """Return how a worker imports this `__main__`, as keys for multiprocessing.spawn.prepare; {} if it cannot."""
+    """Return how a worker imports this `__main__`, as keys for multiprocessing.spawn.prepare; {} if no worker can."""
     spec = getattr(main, "__spec__", None)
     if name := getattr(spec, "name", None):
         return {"init_main_from_name": name}

@@ -74,6 +74,6 @@ def _option(name: str, text: str) -> Given:
 
 
 def stop_signal(spec: JobSpec) -> signal.Signals:
-    """Return the signal that stops this job: SIGTERM, unless it has another meaning for this job."""
+    """Return the signal that stops this job: SIGTERM, unless SIGTERM has another meaning for this job."""
     stops = [signum for signum in spec.stop_signals if signum not in spec.forward_signals]
     return signal.SIGTERM if signal.SIGTERM in stops or not stops else stops[0]

@@ -94,7 +94,7 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
         {**env, TOKEN: order.token},
         orders.allocation(order, coordinator),
         node,
-        screen=orders.screen(order),
+        screen=order.screen,
         reports_job=order.node_rank == 0,
         notifies_starter=True,
         reports_to_caller=order.reports_to_caller,

@@ -66,7 +66,7 @@ class Resolver:
             self._asked.give_up()
 
     def _answer(self, looked_up: Mapping[str, Found]) -> None:
-        """Answer all queries; `looked_up` holds for each host that is not numeric what `_look_up` gives."""
+        """Answer all queries; `looked_up` is the result of `_look_up` for each host that is not numeric."""
         found = {**looked_up, **self._known}
         self._answered([_answer(host, port, found[host]) for host, port in self._queries])
 

@@ -54,7 +54,7 @@ class Chaos:
         self._due.set(self._time_of_next())
 
     def _toggle_slow(self) -> None:
-        """Stop the slow workers, or have them go on."""
+        """Stop the slow workers, or continue them."""
         self._runs = not self._runs
         self._slow = {
             rank for rank in self._slow if self._signal(rank, signal.SIGCONT if self._runs else signal.SIGSTOP)

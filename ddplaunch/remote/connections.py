@@ -72,7 +72,7 @@ class HostPhase(Enum):
 
 
 class Handler(Protocol):
-    """What happens to connections is told to the dispatcher; of a FrameError that it raises the connection is killed."""
+    """The dispatcher, which each connection calls. A connection whose call raises a FrameError is killed."""
 
     def connected(self, host: HostConnection, protocol: int, version: str) -> None:
         """ddplaunch runs on the host."""
@@ -203,7 +203,7 @@ class HostConnection:
         self.kill()
 
     def give_up(self) -> None:
-        """Stop waiting for an agent that still gets ready; one that may have begun, as what it sent is unread, is spared."""
+        """Stop waiting for an agent that still gets ready. An agent with unread output may have begun, and is left alone."""
         gets_ready = self.phase is HostPhase.CONNECTED and self._unanswered is None and not _can_read(self._stdout)
         if self.phase is HostPhase.WAITING:
             self.phase = HostPhase.CLOSED
@@ -312,7 +312,7 @@ class HostConnection:
 
 
 def _can_read(fd: int) -> bool:
-    """Whether something is there to be read, or the end; False once it is closed."""
+    """Whether a descriptor has data or is at its end; False for one that is closed (-1)."""
     if fd < 0:
         return False
     poll = select.poll()

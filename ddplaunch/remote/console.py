@@ -78,7 +78,7 @@ class Console:
             self._bar_feed.update(self._loop.now())
 
     def note_signal(self, signum: int) -> None:
-        """Draw the progress bars anew if the terminal has another size, or the shell has written to it."""
+        """Draw the progress bars again after SIGWINCH and SIGCONT: the terminal has another size, or the shell wrote to it."""
         if signum in (signal.SIGWINCH, signal.SIGCONT):
             self._bar_feed.repeat(self._loop.now())
 
@@ -92,7 +92,7 @@ class Console:
             self.write(f"ddplaunch: {below(text)}\n")
 
     def report(self, text: str) -> None:
-        """Report why the job failed, "" if it did not, to its caller or the user."""
+        """Tell the caller of the job, or the user, why the job failed; "" if it did not fail."""
         if not self._reports_to_caller:
             self.write(text)
         elif text:
@@ -103,7 +103,7 @@ class Console:
         self._queue.put(STDERR, visible(text).encode(errors="replace"))
 
     def limit_wait(self) -> None:
-        """From now on wait for the front only while it makes progress."""
+        """From now on wait for the front only while the front takes output."""
         if not self._limits_wait:
             self._limits_wait = True
             self._sent, self._sent_at = self._queue.sent, self._loop.now()

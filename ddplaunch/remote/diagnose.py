@@ -67,9 +67,9 @@ _SSH: Sequence[tuple[str, str, str]] = (
 
 
 def explain(starter: str, python: str, status: int | None, output: str) -> HostError:
-    """Find out why ddplaunch did not start on a host; `status` is that of the command that should have started it.
+    """Find out why ddplaunch did not start on a host; `status` is that of ssh, or of what else should have started ddplaunch.
 
-    None means that it printed no greeting of ddplaunch.
+    None means that ddplaunch printed no greeting.
     """
     if starter == "ssh" and status == _SSH_FAILED:
         for pattern, message, hint in _SSH:
@@ -146,7 +146,7 @@ def _end_of(output: str) -> str:
 
 
 def error(errors: Sequence[tuple[str, HostError]], of: int = 0) -> LaunchError:
-    """Combine the errors of several hosts into one; `of` is how many hosts the job has: of many, those are counted."""
+    """Combine the errors of several hosts into one; with `of`, the number of all hosts, a long list says how many of these."""
     first = errors[0][1]
     by_message: dict[str, list[str]] = {}
     for host, one in errors:

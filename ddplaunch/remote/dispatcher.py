@@ -37,7 +37,7 @@ KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining
 
 
 def run(job: RemoteJob, pipes: FrontPipes) -> int:
-    """Run the job and give its exit status. Runs in a process of its own."""
+    """Run the job and return its exit status. Runs in a process of its own."""
     gc.freeze()
     gc.enable()
     child.claim(pipes)
@@ -82,7 +82,7 @@ class Dispatcher:
         self._settle_by = loop.timer(None, self._startup.disconnect)
 
     def run(self) -> int:
-        """Run the loop until every connection is closed and all output taken; give the job's exit status."""
+        """Run the loop until every connection is closed and all output taken; return the job's exit status."""
         self._signals.listen(self._job.signals)
         self._startup.start_next()
         while not self._startup.all_closed:
@@ -302,7 +302,7 @@ class Dispatcher:
             self._console.notify(f"{host}: {error.message}")
 
     def _host_failed(self, host: HostConnection, error: HostError) -> None:
-        """Handle a host on which the job cannot run; without enough others, that ends the job."""
+        """Handle a host on which the job cannot run; the job ends unless enough other hosts are left."""
         node_rank, statuses = host.agent.node_rank, self._statuses
         if self._startup.is_stopped or node_rank in statuses.errors:
             return

@@ -109,7 +109,7 @@ class FrontSocket:
         self._streams.close()
 
     def _give_up(self, request: requests.Request) -> tuple[float, bytes]:
-        """Return the seconds in which node 0 has to reply, and the replies to a client if it does not."""
+        """Return the seconds in which node 0 has to reply, and the replies to a client if node 0 does not."""
         host = host_name(str(self._first))
         replies: tuple[requests.Reply, ...]
         within, replies = (
@@ -148,7 +148,7 @@ class FrontSocket:
     # --- the end
 
     def end(self, status: int) -> None:
-        """Tell those that wait for it how the job has ended."""
+        """Tell the clients that wait for the end of the job how it has ended."""
         self._clients.ended(requests.RunEnded(status, "ended"))
         self.close()
 

@@ -146,7 +146,7 @@ class HostFront:
             self._ask_again.set(self._loop.now() + child.INTERVAL)
 
     def _look_whether_stuck(self) -> None:
-        """Find out whether the agent still answers; without the dispatcher it is asked until it ends."""
+        """Find out whether the agent still answers; once the dispatcher is lost, ask again and again until the agent ends."""
         if self._question is None:
             return
         if not self._question.has_answer():
@@ -243,7 +243,7 @@ class HostFront:
             self._output.put(STREAM, messages.encode(Chunk(wanted.number)))
 
     def _prevent_start(self, signum: int, *, is_printed: bool = True) -> None:
-        """End an agent that has not begun if this signal asks for the end, or, if it is 0, for the loss of the dispatcher."""
+        """End an agent that has not begun, if this signal stops the job; 0 stands for the loss of the dispatcher."""
         if self._agent is None or self._pipes is None or (signum and signum not in self._stops):
             return
         if child.prevent_start(self._agent, self._pipes):

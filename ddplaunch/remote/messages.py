@@ -1,7 +1,7 @@
 """The messages between the dispatcher and the agents that it starts, as typed values. Pure.
 
-Both are the same version of ddplaunch, but a host may be under another user's control: what does not fit its type exactly is
-refused. Texts of the operating system (arguments, variables, paths) travel as bytes: they need not be UTF-8.
+Both are the same version of ddplaunch, but a host may be under another user's control: a report that does not fit its type
+exactly is refused. Texts of the operating system (arguments, variables, paths) travel as bytes: they need not be UTF-8.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from ddplaunch.cluster import Endpoint
 from ddplaunch.control.streams import Chunk
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import (
@@ -28,11 +29,10 @@ from ddplaunch.fields import (
     decoder,
     text,
 )
+from ddplaunch.output.streams import Screen
 
-_Stream = Annotated[str, Meta(pattern=r"\A(?:OUT|ERR)\Z")]
 _Pid = Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT
 _Ticks = Annotated[int, Meta(ge=0, le=2**62)]
-_Cells = Annotated[int, Meta(ge=0, le=65535)]  # as the kernel counts them, ioctl_tty(2)
 MAX_ADDRESSES = 100
 _Addresses = Annotated[tuple[Host, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
 
@@ -52,16 +52,8 @@ class Order(Struct, frozen=True):
     hosts: Annotated[tuple[Host, ...], Meta(max_length=MAX_AGENTS)]  # names by node rank
     cluster: Line
     min_nodes: Number
-    port: Port | None  # MASTER_PORT
-    port_reason: Line
-    address: Host | None  # MASTER_ADDR; None: as the other nodes reach node 0
-    address_reason: Line
-    terminals: tuple[_Stream, ...]  # which are a terminal where the command was typed
-    colour: tuple[_Stream, ...]  # which of them get colours
-    links: bool  # the terminal of stderr opens links
-    live: tuple[_Stream, ...]  # which of them show progress bars in place
-    columns: _Cells  # of the terminal, 0: unknown
-    lines: _Cells
+    endpoint: Endpoint  # of the workers
+    screen: Screen  # where the command was typed
     heartbeat_timeout: Duration  # seconds without a frame after which the workers are ended
     simulated: Keyword | None  # "divide" or "share": all nodes are simulated on this machine
     killed: tuple[Number, ...] = ()  # ranks that --chaos kills
@@ -94,7 +86,7 @@ class Addresses(Struct, frozen=True, tag="addresses"):
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """From any other host: it has all that the job needs."""
+    """From any other host: the host has all that the job needs."""
 
 
 class Listening(Struct, frozen=True, tag="listening"):

@@ -13,7 +13,7 @@ from ddplaunch.fields import line
 from ddplaunch.options.resolve import received, sent
 from ddplaunch.options.table import OPTIONS, Reach
 from ddplaunch.options.token import VARIABLE as TOKEN
-from ddplaunch.output.streams import Screen, Stream
+from ddplaunch.output.streams import Screen
 from ddplaunch.remote.messages import CoordinatorAddress, Order
 from ddplaunch.spec import Fault, Given, JobSpec
 
@@ -44,16 +44,14 @@ def order(
         hosts=tuple(host.address for host in allocation.start),
         cluster=allocation.cluster,
         min_nodes=allocation.nnodes[0],
-        port=allocation.endpoint.port,
-        port_reason=line(allocation.endpoint.port_reason),
-        address=spec.master_addr or (LOOPBACK if alone or spec.simulate else None),
-        address_reason=line(allocation.endpoint.address_reason),
-        terminals=tuple(stream.name for stream in screen.terminals),
-        colour=tuple(stream.name for stream in screen.colour),
-        links=screen.links,
-        live=tuple(stream.name for stream in screen.live),
-        columns=screen.columns,
-        lines=screen.lines,
+        endpoint=Endpoint(
+            # None: as the other nodes reach node 0
+            address=spec.master_addr or (LOOPBACK if alone or spec.simulate else None),
+            address_reason=line(allocation.endpoint.address_reason),
+            port=allocation.endpoint.port,
+            port_reason=line(allocation.endpoint.port_reason),
+        ),
+        screen=screen,
         heartbeat_timeout=spec.heartbeat_timeout,
         simulated=spec.simulate,
         killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),
@@ -96,18 +94,6 @@ def _decoded(texts: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, texts))
 
 
-def screen(order: Order) -> Screen:
-    """Return the screen of an order."""
-    return Screen(
-        terminals=frozenset(Stream[name] for name in order.terminals),
-        colour=frozenset(Stream[name] for name in order.colour),
-        links=order.links,
-        live=frozenset(Stream[name] for name in order.live),
-        columns=order.columns,
-        lines=order.lines,
-    )
-
-
 def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocation:
     """Return the allocation of a host from its order; `coordinator` is None for the first host and for an only one."""
     return Allocation(
@@ -115,7 +101,7 @@ def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocati
         nnodes=(order.min_nodes, len(order.hosts)),
         node_rank=order.node_rank,
         hosts=order.hosts,
-        endpoint=Endpoint(order.address, order.address_reason, order.port, order.port_reason),
+        endpoint=order.endpoint,
         rendezvous=_rendezvous(order, coordinator) if len(order.hosts) > 1 else None,
         start=tuple(Host(name=name) for name in order.hosts),
     )
@@ -156,14 +142,14 @@ _DEVICES = (
 
 
 def variables_to_send(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that workers on other hosts get; not the options among them, nor the token: both are in the order."""
+    """Return the variables that workers on other hosts get. The order holds the options and the token elsewhere."""
     return {name: value for name, value in env.items() if not _is_of_host(name, value) and not _is_ours(name)}
 
 
 def variables_on_host(
     sent: Mapping[str, str], own: Mapping[str, str], is_folder: Callable[[str], bool]
 ) -> dict[str, str]:
-    """Return the variables of workers on a host: those that were sent, and the host's own ones about itself.
+    """Return the variables of workers on a host: the sent ones, and the host's own variables about this host.
 
     A TMPDIR that does not exist here, such as one made for a batch job elsewhere, is replaced by this host's own.
     """

@@ -107,7 +107,7 @@ class GreetingDecoder:
 
     @property
     def skipped(self) -> str:
-        """What was printed instead of a greeting, the end of it."""
+        """The last 1000 bytes of what was printed instead of a greeting."""
         return self._buffer[-1000:].decode(errors="replace")
 
 

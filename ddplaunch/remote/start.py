@@ -33,7 +33,7 @@ def run_over_ssh(
     serve: Callable[..., int],
     reports_to_caller: bool,
 ) -> int:
-    """Start an agent on each host, show their output until all have ended, and give the exit status of the job.
+    """Start an agent on each host, show their output until all have ended, and return the exit status of the job.
 
     `serve` and `reports_to_caller` are those of `launcher.node.run`.
 

@@ -42,7 +42,7 @@ class SocketPath(Struct, frozen=True):
 
 
 class RunReplies(Struct):
-    """What a run has replied, and what kept it from more; "" if it has replied all."""
+    """The replies of a run, and the problem that kept the run from replying to all; "" for none."""
 
     socket_path: SocketPath
     run: requests.Run | None = None
@@ -53,7 +53,7 @@ class RunReplies(Struct):
 
 
 def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list[RunReplies]:
-    """Ask all these runs the same, and give their replies; those that have ended are left out."""
+    """Ask all these runs the same question, and return their replies; a run that has ended is left out."""
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         conversations: list[_Conversation] = []
         silent: list[RunReplies] = []
@@ -85,7 +85,7 @@ def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list
 def replies_of(
     sock: socket.socket, asked: Question | requests.StopRun | requests.Attach, within: float
 ) -> Iterator[requests.Reply]:
-    """Ask one run, and give each reply as it comes, until it ends the conversation; the first has to come within this time.
+    """Ask one run, and yield each reply as it comes, until the run ends the conversation; `within` limits the first reply alone.
 
     Raises:
         TimeoutError: it is silent for longer.
@@ -168,7 +168,7 @@ class _Conversation:
 
 
 def _why_silent(sock: socket.socket) -> str:
-    """Say why a run does not answer, by the process that listens for it: all of a job may be suspended, as by scontrol."""
+    """Say why a run does not answer, by the state of its agent: scontrol may have suspended all of the job."""
     with suppress(OSError):
         listener = tree.look(run_socket.pid_of(sock))
         if listener is not None and listener.state == "T":

@@ -66,7 +66,7 @@ class Known(Struct, frozen=True, kw_only=True):
         return os.path.basename(self.script) or self.script
 
     def age(self, now: float) -> str:
-        """Say since when it runs, or how long ago it began."""
+        """Say for how long the run has been running, or how long ago it began."""
         if self.replies is not None and self.replies.run is None:
             return "does not answer"
         if not self.began:
@@ -103,7 +103,7 @@ def of_running(replies: RunReplies) -> Known:
 
 
 def of_folder(folder: str) -> Known:
-    """Return the run that has left this folder; of one that wrote no events only its name and when it was made."""
+    """Return the run that has left this folder; if the run wrote no events, its name and the time of the folder."""
     known = Known(run_id=line(os.path.basename(folder)), folder=folder)
     started = start_of(folder)
     script, began = started.get("program"), started.get("at")
@@ -127,7 +127,7 @@ def start_of(folder: str) -> dict[str, Any]:
 
 
 class Elsewhere(Struct, frozen=True):
-    """A run that is asked on another host: its folder is here, since the home is shared, or a node of it that is not node 0."""
+    """A run that only another host can be asked about. Here is its folder, in a shared home, or a node other than node 0."""
 
     run_id: str
     host: str
@@ -144,7 +144,7 @@ class Elsewhere(Struct, frozen=True):
 
 
 def socket_paths(env: Mapping[str, str]) -> Iterator[SocketPath]:
-    """Return where the sockets of this user's runs lie: in their folders, and in the folder of those that lie in none."""
+    """Return the paths of the sockets of this user's runs: in the folders of runs, and in the runtime folder."""
     for folder in folders(env):
         if os.path.lexists(f"{folder}/{run_socket.NAME}"):
             yield SocketPath(folder, run_socket.NAME)
@@ -159,7 +159,7 @@ def socket_paths(env: Mapping[str, str]) -> Iterator[SocketPath]:
 
 
 def folders(env: Mapping[str, str]) -> list[str]:
-    """Return the folders of this user's runs but those with --log-dir, by name."""
+    """Return the folders of this user's runs, except for --log-dir, by name."""
     runs = runs_folder(env)
     try:
         names = sorted(os.listdir(runs)) if runs is not None else []
@@ -176,12 +176,12 @@ class Found(Struct, frozen=True):
 
 
 def running(env: Mapping[str, str]) -> list[RunReplies]:
-    """Ask all runs of this user that can be asked on this host how they are."""
+    """Return the status of all runs of this user that can be asked on this host."""
     return [replies for replies in _asked(env) if replies.elsewhere is None]
 
 
 def look(env: Mapping[str, str]) -> Found:
-    """Ask all runs of this user on this host how they are, and find those of other hosts."""
+    """Ask all runs of this user on this host for their status, and find the runs of other hosts."""
     asked = _asked(env)
     here = [replies for replies in asked if replies.elsewhere is None]
     known = {name_of(replies) for replies in here}
@@ -198,7 +198,7 @@ def _asked(env: Mapping[str, str]) -> list[RunReplies]:
 
 
 def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Elsewhere]:
-    """Return the runs that go on on other hosts, by their folders; those that are known are asked here."""
+    """Return the runs of other hosts that have not ended, by their folders; `known` are asked on this host."""
     import socket
 
     found = []
@@ -237,7 +237,7 @@ def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str
 
 
 def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, WorkerStatus]]:
-    """Return the workers of the run that is meant, or of the only one, by rank, each with its node; none if it is not clear."""
+    """Return the workers of the named run, or of the only run, by rank, each with its node; none if several runs may be meant."""
     runs = [*map(of_running, running(env))]
     found = runs if named is None else meant(named, runs)
     if len(found) != 1 or found[0].replies is None:
@@ -298,12 +298,12 @@ def meant(typed: str, runs: Sequence[Known]) -> list[Known]:
 
 
 def newest_first(runs: Iterable[Known]) -> list[Known]:
-    """Return the runs in the order in which they are listed: those that run, then the others, each the newest first."""
+    """Return the runs as they are listed: running ones, then ended ones, each with the newest first."""
     return sorted(runs, key=lambda run: (run.replies is None, -run.began, run.run_id))
 
 
 def several(what: str, runs: Iterable[Known], verb: str, *options: str) -> LaunchError:
-    """Return the error where several runs could be meant: it lists name, script and age of each; `options` were typed, too."""
+    """Return the error that lists name, script and age of each run that could be meant; `options` were typed, too."""
     listed, now = newest_first(runs), time.time()
     names = list(_unlike(listed))
     rows = [(name, run.program, run.age(now)) for name, run in zip(names, listed, strict=True)][:_SHOWN_RUNS]
@@ -315,7 +315,7 @@ def several(what: str, runs: Iterable[Known], verb: str, *options: str) -> Launc
 
 
 def _unlike(runs: Sequence[Known]) -> Iterator[str]:
-    """Return for each run a name that no other of them has: the shortest of its names, or its folder."""
+    """Return for each run a name that no other run has: the shortest such name, or the folder."""
     for run in runs:
         names = (run.name, run.run_id, run.folder or run.run_id)
         yield next(
@@ -374,7 +374,7 @@ def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) 
 
 
 def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb: str, *options: str) -> LaunchError:
-    """Return the error where no run has this name; `runs` are those that could have been meant."""
+    """Return the error that no run has this name; it suggests one of `runs` with a similar name."""
     what = f"there is no run {line(named)} here"
     if named.isdigit():
         option = {"logs": "-r", "stacks": "-r", "attach": "-r"}.get(verb)
@@ -403,7 +403,7 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Known]) -> Kno
 
 
 def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
-    """Return the error for a run that was removed, by its name or, unless `exactly`, a beginning of it; None if there is none."""
+    """Return the error for a removed run of this name, or, unless `exactly`, one whose name begins so; None if there is none."""
     runs = runs_folder(env)
     removed = old_runs.removals(runs) if runs is not None else {}
     found = [one for name, one in removed.items() if named in (name, short(name))]

@@ -85,7 +85,7 @@ _TIMES = "type for example `--since 5m`, `--since 14:05`, `--since 14:05:30` or 
 
 
 def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[[str], None]) -> int:
-    """Write the logs that are meant to stdout, and give the exit status; `say` writes a line to stderr.
+    """Write the logs that are meant to stdout, and return the exit status; `say` writes a line to stderr.
 
     Raises:
         LaunchError: there is no such run, or it has no such logs.
@@ -126,7 +126,7 @@ def _without_ranks(typed: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class _ShownLog:
-    """The lines of a log; of a progress bar the last state, and while it is followed one now and then."""
+    """The lines of a log; of a progress bar only the last state, or, while the log is followed, a state now and then."""
 
     def __init__(self, log: LogFile, since: float | None) -> None:
         self._reader = LogReader(log, since)
@@ -232,7 +232,7 @@ def _run(env: Mapping[str, str], named: str | None, want: Wanted) -> tuple[Known
 
 
 def _heading(run: Known, others: list[Known]) -> str:
-    """Say whose logs are shown: people have several runs, and a log says nothing of which it is."""
+    """Say which run's logs are shown: people have several runs, and the logs do not name theirs."""
     text = f"logs of {heading(run)}"
     if run.replies is None and not goes_on(run.folder):
         text += f"; {how_it_ended(run.folder)}"
@@ -295,7 +295,7 @@ class LogFile(Struct, frozen=True):
 
 
 def logs_of(run: str) -> list[LogFile]:
-    """Return all logs of a run whose folder this is: its own and, where the nodes share a home, those of all nodes."""
+    """Return all logs in the folder of a run: of one node, or, where the nodes share a home, of all nodes."""
     roots = [run, *(f"{run}/{name}" for name in _names(run) if _NODE.fullmatch(name))]
     return sorted((log for root in roots for log in _logs_in(root)), key=lambda log: log.order)
 

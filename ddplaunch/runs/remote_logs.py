@@ -32,7 +32,7 @@ def is_elsewhere(run: Known) -> bool:
 def show(
     run: Known, ranks: Collection[int] | None, options: Sequence[str], *, follow: bool, say: Callable[[str], None]
 ) -> int:
-    """Write the logs of these ranks to stdout, or of all, node by node, or line by line as they come; give the exit status.
+    """Write the logs of these ranks, or of all, to stdout: node by node, or with `follow` as lines come. Return the exit status.
 
     `options` are those of `ddplaunch logs` besides -r.
 
@@ -102,7 +102,7 @@ class _Reader:
 
 
 def _write(readers: Sequence[_Reader]) -> None:
-    """Write what these show as it comes, until all have ended."""
+    """Write the lines of all readers as they come, until all have ended."""
     out = sys.stdout.buffer
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         for reader in readers:

@@ -36,7 +36,7 @@ def show(
     native: bool,
     as_json: bool,
 ) -> str:
-    """Ask the job that is meant, and give the answer for stdout; `say` writes a line to stderr."""
+    """Return the stacks of the job that is meant, for stdout; `say` writes a line to stderr."""
     find.ranks_meant(ranks)
     if native and not shutil.which("py-spy"):
         raise LaunchError(
@@ -60,7 +60,7 @@ def of(
     native: bool = False,
     as_json: bool = False,
 ) -> str:
-    """Ask this job, and give the answer for stdout."""
+    """Return the stacks of this job, for stdout."""
     wanted, name = find.ranks_meant(ranks), run.name
     replies = _ask(run, threads=threads, native=native)
     samples = [
@@ -116,7 +116,7 @@ def _line(shown: Line) -> Block:
 
 
 def _plain(value: Any) -> Any:
-    """A record as JSON has it."""
+    """Return a Struct as JSON has it."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]
     return {name: _plain(part) for name, part in asdict(value).items()} if isinstance(value, Struct) else value

@@ -27,7 +27,7 @@ _SENT = 0.2  # seconds for the same, where the agent has not answered just now
 
 @contextmanager
 def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socket]:
-    """Connect to a run, and say what is wrong if it falls silent or answers nonsense.
+    """Connect to a run, and turn its silence or a malformed answer into an error.
 
     Raises:
         LaunchError: it does; `hint` is for silence.
@@ -48,7 +48,7 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
 
 
 def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: Callable[[str], None]) -> int:
-    """Debug a rank of the job that is meant; say on stderr by `write` what comes of it, and give the exit status."""
+    """Debug a rank of the job that is meant, and return the exit status; `write` writes a line to stderr."""
     if asked is not None and not asked.isdecimal():
         raise LaunchError(f"-r {asked}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
     if not (os.isatty(0) and os.isatty(1)):
@@ -144,7 +144,7 @@ def _typed(prompt: str, sock: socket.socket) -> str | None:
 
 
 def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]) -> int:
-    """Stop the job that is meant, say on stderr by `write` what comes of it, and give the exit status."""
+    """Stop the job that is meant, and return the exit status; `write` writes a line to stderr."""
     chosen = find.choose(env, named, "stop")
     name, began = chosen.name, time.monotonic()
     assert chosen.replies is not None

@@ -41,16 +41,15 @@ ORDER = {
     "hosts": ["a", "b"],
     "cluster": "ssh",
     "min_nodes": 2,
-    "port": 29500,
-    "port_reason": "--master-port",
-    "address": None,
-    "address_reason": "",
-    "terminals": ["OUT"],
-    "colour": ["ERR"],
-    "links": False,
-    "live": ["ERR"],
-    "columns": 80,
-    "lines": 24,
+    "endpoint": {"address": None, "address_reason": "", "port": 29500, "port_reason": "--master-port"},
+    "screen": {
+        "terminals": ["stdout"],
+        "colour": ["stderr"],
+        "links": False,
+        "live": ["stderr"],
+        "columns": 80,
+        "lines": 24,
+    },
     "heartbeat_timeout": 10.0,
     "simulated": None,
     "reports_to_caller": False,
@@ -77,7 +76,6 @@ def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harml
                 assert all(address.isprintable() for address in addresses)
             case messages.Order() as order:
                 assert order.node_rank < len(order.hosts)
-                orders.screen(order)
                 orders.allocation(order, None)
 
 

@@ -95,7 +95,7 @@ def test_variables_from_files_travel_apart_and_with_their_origin(tmp_path):
 
 
 def test_the_screen_travels():
-    assert orders.screen(order_of(spec_of("train.py"), HOSTS, 0)) == SCREEN
+    assert order_of(spec_of("train.py"), HOSTS, 0).screen == SCREEN
 
 
 def test_the_first_host_is_where_the_others_meet():
