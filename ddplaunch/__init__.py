@@ -1,7 +1,7 @@
 """ddplaunch launches and supervises PyTorch DistributedDataParallel jobs.
 
-For training scripts it offers `init_process_group()`, `device()` and `should_stop()`; for notebooks, tests and programs
-`launch()`, which runs a function in workers, with the exceptions that it raises. They, and torch where it is needed, are
+For training scripts it offers `init_process_group()`, `device()`, `should_stop()` and `progress()`; for notebooks, tests and
+programs `launch()`, which runs a function in workers, with the exceptions that it raises. They, and torch where it is needed, are
 imported when they are first used: `import ddplaunch` costs nothing.
 """
 
@@ -14,6 +14,7 @@ __all__ = [
     "device",
     "init_process_group",
     "launch",
+    "progress",
     "should_stop",
 ]
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.functions import launch
     from ddplaunch.functions.exceptions import JobError, JobTimeout, WorkerFailed
     from ddplaunch.worker.api import device, init_process_group, should_stop
+    from ddplaunch.worker.progress import progress
 else:  # hidden from type checkers, for which __getattr__ would make every name exist
     _MODULES = {
         "JobError": "functions.exceptions",
@@ -30,6 +32,7 @@ else:  # hidden from type checkers, for which __getattr__ would make every name 
         "device": "worker.api",
         "init_process_group": "worker.api",
         "launch": "functions",
+        "progress": "worker.progress",
         "should_stop": "worker.api",
     }
 

@@ -182,6 +182,7 @@ class Agent:
                         lambda answered: loop.post(events.QuestionAnswered(answered)),
                         plan=generations.plan,
                         written=self._workers.written if self._workers is not None else {},
+                        progress=self._workers.progress if self._workers is not None else {},
                         debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
                     ),
                     lambda why: self._report_no_answer(number, why),

@@ -22,7 +22,7 @@ from ddplaunch.output.streams import Stream, Written
 from ddplaunch.plan.variables import init_file
 from ddplaunch.process.child import RunningWorker, StartError
 from ddplaunch.report import error_file
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import Progress, WorkerError, WorkerExit
 
 if TYPE_CHECKING:
     from ddplaunch.agent.services import Mps
@@ -79,6 +79,18 @@ class Workers:
         return {
             rank: Written(quiet, output.written[rank], output.last_line(rank)) for rank, quiet in self.quiet.items()
         }
+
+    @property
+    def progress(self) -> dict[int, Progress]:
+        """How far each is, by rank, as far as its script or its progress bar says so."""
+        found: dict[int, Progress] = {}
+        for rank in self.running:
+            if (told := self._setup.error_files.progress(self._setup.generation, rank)) is not None:
+                found[rank] = told
+        for rank, written in self.written.items():
+            if rank not in found and (shown := error_file.progress_of_bar(written.last, written.seconds)) is not None:
+                found[rank] = shown
+        return found
 
     def has_written(self, rank: int, since: float) -> bool:
         """Whether this worker has written to its pipes since then, or may have had to wait until it could."""
@@ -184,6 +196,7 @@ class Workers:
             error=error_file.parse(recorded),
             stderr_tail=self._output.tail(rank),
             log=f"{folder.path}/{folder.log_names(*worker)[1]}" if folder.path and not plan.terminal else None,
+            progress=self._setup.error_files.progress(self._setup.generation, rank),
         )
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:

@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ddplaunch.fields import Duration, Keyword, Line, Number, Piece, Size, Text
+from ddplaunch.supervise.outcome import Progress
 
 # --- when the workers came to their collectives: numbers and times as differences
 
@@ -160,6 +161,7 @@ class WorkerStatus(Struct, frozen=True, array_like=True):
     quiet: Duration | None  # seconds since it last wrote to stdout or stderr; None: never, or not through us
     written: Size = 0  # bytes that it has written there
     last: Piece = ""  # the end of it: a line, or a state of a bar
+    progress: Progress | None = None
 
 
 class NodeStatus(Struct, frozen=True, tag="status"):

@@ -43,7 +43,7 @@ from ddplaunch.output.streams import Written
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.process.child import RunningWorker
 from ddplaunch.process.tree import usage
-from ddplaunch.supervise.outcome import Frame
+from ddplaunch.supervise.outcome import Frame, Progress
 
 T = TypeVar("T", bound=Hashable)
 _LONGEST = 100  # characters of a worker's last line
@@ -60,6 +60,7 @@ def status(
     plans: Sequence[WorkerPlan],
     running: Mapping[int, RunningWorker],
     written: Mapping[int, Written],
+    progress: Mapping[int, Progress],
     debugged: frozenset[int],
 ) -> Answer:
     """Return what each worker does; `debugged`: those that have a debugger."""
@@ -83,6 +84,7 @@ def status(
                 quiet=output.seconds if output is not None else None,
                 written=output.size if output is not None else 0,
                 last=piece(output.last, _LONGEST) if output is not None else "",
+                progress=progress.get(rank),
             )
         )
     return _bounded(NodeStatus(tuple(workers)))

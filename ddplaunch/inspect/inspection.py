@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ddplaunch.loop.loop import Asked
     from ddplaunch.output.streams import Written
     from ddplaunch.plan import Plan
+    from ddplaunch.supervise.outcome import Progress
 
 T = TypeVar("T")
 MAX_QUESTIONS = 8  # that children answer at once
@@ -204,12 +205,13 @@ class Inspection:
         *,
         plan: Plan,
         written: Mapping[int, Written],
+        progress: Mapping[int, Progress],
         debugged: frozenset[int],
     ) -> None:
         """Answer a question about the workers, now or later, by a call of `reply`, unless too many are being answered.
 
-        `plan` tells of the workers while there are none, `written` what each has written to its pipes; `debugged` are the ranks
-        that have a debugger.
+        `plan` tells of the workers while there are none, `written` what each has written to its pipes, `progress`
+        how far it is; `debugged` are the ranks that have a debugger.
         """
         from ddplaunch.control.questions import Answered, AskStacks, AskStatus, NoAnswer, NodeArrivals  # few are asked
         from ddplaunch.inspect import answers
@@ -224,7 +226,7 @@ class Inspection:
         if len(self._asked) >= MAX_QUESTIONS:
             return answered(NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
         if isinstance(question, AskStatus):
-            return answered(answers.status(plan.workers, self._running, written, debugged))
+            return answered(answers.status(plan.workers, self._running, written, progress, debugged))
         if isinstance(question, AskStacks):
             made = partial(answers.stacks, threads=question.threads)
             workers = self._running.values()

@@ -1,4 +1,4 @@
-"""Reads what a worker's bootstrap, or torch's `@record`, wrote about the exception that ended it, and which imports were slow.
+"""Reads what a worker wrote for its agent: the exception that ended it, how far its training is, which imports were slow.
 
 The program may damage these files, and none is trusted: whatever is wrong with one, no more is lost than what it would have said.
 """
@@ -13,9 +13,11 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TypeGuard
 
+from ddplaunch.fields import duration, piece, size
 from ddplaunch.process.files import remove_within
-from ddplaunch.supervise.outcome import Frame, WorkerError
+from ddplaunch.supervise.outcome import Frame, Progress, WorkerError
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
@@ -23,7 +25,9 @@ _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no ot
 _TORCH = "torch"
 # what a worker notifies of, see worker/lifecycle.py: an exception in its file, a process group, torch imported, no store of torch
 RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED = b"rjtis"
-_LONGEST = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
+_LONGEST = 40  # characters of the name of a metric
+_MOST_METRICS = 16
+_LONGEST_RUN = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
 _SECONDS = 1.0  # for removing folders: a program may have put a million files there; the next job continues
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
 _ROOM = 8 << 20  # bytes that should be free there
@@ -35,7 +39,7 @@ class ErrorFiles:
 
     def __init__(self, run_id: str, tmp: str) -> None:
         """Files of this run, in `tmp` where there is no shared memory; the command knows their place as its agent does."""
-        self._path = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id[:_LONGEST]}-{os.urandom(4).hex()}"
+        self._path = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id[:_LONGEST_RUN]}-{os.urandom(4).hex()}"
         self._made: str | None = None
         self._lock = -1
         self._pipe: tuple[int, int] | None = None
@@ -97,6 +101,10 @@ class ErrorFiles:
         It lies in a folder of its own: what lies beside exceptions would be taken for one.
         """
         return f"{self.folder}/{_TORCH}/{generation}-{rank}" if self.folder else ""
+
+    def progress(self, generation: int, rank: int) -> Progress | None:
+        """Return how far a worker is, as it has said by `ddplaunch.progress()`; None if it has not."""
+        return parse_progress(content(f"{self._path}/{generation}-{rank}.progress"), time.monotonic())
 
     @property
     def slow_imports(self) -> str:
@@ -263,6 +271,50 @@ def _seconds(value: object) -> float | None:
     except OverflowError:  # JSON has no largest number
         return None
     return seconds if math.isfinite(seconds) else None
+
+
+# --- how far the training is
+
+_NUMBER = r"(\d[\d,]{0,24})"
+_BAR = re.compile(rf"(?<![\d.,/-]){_NUMBER}/{_NUMBER}(?= ?\[)", re.ASCII)  # "12/400 [", as tqdm and Lightning write it
+
+
+def parse_progress(text: bytes, now: float) -> Progress | None:
+    """Return what worker/progress.py wrote, as of `now` (monotonic seconds); None if that cannot be read."""
+    if not text:
+        return None
+    import json
+
+    try:
+        found = _mapping(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+    step, total, first = found.get("step"), found.get("total"), found.get("first")
+    first_step, first_at = first if isinstance(first, list) and len(first) == 2 else (None, None)
+    at, began = _seconds(found.get("at")), _seconds(first_at)
+    if not _is_count(step) or not _is_count(first_step) or at is None or began is None:
+        return None
+    metrics = list(_mapping(found.get("metrics")).items())[:_MOST_METRICS]
+    return Progress(
+        step=size(step),
+        total=size(total) if _is_count(total) else None,
+        metrics=tuple((piece(name, _LONGEST), f"{value:.4g}") for name, value in metrics if isinstance(value, float)),
+        first_step=size(first_step),
+        seconds=duration(at - began),
+        age=duration(now - at),
+    )
+
+
+def progress_of_bar(line: str, age: float) -> Progress | None:
+    """Return how far a worker is whose last line, written `age` seconds ago, is a progress bar; None for other lines."""
+    if (found := _BAR.search(line)) is None:
+        return None
+    step, total = (size(int(text.replace(",", ""))) for text in found.groups())
+    return Progress(step=step, total=total, source="bar", age=duration(age))
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 # --- the modules that each worker imports

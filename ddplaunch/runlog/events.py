@@ -12,9 +12,10 @@ from signal import SIGWINCH
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from ddplaunch.supervise import node
-from ddplaunch.supervise.outcome import Intent, StartFailure, Why, WorkerExit
+from ddplaunch.supervise.outcome import Intent, Progress, StartFailure, Why, WorkerExit
 from ddplaunch.words import compress, signal_name
 
 VERSION = 1
@@ -39,6 +40,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
         "how": "string: as in a sentence",
         "seconds": "number",
         "stopped_with": "integer or null: the last signal that ddplaunch had sent to end it",
+        "progress": "object or null: how far it was, with the fields of `workers[].progress` in summary.json",
     },
     "signal_received": {"signal": "integer", "name": "string"},
     "signal_forwarded": {"signal": "integer", "name": "string", "ranks": "string: as 0-3,7"},
@@ -121,6 +123,7 @@ def of_event(event: node.Event) -> Named | None:
                 "how": exit.how,
                 "seconds": round(exit.seconds, 3),
                 "stopped_with": exit.stopped_with,
+                "progress": progress_data(exit.progress),
             }
         case node.SignalReceived(signum, _, _) if signum != SIGWINCH:
             return "signal_received", {"signal": int(signum), "name": signal_name(signum)}
@@ -182,6 +185,7 @@ def summary(
                 "seconds": round(exit.seconds, 3),
                 "peak_rss": exit.peak_rss,
                 "cpu_seconds": round(exit.cpu_seconds, 3),
+                "progress": progress_data(exit.progress),
             }
             for exit in sorted(exits, key=lambda exit: exit.rank)
         ],
@@ -196,6 +200,11 @@ def left_after(notice: int, intent: Intent | None, failed: str | None) -> dict[s
         "sent": intent.requeues and failed is None if intent else None,
         "text": (failed or intent.text) if intent else None,
     }
+
+
+def progress_data(progress: Progress | None) -> dict[str, Any] | None:
+    """Return how far a worker is as plain data; None where nobody says."""
+    return {**asdict(progress), "metrics": dict(progress.metrics)} if progress is not None else None
 
 
 def _first_failure(first: WorkerExit | StartFailure | None) -> dict[str, Any] | None:

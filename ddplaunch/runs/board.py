@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from ddplaunch.fields import line as printable
 from ddplaunch.report.console import NAME, NOTE, ODD, Words, line
 from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies
-from ddplaunch.runs.ps import facts_of, percent_of_cpu, state_of
+from ddplaunch.runs.ps import facts_of, percent_of_cpu, state_of, step_of
 from ddplaunch.words import count, duration, size
 
 _HELP = "q leave  s stacks  l log  a attach  k stop  < > sort  r reverse"
@@ -46,6 +47,11 @@ def _if_known(value: float | None, show: Callable[[float], str]) -> str:
     return show(value) if value is not None else ""
 
 
+def _steps(row: _Row) -> int:
+    """Return how many steps a worker has done; one that says nothing comes last."""
+    return row.worker.progress.step if row.worker.progress is not None else sys.maxsize
+
+
 _COLUMNS = (
     _Column("rank", 5, lambda row: str(row.worker.rank), lambda row: row.worker.rank, 0, right=True),
     _Column("host", 14, lambda row: row.host, lambda row: row.host, 6),
@@ -55,6 +61,7 @@ _COLUMNS = (
     _Column("cpu", 6, lambda row: _if_known(row.cpu, "{:.0f}%".format), lambda row: -(row.cpu or 0.0), 3, right=True),
     _Column("memory", 9, lambda row: size(row.worker.rss), lambda row: -row.worker.rss, 4, right=True),
     _Column("output", 10, lambda row: _if_known(row.rate, _per_second), lambda row: -(row.rate or 0.0), 8, right=True),
+    _Column("step", 13, lambda row: step_of(row.worker), _steps, 3, right=True),
     _Column(
         "quiet",
         10,
@@ -168,10 +175,13 @@ class Board:
     def _shown(self, width: int) -> list[_Column]:
         """Return the columns for which there is room, those that matter most first."""
         hosts = {node.host for node in self.replies.nodes}
+        without = {"host"} if len(hosts) == 1 else set()
+        if all(row.worker.progress is None for row in self._rows):
+            without.add("step")
         chosen, left = [], width - _LEAST
         for column in sorted(_COLUMNS, key=lambda column: column.order):
             left -= column.width + 1
-            if left >= 0 and (column.name != "host" or len(hosts) > 1):
+            if left >= 0 and column.name not in without:
                 chosen.append(column)
         return sorted(chosen, key=_COLUMNS.index)
 

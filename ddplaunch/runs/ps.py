@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.fields import line as printable
@@ -24,14 +26,15 @@ from ddplaunch.report.console import (
     table,
     written,
 )
+from ddplaunch.runlog.events import progress_data
 from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies
 from ddplaunch.runs.find import Elsewhere, name_of, of_running
 from ddplaunch.words import count, duration, size
 
-_COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "quiet")
-_NUMBERS = ("pid", "cpu", "memory", "quiet")  # flush right
+_COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "step", "quiet")
+_NUMBERS = ("pid", "cpu", "memory", "step", "quiet")  # flush right
 _MOMENT = 0.001  # seconds
 _ENDED_WELL = "exit status 0"
 _STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
@@ -74,7 +77,7 @@ def facts_of(replies: RunReplies) -> Words:
     workers = f", {count(run.world_size, 'worker')}{nodes}" if run.world_size else ""
     pace = f", {_pace(run.steps_per_second)}" if run.steps_per_second else ""
     phase_style = GOOD if run.phase == "running" else ODD
-    facts = f"{workers}, for {duration(run.seconds)}{restarts}{pace}: "
+    facts = f"{workers}, for {duration(run.seconds)}{restarts}{_progress(replies)}{pace}: "
     command = run.command.replace("\n", r"\n")
     return line((short(name_of(replies)), NAME), ": ", (phase, phase_style), facts, (command, COMMAND))
 
@@ -98,8 +101,31 @@ def _row(node: NodeReply, worker: WorkerStatus) -> dict[str, str | Words]:
         "state": state_of(worker),
         "cpu": f"{percent_of_cpu(worker):.0f}%" if alive else "",
         "memory": size(worker.rss) if alive else "",
+        "step": step_of(worker),
         "quiet": duration(worker.quiet) if alive and worker.quiet is not None else "",
     }
+
+
+def step_of(worker: WorkerStatus) -> str:
+    """Return how far a worker is: "412/1,000"; "" where nobody says."""
+    progress = worker.progress
+    if progress is None:
+        return ""
+    return f"{progress.step:,}" if progress.total is None else f"{progress.step:,}/{progress.total:,}"
+
+
+def _progress(replies: RunReplies) -> str:
+    """Return how far the job is, as its lowest rank says by `ddplaunch.progress()`, or else by its progress bar."""
+    told = [worker for node in _by_rank(replies.nodes) for worker in _workers(node) if worker.progress is not None]
+    if not told:
+        return ""
+    progress = min(
+        told, key=lambda worker: (worker.progress is None or worker.progress.source != "script", worker.rank)
+    ).progress
+    assert progress is not None
+    share = f" of {progress.total:,} ({progress.step / progress.total:.0%})" if progress.total else ""
+    metrics = "".join(f", {printable(name)} {printable(value)}" for name, value in progress.metrics)
+    return f", {'step' if progress.source == 'script' else progress.source} {progress.step:,}{share}{metrics}"
 
 
 def state_of(worker: WorkerStatus) -> Words:
@@ -132,7 +158,8 @@ def _data(replies: RunReplies) -> dict[str, Any]:
             {
                 "node_rank": node.node_rank,
                 "host": node.host,
-                **{name: getattr(worker, name) for name in worker.__struct_fields__},
+                **asdict(worker),
+                "progress": progress_data(worker.progress),
                 "cpu_percent": round(percent_of_cpu(worker), 1),
             }
             for node in _by_rank(replies.nodes)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ddplaunch.fields import Duration, Line, Number, Piece, Seconds, Signal, Size, Status, Text
+from ddplaunch.fields import Duration, Keyword, Line, Number, Piece, Seconds, Signal, Size, Status, Text
 
 # `ClusterEnding.text` where the table of causes has a row for it
 PREEMPTED = "preempted"
@@ -55,6 +55,18 @@ class WorkerError(Struct, frozen=True, kw_only=True, array_like=True):
     at: Seconds | None = None  # CLOCK_MONOTONIC seconds of this host; None: not recorded
 
 
+class Progress(Struct, frozen=True, kw_only=True, array_like=True):
+    """How far a worker is, as its script said by `ddplaunch.progress()`, or as its progress bar shows."""
+
+    step: Size
+    total: Size | None  # None: not known
+    metrics: Annotated[tuple[tuple[Piece, Piece], ...], Meta(max_length=16)] = ()  # name and number: ("loss", "0.412")
+    source: Keyword = "script"  # or "bar"
+    first_step: Size = 0  # of the first call in this generation
+    seconds: Duration = 0.0  # from the first call to the last
+    age: Duration = 0.0  # seconds since the last call
+
+
 class WorkerExit(Struct, frozen=True, kw_only=True, array_like=True):
     """The end of one worker."""
 
@@ -75,6 +87,7 @@ class WorkerExit(Struct, frozen=True, kw_only=True, array_like=True):
     error: WorkerError | None = None
     stderr_tail: Text = ""  # the last lines of its stderr, decoded with errors replaced; "" if not captured
     log: Line | None = None  # path of its stderr log
+    progress: Progress | None = None  # how far it was; None: its script did not say
 
     def __post_init__(self) -> None:
         if (self.code is None) == (self.signal is None):

@@ -28,6 +28,7 @@ TYPES = {
     "boolean or null": lambda value: value is None or isinstance(value, bool),
     "integer or null": lambda value: value is None or isinstance(value, int),
     "number": lambda value: isinstance(value, (int, float)),
+    "object or null": lambda value: value is None or isinstance(value, dict),
     "list of strings": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 }
 

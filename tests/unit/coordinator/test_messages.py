@@ -36,8 +36,9 @@ EXIT = [
     ["E", "m", "t", [["a.py", 1, "f", "x"]], 1.0],
     "",
     "l",
+    [4, 10, [["loss", "0.5"]], "script", 1, 2.5, 0.5],
 ]
-WORKER = [3, 1, 9, "cpu", "running", "", 1.0, 0.5, 4096, None, 12, "epoch 1"]
+WORKER = [3, 1, 9, "cpu", "running", "", 1.0, 0.5, 4096, None, 12, "epoch 1", None]
 HELLO = {
     "type": "hello",
     "requested_rank": 1,

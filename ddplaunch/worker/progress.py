@@ -1,0 +1,78 @@
+"""`ddplaunch.progress()`: how far the script is, in a file in memory that the agent reads when somebody asks. Imports no torch.
+
+A call costs one write to that file. It sends nothing, wakes nobody, and does nothing without ddplaunch.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import time
+from typing import SupportsFloat, SupportsIndex
+
+_FOLDER = "ddplaunch-errors-"  # how the folder is called in which the agent looks, see report/error_file.py
+_METRICS_AGE = 0.2  # seconds; to read a metric of a GPU waits for its kernels
+_MOST_METRICS = 16
+_LONGEST = 40  # characters of a metric's name
+_file: _ProgressFile | None = None
+
+
+def progress(step: SupportsIndex, total: SupportsIndex | None = None, /, **metrics: SupportsFloat) -> None:
+    """Tell ddplaunch how far this worker is: `step` steps are done, of `total` if that is known.
+
+    `ddplaunch ps`, `ddplaunch top` and the run's `summary.json` show it, with the metrics: `progress(step, 1000, loss=loss)`.
+    Call it once a step in any worker, in rank 0 alone if you like; `step` counts from the beginning of the training, so
+    that a restart from a checkpoint continues the count. Metrics are converted by `float()`, at most five times a second.
+
+    Under plain `python` or torchrun the call does nothing.
+
+    Raises:
+        ValueError: `step` or `total` is negative.
+        TypeError: `step` or `total` is no whole number, or a metric is no number.
+    """
+    global _file
+    done, most = operator.index(step), None if total is None else operator.index(total)
+    if done < 0 or (most is not None and most < 0):
+        raise ValueError(f"progress({done}, {most}): steps are counted from 0")
+    if _file is None:
+        _file = _ProgressFile(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    _file.write(done, most, metrics)
+
+
+class _ProgressFile:
+    """The file of one worker: a line of JSON, which each call overwrites."""
+
+    def __init__(self, error_file: str) -> None:
+        """The file lies beside the worker's error file, if that is one of ddplaunch's."""
+        self._pid = os.getpid()
+        self._fd = -1
+        self._first: tuple[int, float] | None = None  # step and time of the first call
+        self._metrics: dict[str, float] = {}
+        self._read_at = -_METRICS_AGE  # when the metrics were converted
+        self._size = 0  # bytes of the longest line so far
+        if os.path.basename(os.path.dirname(error_file)).startswith(_FOLDER):
+            path = error_file.removesuffix(".json") + ".progress"
+            try:
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError:  # no room: nobody sees how far it is, and the training goes on
+                pass
+
+    def write(self, step: int, total: int | None, metrics: dict[str, SupportsFloat]) -> None:
+        """Write how far the worker is; not in a forked child of it, such as a data loader's."""
+        if self._fd < 0 or os.getpid() != self._pid:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = step, now
+        if now - self._read_at >= _METRICS_AGE:
+            some = list(metrics.items())[:_MOST_METRICS]
+            self._metrics, self._read_at = {name[:_LONGEST]: float(value) for name, value in some}, now
+        line = json.dumps(
+            {"step": step, "total": total, "at": now, "first": self._first, "metrics": self._metrics}
+        ).encode()
+        self._size = max(self._size, len(line))
+        try:
+            os.pwrite(self._fd, line.ljust(self._size), 0)
+        except OSError:
+            pass
