@@ -15,6 +15,7 @@ from ddplaunch.process.clock import Pause
 from ddplaunch.report.closing import render_still_running, render_stopped, render_stopping
 from ddplaunch.report.paint import Paint
 from ddplaunch.runlog.events import Event, Reader, left_after, of_action, of_event, summary
+from ddplaunch.runlog.folders import short
 from ddplaunch.runlog.run_folder import RunFolder
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
@@ -175,14 +176,15 @@ class Reporter:
             )
             # homes need not be shared, and the user may be on another host
             where = "" if folder.path is None else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
-            logs = f"; logs in {where}" if where else ""
-            if self._has_terminal:
-                logs = self._who_has_the_terminal(where)
+            logs = self._who_has_the_terminal(where) if self._has_terminal else where and f"logs in {where}"
             if self._reports_job:
                 on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
                 open_to_all = "" if plan.authenticated else ", no token"
                 backend = f"{plan.backend} ({plan.reasons['backend']})"
-                self.print(f"{count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}{logs}")
+                # two lines, since one would not fit a terminal of 80 columns
+                self.print(f"{short(plan.run_id)}: {count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}")
+                if logs:
+                    self.print(logs)
                 if not plan.authenticated and plan.workers[0].rank == 0:
                     self.print(_NO_TOKEN)
             if folder.warning is not None:
@@ -199,7 +201,7 @@ class Reporter:
         if plan.world_size == 1:
             return ""
         rank = next(worker.rank for worker in plan.workers if worker.terminal)
-        return f"; rank {rank} has the terminal" + (f", the others print to {where}" if where else "")
+        return f"rank {rank} has the terminal" + (f", the others print to {where}" if where else "")
 
     def worker_started(self, rank: int, pid: int) -> None:
         """Report that a worker runs."""

@@ -11,6 +11,7 @@ from pathlib import Path
 _NAMES = [
     (r"\d{8}-\d{6}-[0-9a-z]{4}", "RUN"),
     (r"_[0-9a-f]{8}\b", "_RUN"),
+    (r"ddplaunch: [0-9a-z]{4}: (?=\d+ workers?\b)", "ddplaunch: RUN: "),
     (r"\b\d+(\.\d+)? (ms|s|min)\b( \d+ s)?", "TIME"),
     (r"\b\d+\.\d\ds\b( \(\d+:\d\d:\d\d\))?", "TIME"),  # pytest's, of more than a minute too
     (r"\bpid \d+", "pid PID"),

@@ -58,7 +58,8 @@ def test_a_job_runs_on_the_hosts_in_their_order_wherever_it_is_typed(job, progra
     assert {(place["WORLD_SIZE"], place["MASTER_ADDR"], place["GLOO_SOCKET_IFNAME"]) for place in found} == {
         ("5", "node0", "eth0")
     }
-    assert f"ddplaunch: 5 workers on 3 nodes, gloo (no accelerator); logs in {job.folder_of('node0')}" in result.err
+    assert ": 5 workers on 3 nodes, gloo (no accelerator)\n" in result.err
+    assert f"ddplaunch: logs in {job.folder_of('node0')}" in result.err
 
 
 # --- what they show

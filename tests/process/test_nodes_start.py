@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from signal import SIGKILL
@@ -131,8 +132,10 @@ def test_output_is_prefixed_by_the_rank_in_the_whole_job(nodes):
 def test_each_node_closes_with_a_line_about_the_whole_job(finished):
     for place, node in enumerate(finished.started):
         first, *notes, last = node.err.splitlines()
+        logs, *notes = notes
+        assert logs.startswith("ddplaunch: logs in ")
         assert [note.split(",")[0] for note in notes] == ([] if place else ["ddplaunch: without a token"])
-        assert first.startswith("ddplaunch: 4 workers on 2 nodes, no token, gloo ")
+        assert re.match(r"ddplaunch: \S+: 4 workers on 2 nodes, no token, gloo ", first)
         assert last.startswith("ddplaunch: 4 workers on 2 nodes finished in ")
 
 

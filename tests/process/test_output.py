@@ -36,6 +36,16 @@ def test_prefix_puts_the_rank_before_each_line_and_keeps_the_streams_apart(show)
     assert {b"[0] err of 0", b"[1] err of 1", b"[2] err of 2"} <= set(err.splitlines())
 
 
+def test_the_first_lines_name_the_run_and_its_folder_and_fit_a_terminal_of_80_columns(show, job):
+    _, err = show("both")
+    first, logs = err.decode().splitlines()[:2]
+    name = job.folder.name.rpartition("-")[2]
+    assert re.fullmatch(rf"ddplaunch: {name}: 2 workers, \w+ \(.*\)", first)
+    assert logs == f"ddplaunch: logs in {job.folder}"
+    assert len(first) <= 80
+    assert len(logs.replace(str(job.home), "~/.local")) <= 80
+
+
 def test_raw_shows_lines_as_they_are(show):
     out, _ = show("both", workers=3, options=("--output", "raw"))
     assert sorted(out.splitlines()) == [b"out of 0", b"out of 1", b"out of 2"]
@@ -160,6 +170,7 @@ def test_log_dir_dev_null_keeps_nothing(show, job):
     out, err = show("both", options=("--log-dir", "/dev/null"))
     assert b"[1] out of 1\n" in out
     assert b"logs in" not in err
+    assert re.search(rb"(?m)^ddplaunch: [a-z0-9]{4}: 2 workers, gloo \(", err)
     assert not (job.home / "state" / "ddplaunch").exists()
 
 
@@ -195,10 +206,10 @@ def test_stdout_holds_only_what_the_workers_wrote(show):
     assert [line for line in err.splitlines() if re.fullmatch(rb"ddplaunch: rank [01] is pid \d+", line)]
 
 
-def test_by_default_there_is_one_line_at_the_start_and_one_at_the_end(show):
+def test_by_default_there_are_two_lines_at_the_start_and_one_at_the_end(show):
     _, err = show("both")
     own = [line for line in err.splitlines() if line.startswith(b"ddplaunch: ")]
-    assert len(own) == 2
+    assert len(own) == 3
     assert b"2 workers, gloo" in own[0]
     assert b"2 workers finished" in own[1]
     assert err.splitlines()[0] == own[0]

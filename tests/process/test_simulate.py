@@ -115,7 +115,7 @@ def test_pids_and_logs_are_named_with_their_hosts(job, program):
     result = job.run("--nnodes", 2, "--simulate", "-v", program("behave"), "all=done").expect(0)
     pids = re.findall(r"^ddplaunch: (rank \d on node-\d) is pid \d+$", result.err, re.MULTILINE)
     assert sorted(pids) == ["rank 0 on node-0", "rank 1 on node-1"]
-    assert re.search(r"; logs in \S+/node-0 on node-0$", result.err, re.MULTILINE)
+    assert re.search(r"^ddplaunch: logs in \S+/node-0 on node-0$", result.err, re.MULTILINE)
 
 
 def test_a_line_that_is_longer_than_any_message_is_not_torn(job, program):
