@@ -211,7 +211,7 @@ def test_by_default_there_are_two_lines_at_the_start_and_one_at_the_end(show):
     own = [line for line in err.splitlines() if line.startswith(b"ddplaunch: ")]
     assert len(own) == 3
     assert b"2 workers, gloo" in own[0]
-    assert b"2 workers finished" in own[1]
+    assert b"2 workers finished" in own[2]
     assert err.splitlines()[0] == own[0]
     assert err.splitlines()[-1] == own[1]
 
