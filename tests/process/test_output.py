@@ -213,7 +213,7 @@ def test_by_default_there_are_two_lines_at_the_start_and_one_at_the_end(show):
     assert b"2 workers, gloo" in own[0]
     assert b"2 workers finished" in own[2]
     assert err.splitlines()[0] == own[0]
-    assert err.splitlines()[-1] == own[1]
+    assert err.splitlines()[-1] == own[2]
 
 
 def test_quiet_says_nothing_but_errors(show):
