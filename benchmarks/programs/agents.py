@@ -18,7 +18,7 @@ from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import Generation, JobEnd, NodeEnd
+from ddplaunch.coordinator.orders import Generation, JobEnd, NodeEnd
 from ddplaunch.loop import loop
 from ddplaunch.plan import Seat
 from ddplaunch.process.clock import Clock

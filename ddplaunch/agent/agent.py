@@ -23,8 +23,9 @@ from ddplaunch.agent.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.run_socket import RunSocket
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
-from ddplaunch.coordinator import link as orders
-from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, SentReport, Warned
+from ddplaunch.coordinator import orders
+from ddplaunch.coordinator.link import Link
+from ddplaunch.coordinator.orders import JobEnd, NodeEnd, SentReport, Warned
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
@@ -39,7 +40,7 @@ from ddplaunch.supervise.outcome import WorkerExit
 if TYPE_CHECKING:
     from ddplaunch.agent.job import Connect
     from ddplaunch.agent.workers import Workers
-    from ddplaunch.coordinator.link import Report
+    from ddplaunch.coordinator.orders import Report
 
 _AT_WORK = (Phase.RUNNING, Phase.SETTLING)
 # rest after a look at all children, in times of what the look took: thousands may end one by one

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ddplaunch.agent.job import JobInputs
 from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
-from ddplaunch.coordinator.link import Generation
+from ddplaunch.coordinator.orders import Generation
 from ddplaunch.errors import visible
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.display import Display

@@ -14,7 +14,7 @@ from ddplaunch.agent.context import AgentContext, WorkerSetup
 from ddplaunch.agent.events import GroupJoined
 from ddplaunch.agent.starter import CannotStart, Starter
 from ddplaunch.agent.workers import Workers
-from ddplaunch.coordinator.link import Generation
+from ddplaunch.coordinator.orders import Generation
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output

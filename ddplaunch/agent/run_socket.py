@@ -13,7 +13,8 @@ import msgspec
 
 from ddplaunch.agent.context import AgentContext
 from ddplaunch.agent.pipes import CONTROL
-from ddplaunch.coordinator.link import JobEnd, Link
+from ddplaunch.coordinator.link import Link
+from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.errors import expendable
 from ddplaunch.fields import piece, text
 from ddplaunch.loop.loop import Loop

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.context import AgentContext
 from ddplaunch.agent.pipes import UNREAD_TIMEOUT, FrontPipes
 from ddplaunch.agent.signals import SignalSource
-from ddplaunch.coordinator.link import JobEnd
+from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.tree import look
 from ddplaunch.supervise.node import State

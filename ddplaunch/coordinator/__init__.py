@@ -1,5 +1,5 @@
 """The coordinator of a job, and every agent's link to it: reports become events of `supervise.job`, its actions become orders.
 
-Decides nothing. `link` holds the reports and orders, `local_link` is the coordinator's own agent's, `remote_link` that of an
-agent elsewhere. Only `remote_link`, `agents` and `messages`, and what these use, know that reports and orders travel as messages.
+Decides nothing. `orders` holds the orders and reports; `local_link` is the link of the coordinator's own agent, `remote_link`
+that of an agent elsewhere. Only `remote_link`, `agents`, `incoming` and `messages` know that all these travel as messages.
 """

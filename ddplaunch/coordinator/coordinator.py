@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
-from ddplaunch.coordinator.link import Forward, Generation, JobEnd, Link, NodeEnd, Warned
+from ddplaunch.coordinator.orders import Forward, Generation, JobEnd, NodeEnd, Warned
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.port import PortTaken, Reservation, reserve
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.control.questions import Answer
     from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.agents import Agents
-    from ddplaunch.coordinator.link import OrderToAll, Report
+    from ddplaunch.coordinator.orders import Order, OrderToAll, Report
     from ddplaunch.coordinator.questions import NodeStreams, Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
     from ddplaunch.coordinator.warnings import Warnings
@@ -54,7 +54,7 @@ class Coordinator:
         self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state, _ = job.begin(policy, loop.now())
         self._deadline = loop.timer(None, self._deadline_reached)  # of the state
-        self._own: Link | None = None
+        self._take_order: Callable[[Order], None]  # of the coordinator's own agent
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
         self._samples: dict[int, list[Sample]] = {}  # of this generation, by member
@@ -67,9 +67,9 @@ class Coordinator:
         self._warnings: Warnings | None = None
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
-    def join(self, link: Link, member: Member, agents: Agents | None = None) -> None:
-        """Take the coordinator's own agent as a member; `agents` are those of the other nodes."""
-        self._own, self._agents = link, agents
+    def join(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
+        """Take the coordinator's own agent as a member, which gets its orders so; `agents` are those of the other nodes."""
+        self._take_order, self._agents = take_order, agents
         self.feed(job.Joined(member, self._loop.now()))
 
     # --- what comes in
@@ -102,8 +102,7 @@ class Coordinator:
         now = self._loop.now()
         match report:
             case node.RequestStore():
-                assert self._own is not None
-                self._own.take(node.StoreOrdered(now))
+                self._take_order(node.StoreOrdered(now))
             case NodeEnd(generation) if generation == self.state.generation and not self.state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
@@ -284,8 +283,7 @@ class Coordinator:
         )
         if self._agents is not None:
             self._agents.begin(order, generation)
-        assert self._own is not None
-        self._own.take(generation)  # last: it is busy when it starts
+        self._take_order(generation)  # last: it is busy when it starts
 
     def _reserve(self) -> int:
         """Reserve MASTER_PORT where rank 0 is; nodes that do not communicate were given it."""
@@ -340,16 +338,14 @@ class Coordinator:
         if self._agents is not None:
             end = replace(end, is_watched=self._agents.are_watched(requeue))
             self._agents.end(replace(end, text=text))
-        assert self._own is not None
-        self._own.take(end)
+        self._take_order(end)
 
     def _order(self, ids: Sequence[int], order: OrderToAll) -> None:
         others = [id for id in ids if id != SELF_ID]
         if self._agents is not None and others:
             self._agents.send(others, order)
         if len(others) < len(ids):
-            assert self._own is not None
-            self._own.take(order)
+            self._take_order(order)
 
     # --- facts
 

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch import __version__
-from ddplaunch.cluster import Allocation, Rendezvous
-from ddplaunch.control.handshake import Key, key
+from ddplaunch.cluster import Allocation
+from ddplaunch.control.handshake import key
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import Link
+from ddplaunch.coordinator.link import JoinRequest, Link
 from ddplaunch.coordinator.messages import Withdrawal
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError, own_imports, write_stderr
@@ -34,18 +33,6 @@ from ddplaunch.spec import JobSpec, ProgramKind
 _PIECE = 1 << 18  # bytes of the program that are read at once
 _WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
 _SILENT = 5.0  # seconds without a word from node 0 after which it is lost
-
-
-class JoinRequest(Struct, frozen=True, kw_only=True):
-    """All that this agent needs to find the others."""
-
-    spec: JobSpec
-    allocation: Allocation
-    draft: Plan
-    rendezvous: Rendezvous
-    key: Key
-    facts: messages.NodeFacts
-    listening: socket.socket | None  # what the others can reach already, if the coordinator is here
 
 
 def prepare(

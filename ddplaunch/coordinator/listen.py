@@ -18,8 +18,9 @@ from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.link import Listening
+from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.local_link import LocalLink, job_policy
+from ddplaunch.coordinator.orders import Listening
 from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options.table import BY_NAME
@@ -28,7 +29,7 @@ from ddplaunch.spec import Source
 from ddplaunch.supervise import job
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.join import JoinRequest
+    from ddplaunch.coordinator.link import JoinRequest
     from ddplaunch.report.reporter import Reporter
 
 _OF_ONE_NODE = ("local_addr", "log_dir", "quiet", "run_id", "verbose")  # options that other nodes need not have
@@ -51,7 +52,7 @@ def coordinate_if_here(
         return None
     loop.post(Listening(agents.port))
     own = LocalLink(loop, coordinator)
-    coordinator.join(own, agents.join(hello), agents)
+    coordinator.join(own.take, agents.join(hello), agents)
     return own
 
 
@@ -67,7 +68,7 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
     ports, key = rendezvous.ports, request.key
 
     def listen_at(ports: Sequence[int]) -> Agents:
-        return Agents(loop, _terms(request, ports), coordinator, reporter.print)
+        return Incoming(loop, _terms(request, ports), coordinator, reporter.print).agents
 
     if rendezvous.coordinator:
         agents = listen_at(ports)

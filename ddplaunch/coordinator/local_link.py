@@ -15,7 +15,7 @@ from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, Member
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import Report
+    from ddplaunch.coordinator.orders import Report
 
 
 class LocalLink(Link):
@@ -70,5 +70,7 @@ def coordinate_alone(spec: JobSpec, draft: Plan, loop: Loop, reporter: Reporter)
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
     coordinator = Coordinator(loop, job_policy(spec, 1, 1), draft, JobReporter(reporter, spec))
     link = LocalLink(loop, coordinator)
-    coordinator.join(link, Member(id=SELF_ID, host=draft.workers[0].host, workers=len(draft.workers), requested_rank=0))
+    coordinator.join(
+        link.take, Member(id=SELF_ID, host=draft.workers[0].host, workers=len(draft.workers), requested_rank=0)
+    )
     return link

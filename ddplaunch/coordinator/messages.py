@@ -31,7 +31,7 @@ from ddplaunch.control.questions import (
     StacksAtEnd,
 )
 from ddplaunch.control.streams import Chunk
-from ddplaunch.coordinator.link import MAX_LEFT, Generation, JobEnd, NodeEnd, SentOrder, SentReport
+from ddplaunch.coordinator.orders import MAX_LEFT, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.errors import below
 from ddplaunch.fields import Backend, Host, Line, Malformed, Number, Piece, Seconds, Workers, decoder, line, piece, text
 from ddplaunch.supervise import node

@@ -17,7 +17,7 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise.job import Member
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import OrderToAll
+    from ddplaunch.coordinator.orders import OrderToAll
 
 
 class Asker(Struct, frozen=True, kw_only=True):

@@ -11,15 +11,16 @@ from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import JobEnd, Link, LookingForCoordinator, NodeEnd
+from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.messages import OrderSequence
+from ddplaunch.coordinator.orders import JobEnd, LookingForCoordinator, NodeEnd
 from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import Order, Report
+    from ddplaunch.coordinator.orders import Order, Report
 
 NO_ANSWER = "it has not answered"
 CONNECTION_REFUSED = "connection refused"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ddplaunch.cluster.hostlist import compress
-from ddplaunch.coordinator.link import Warned
+from ddplaunch.coordinator.orders import Warned
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise.job import Member

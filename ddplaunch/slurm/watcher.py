@@ -17,7 +17,7 @@ from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.control.handshake import key
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import Forward, JobEnd
+from ddplaunch.coordinator.orders import Forward, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import below, visible
 from ddplaunch.loop.loop import Loop

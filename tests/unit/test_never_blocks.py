@@ -27,7 +27,7 @@ HARMLESS = {
     "agent/child.py": "the front, while it kills",
     "agent/starter.py": "/dev/null",
     "agent/services.py": "what a child does that is asked, and /dev/null",
-    "coordinator/agents.py": "before there are workers",
+    "coordinator/incoming.py": "before there are workers",
     "coordinator/join.py": "before the job begins; the front can kill the agent",
     "remote/front_socket.py": "a folder in /tmp, and workers on other hosts",
     "remote/protocol.py": "/dev/null",

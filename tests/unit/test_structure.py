@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
-WITHOUT_CIRCLES = ("agent", "forking", "inspect", "loop", "process", "worker")
 MOST_CALLBACKS = 8  # parameters of all constructors in agent/ together: parts post events instead
 
 
@@ -20,13 +19,15 @@ def imported(path: Path, names: dict[str, Path]) -> Iterator[str]:
                 yield full if full in names else found.module
 
 
+def module(path: Path) -> str:
+    """The name under which a file is imported."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def circles() -> list[list[str]]:
-    """Files of one folder that import each other, directly or not."""
-    names = {
-        ".".join(("ddplaunch", *path.relative_to(PACKAGE).with_suffix("").parts)): path
-        for folder in WITHOUT_CIRCLES
-        for path in (PACKAGE / folder).glob("*.py")
-    }
+    """Files that import each other, directly or not, and those that import such files."""
+    names = {module(path): path for path in PACKAGE.rglob("*.py")}
     below = {name: {other for other in imported(path, names) if other in names} for name, path in names.items()}
     while removed := [name for name, others in below.items() if not others]:
         for name in removed:
@@ -35,7 +36,7 @@ def circles() -> list[list[str]]:
     return [[name, *sorted(others)] for name, others in below.items()]
 
 
-def test_no_files_of_these_folders_import_each_other():
+def test_no_files_import_each_other():
     assert circles() == []
 
 

@@ -8,7 +8,7 @@ import signal
 from ddplaunch.agent import events
 from ddplaunch.agent.pipes import MAY_STOP, STOPPED
 from ddplaunch.control.questions import AskStatus
-from ddplaunch.coordinator import link as orders
+from ddplaunch.coordinator import orders
 from ddplaunch.errors import LaunchError
 from ddplaunch.output.streams import Stream
 from ddplaunch.supervise import node

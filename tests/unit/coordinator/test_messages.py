@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddplaunch import fields
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import Generation, NodeEnd
+from ddplaunch.coordinator.orders import Generation, NodeEnd
 from ddplaunch.fields import Malformed
 from ddplaunch.plan.ranks import ranks_of_all
 from tests.unit.hostile import altered, taken

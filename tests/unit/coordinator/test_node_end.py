@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch.control.handshake import LIMIT
-from ddplaunch.coordinator.link import NodeEnd
 from ddplaunch.coordinator.messages import encode, fitted, for_coordinator, on_our_clock
+from ddplaunch.coordinator.orders import NodeEnd
 from ddplaunch.supervise.outcome import Frame, Traces, WorkerError, WorkerExit
 
 END = WorkerExit(

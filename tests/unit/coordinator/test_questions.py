@@ -12,7 +12,7 @@ from ddplaunch.supervise.job import Member
 from tests.loops import FakeLoop
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import OrderToAll
+    from ddplaunch.coordinator.orders import OrderToAll
 
 MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=1, requested_rank=None) for id in range(3)}
 FINE = NodeStatus(())

@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import CLOSED
-from ddplaunch.coordinator.link import LookingForCoordinator
+from ddplaunch.coordinator.orders import LookingForCoordinator
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, RemoteLink
 from tests.loops import FakeLoop
 

@@ -22,7 +22,7 @@ from ddplaunch.control.questions import (
 )
 from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport, Warned
+from ddplaunch.coordinator.orders import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport, Warned
 from ddplaunch.fields import Malformed
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.supervise import node

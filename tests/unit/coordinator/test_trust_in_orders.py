@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.coordinator.link import Forward, Generation
 from ddplaunch.coordinator.messages import Hello, NodeFacts, OrderSequence, Ping, Watch
+from ddplaunch.coordinator.orders import Forward, Generation
 from ddplaunch.fields import Malformed
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.supervise.node import KillOrdered, StopOrdered

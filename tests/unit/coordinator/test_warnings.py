@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.coordinator.link import Warned
+from ddplaunch.coordinator.orders import Warned
 from ddplaunch.coordinator.warnings import GATHERED, MOST, Warnings
 from ddplaunch.supervise.job import Member
 from tests.loops import FakeLoop

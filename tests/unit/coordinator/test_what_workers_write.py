@@ -15,7 +15,7 @@ from ddplaunch.control import requests
 from ddplaunch.control.handshake import LIMIT
 from ddplaunch.control.questions import Answer, Answered, NoAnswer, StacksAtEnd
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import NodeEnd, SentReport
+from ddplaunch.coordinator.orders import NodeEnd, SentReport
 from ddplaunch.fields import Malformed
 from ddplaunch.inspect import Call, Group, Sample, Thread
 from ddplaunch.inspect.answers import sent, stacks_at_end

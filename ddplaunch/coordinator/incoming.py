@@ -1,0 +1,217 @@
+"""Takes the messages of the other nodes: admits agents, checks what each of them may say, and passes that on to the coordinator.
+
+Decides nothing about the job. Knows which connections are those of agents, and which belong to a command that only watches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from signal import SIGTERM
+
+from ddplaunch.control.questions import Answered, NoAnswer, StacksAtEnd
+from ddplaunch.control.streams import Chunk
+from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.agents import Agents, member_of
+from ddplaunch.coordinator.connections import Connections, Terms
+from ddplaunch.coordinator.coordinator import Coordinator
+from ddplaunch.coordinator.messages import speaks_for_others, why_refused, why_too_much
+from ddplaunch.coordinator.orders import Forward, NodeEnd, SentReport, Warned
+from ddplaunch.errors import below
+from ddplaunch.loop.loop import Loop
+from ddplaunch.supervise import job, node
+from ddplaunch.supervise.job import Member
+from ddplaunch.supervise.job.rendezvous import why_refused as why_not_admitted
+from ddplaunch.supervise.outcome import Why
+
+_NO_MEMBER = -1  # no member's id
+_HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each is logged
+_LEAST_HELLOS = 10_000
+_WARNINGS = 20  # of each connection
+
+
+class Incoming:
+    """Reads the connections of the other nodes, for a coordinator and its list of agents."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        terms: Terms,
+        coordinator: Coordinator,
+        print_line: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._terms = terms
+        self._coordinator = coordinator
+        self._print = print_line
+        self._reports: dict[int, set[tuple[int, SentReport]]] = {}  # with their generation, by connection
+        self._said_hello = 0  # agents, the departed included
+        self._warned: set[int] = set()  # agents of which the user knows that something was dropped
+        self._warnings: Counter[int] = Counter()  # how many each agent has sent
+        self._connections = Connections(
+            loop,
+            terms,
+            received=self._on_message,
+            lost=self._on_lost,
+            dropped=self._on_dropped,
+            refused=self._on_refused,
+            answered=self._on_pong,
+        )
+        self.agents = Agents(
+            loop,
+            terms,
+            self._connections,
+            print_line,
+            # Slurm's SIGTERM may at any moment end the command that has started the agents: the shell of its batch script ends
+            # at it, and with that all that it has started. We do what it should do, if we can.
+            requeues_after_sigterm=SIGTERM in coordinator.state.policy.notices and _has_scontrol(),
+            retry=loop.timer(None, self._admit_waiting),
+        )
+
+    # --- called by Connections
+
+    def _on_refused(self, address: str, reason: str) -> None:
+        """Print that a connection was refused before its first message."""
+        self._print(f"refused a connection from {address}: {reason}")
+
+    def _on_dropped(self, id: int, reason: str) -> None:
+        """Warn, once for each agent, that a part of its messages was dropped."""
+        if id in self.agents.hellos and id not in self._warned:
+            self._warned.add(id)
+            host = self.agents.hellos[id].host
+            self._print(f"warning: what {host} has sent about its workers was dropped: {reason}")
+
+    def _on_pong(self) -> None:
+        """Admit agents that wait for a node rank, if all others have answered."""
+        self.agents.state_changed()
+
+    def _on_message(self, id: int, message: messages.ToCoordinator) -> None:
+        """Do what a message asks for, if this peer may send it; expel a peer that breaks the order of messages."""
+        match message:
+            case _ if id in self.agents.watchers:
+                self._forward_from_watcher(message)
+            case messages.Hello() if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
+                self._connections.expel(id, "too many agents have come and gone")
+            case messages.Hello() if id not in self.agents.hellos:
+                self._said_hello += 1
+                self.agents.hellos[id] = message
+                self._admit(member_of(id, message))
+            case messages.Watch() if not self._terms.has_front or self.agents.watchers:
+                self._connections.expel(id, "is no agent")
+            case messages.Watch() if id not in self.agents.hellos:
+                self.agents.watchers.add(id)
+                if self.agents.job_end is not None:
+                    self.agents.send((id,), self.agents.job_end)
+            case messages.Withdrawal(rank, host, reason, hint) if id not in self.agents.hellos:
+                self._connections.drop(id)
+                who = host if rank is None else f"node {rank} ({host})"
+                self._coordinator.feed(job.Withdrawn(below(who), below(reason), below(hint), self._loop.now()))
+            case messages.Hello() | messages.Watch() | messages.Withdrawal():
+                self._connections.expel(id, "sent hello twice")
+            case _ if id not in self.agents.hellos:
+                self._connections.expel(id, "did not send hello first")
+            case NodeEnd(generation) | StacksAtEnd(generation):
+                if generation == self._coordinator.state.generation and id in self.agents.ranks:
+                    self._pass_end(id, message, self.agents.ranks[id])
+            case node.Escalate() | node.RequestStore() if id not in self.agents.ranks:
+                pass  # it has no part in what it wants killed, or served
+            case Answered():
+                self._pass_answer(id, message)
+            case node.HoldTimeout(True) if not (
+                self._coordinator.state.policy.debugs or self._coordinator.attaches(id)
+            ):
+                self._on_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
+            case Chunk():
+                self._coordinator.take_chunk(id, message)
+            case Warned():
+                self._warnings[id] += 1
+                if self._warnings[id] <= _WARNINGS:
+                    self._coordinator.take(id, message)
+            case node.ReportIdle() | node.HoldTimeout():
+                self._coordinator.take(id, message)
+            case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
+                self._pass_report(id, message)
+
+    def _on_lost(self, id: int, reason: str) -> None:
+        """Forget a peer whose connection has ended; the job learns of it, except after its own end."""
+        for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
+            known.pop(id, None)
+        self._warned.discard(id)
+        del self._warnings[id]
+        if self.agents.job_end is not None:
+            return  # peers close as ordered
+        if id in self.agents.watchers:
+            self.agents.watchers.discard(id)
+            self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._loop.now()))
+        else:
+            self._coordinator.feed(job.Left(id, reason, self._loop.now()))
+
+    # --- one kind of message each
+
+    def _pass_end(self, id: int, report: NodeEnd | StacksAtEnd, own: range) -> None:
+        """Pass on the end of a generation, or where workers were then, if the report is about the agent's `own` ranks."""
+        if speaks_for_others(report, own):
+            self._connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
+        elif isinstance(report, NodeEnd):
+            host, offset = self.agents.hellos[id].host, self._connections.offset(id)
+            self._coordinator.take(id, messages.on_our_clock(report, host, offset))
+        elif why := why_too_much(report.stacks, len(own), self.agents.world_size):
+            self._on_dropped(id, f"it {why}")
+        else:
+            self._coordinator.take(id, report)
+
+    def _pass_answer(self, id: int, report: Answered) -> None:
+        """Pass on an answer about the agent's own workers; in place of any other answer, the reason why it was refused."""
+        # what was asked before this generation began may have been answered before its agent knew of it
+        is_older = report.number <= self.agents.asked_before
+        own = range(0) if is_older else self.agents.ranks.get(id, range(0))
+        if why := why_refused(report.answer, own, self.agents.hellos[id].workers, self.agents.world_size):
+            if not is_older:
+                self._on_dropped(id, f"it {why}")
+            report = Answered(report.number, NoAnswer("was to begin just then" if is_older else why))
+        self._coordinator.take(id, report)
+
+    def _pass_report(self, id: int, report: SentReport) -> None:
+        """Pass a report on, except if the agent has made the same report in this generation: it would be logged again."""
+        reports = self._reports.setdefault(id, set())
+        made = (self._coordinator.state.generation, report)
+        if made not in reports:
+            reports.add(made)
+            self._coordinator.take(id, report)
+
+    def _admit(self, member: Member) -> None:
+        """Admit a new agent as a member, or have it wait until all others have answered a ping if its node rank is not free.
+
+        A host may be back after a power cut, or a pod may have started again, before the coordinator has noticed the loss.
+        """
+        if why_not_admitted(self._coordinator.state, member) is None:
+            self._coordinator.feed(job.Joined(member, self._loop.now()))
+        else:
+            self.agents.waiting[member.id] = member
+            self._connections.ping_all()
+
+    def _admit_waiting(self) -> None:
+        """Admit waiting agents whose node rank is free; once no rank can become free any more, have the job refuse the rest."""
+        members = self._coordinator.state.members.values()
+        is_clear = self._connections.all_answered and not any(member.is_leaving for member in members)
+        for id, member in list(self.agents.waiting.items()):
+            if why_not_admitted(self._coordinator.state, member) is None or is_clear:
+                del self.agents.waiting[id]
+                self._coordinator.feed(job.Joined(member, self._loop.now()))
+
+    def _forward_from_watcher(self, message: messages.ToCoordinator) -> None:
+        """Pass on a request to stop, an escalation or a signal of the watcher: the command that started the agents."""
+        now = self._loop.now()
+        match message:
+            case node.ReportStopping(why, signum, by_cluster):
+                self._coordinator.feed(job.StopRequested(why, signum, now, by_cluster))
+            case node.Escalate(signum):
+                self._coordinator.feed(job.NodeEscalated(_NO_MEMBER, signum, now))
+            case Forward(signum):
+                self._coordinator.forward(signum)
+
+
+def _has_scontrol() -> bool:
+    import shutil  # few jobs need it
+
+    return shutil.which("scontrol") is not None

@@ -1,0 +1,134 @@
+"""The orders that the coordinator gives an agent, the reports that an agent sends back, and what a link posts to its loop.
+
+Orders and reports travel as they are, as JSON, between nodes. Their fields have types that bound what a peer may send. Those
+about questions are in `control/questions.py`, which only a job that somebody looks into imports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from ddplaunch.fields import Keyword, Line, Number, Port, Signal, SignalOrNone, Status, Text
+from ddplaunch.plan import Agreed
+from ddplaunch.supervise import node
+from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
+
+if TYPE_CHECKING:
+    from ddplaunch.control.questions import Answered, Ask, Forget, Question, StacksAtEnd
+    from ddplaunch.control.streams import Chunk
+
+MAX_LEFT = 100  # processes that are named
+
+
+class Forward(Struct, frozen=True, tag="forward"):
+    """Pass this signal on to the workers: from a command that has started the agents, and from there to each agent."""
+
+    signum: Signal
+
+
+# --- orders: what the coordinator sends an agent
+
+
+class Generation(Struct, frozen=True, kw_only=True, tag="begin"):
+    """One start of all workers, as the coordinator has set it for a node."""
+
+    number: Number
+    restarts: Number  # how many of --max-restarts are used
+    port: Port  # MASTER_PORT
+    agreed: Agreed | None = None  # between several nodes; None: the node's draft is its plan
+    ranks_of_draft: tuple[Number, ...] = ()  # the ranks of this node then
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks of the workers of this node."""
+        return frozenset(self.ranks_of_draft if self.agreed is None else self.agreed.ranks)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other node takes part."""
+        return self.agreed is None or self.agreed.nnodes == 1
+
+
+class JobEnd(Struct, frozen=True, tag="quit"):
+    """How the job has ended, at least for this node."""
+
+    status: Status
+    why: Keyword  # as in `summary.json`
+    text: Text = ""  # for the user; "" if there is none
+    requeue: SignalOrNone = 0  # the notice after which the job should go back into the queue
+    is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
+
+
+SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered
+
+# --- reports: what an agent sends the coordinator
+
+
+class NodeEnd(Struct, frozen=True, tag="ended"):
+    """Nothing of a generation is left on this node."""
+
+    generation: Number
+    exits: tuple[WorkerExit, ...]
+    start_failure: StartFailure | None
+    left: Annotated[
+        tuple[Line, ...], Meta(max_length=MAX_LEFT)
+    ]  # processes that could not be ended, each as in a sentence
+    traces: Traces
+
+
+class Warned(Struct, frozen=True, tag="warned"):
+    """Something that holds for this node, for a line of node 0 about all nodes for which it holds."""
+
+    text: Line
+    is_warning: bool = True
+
+
+SentReport = (
+    node.ReportStopping
+    | node.ReportNotice
+    | node.Escalate
+    | node.ReportIdle
+    | node.HoldTimeout
+    | node.RequestStore
+    | NodeEnd
+    | Warned
+    | Forward
+)
+
+if TYPE_CHECKING:
+    OrderToAll = SentOrder | Ask | Forget | Chunk
+    Order = OrderToAll | node.StoreOrdered  # the last one to the coordinator's own agent only
+    Report = SentReport | Answered | StacksAtEnd | Chunk | node.Suspend | node.Resume  # the last two from there only
+
+
+class QuestionAsked(Struct, frozen=True):
+    """The coordinator asks about the workers of this node, to be answered under this number."""
+
+    number: int
+    question: Question
+
+
+class QuestionForgotten(Struct, frozen=True):
+    """The question of this number need not be answered any more: who has asked is gone."""
+
+    number: int
+
+
+class StreamSent(Struct, frozen=True):
+    """The coordinator has sent a piece of what a client says to a worker of this node."""
+
+    chunk: Chunk
+
+
+class Listening(Struct, frozen=True):
+    """The coordinator is here, and listens at this port: who starts the other agents passes that on."""
+
+    port: int
+
+
+class LookingForCoordinator(Struct, frozen=True):
+    """A link has not reached the coordinator yet: where it looks, and what came of it, for the user."""
+
+    text: str
