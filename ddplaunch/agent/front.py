@@ -257,13 +257,19 @@ class FrontOutput:
 
     def _take_bars(self, message: bytes) -> None:
         from ddplaunch.output.area import StatusArea
-        from ddplaunch.output.bars import unpack
+        from ddplaunch.output.bars import ANSWERED, unpack
 
         if self._area is None:
             self._terminals = tuple(stream for stream in _NAMES if os.isatty(self._fds.get(stream, -1)))
             self._area = StatusArea() if self._terminals else None
-        if self._area is not None:
-            self._area.show(unpack(message))
+        if self._area is None:
+            return
+        bars = unpack(message)
+        stream = self._terminals[-1]
+        if any(bar.row == ANSWERED for bar in bars) and stream in self._fds:
+            self._write(stream, memoryview(self._area.answer(size_of(self._fds[stream]))))
+        else:
+            self._area.show(bars)
 
     def _draw(self, area: StatusArea) -> None:
         stream = self._terminals[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
@@ -21,6 +22,7 @@ from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Stream, Written
 from ddplaunch.plan.variables import init_file
 from ddplaunch.process.child import RunningWorker, StartError
+from ddplaunch.process.terminal import awaited_input
 from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import Progress, WorkerError, WorkerExit
 
@@ -48,6 +50,9 @@ class Workers:
         self._starter = starter
         self._output = output
         self._plans = {worker.rank: worker for worker in setup.plan.workers}
+        asker = next((one.rank for one in setup.plan.workers if one.stdin), None)
+        if asker is not None and os.isatty(0):
+            output.expect_prompts(asker, lambda: awaited_input(running[asker].pid) if asker in running else None)
         self.running = running  # by rank, dead ones included until they are reaped
         self._pipes = WorkerPipes(loop, output, workers=len(self._plans))
         self._raised: set[int] = set()

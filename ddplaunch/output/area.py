@@ -46,6 +46,16 @@ class StatusArea:
         """Take what is drawn for lines: another program has written below it, as the shell after Ctrl-Z."""
         self._drawn, self._is_open = [], False
 
+    def answer(self, size: os.terminal_size | None) -> bytes:
+        """Return what to write once a prompt was answered: it stays as a line, with what was typed behind it.
+
+        Enter has moved the cursor to the next row, Ctrl-D has not. As many spaces as there are columns leave a cursor in the
+        first column in its row, and bring any other to the next one.
+        """
+        was_open = self._is_open
+        self.forget()
+        return b" " * size.columns + b"\r\x1b[K" if was_open and size is not None else b""
+
     def draw(self, size: os.terminal_size | None) -> bytes:
         """Return what to write so that the area is there, and up to date; None: the terminal is not ours at present."""
         if size is None:

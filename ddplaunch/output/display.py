@@ -203,6 +203,17 @@ class Display:
             if row.strip()
         ]
 
+    def has_prompt(self, rank: int) -> bool:
+        """Whether a line of this worker that has not ended is shown in place."""
+        return any(reader.is_open for (of, _), reader in self._bars.items() if of == rank)
+
+    def answered(self, rank: int) -> None:
+        """Note that the prompt of this worker has its answer, which was typed behind it on the terminal."""
+        for (of, stream), reader in list(self._bars.items()):
+            if of == rank and reader.is_open:
+                reader.answered()
+                self._note_bar(rank, stream, reader)
+
     def _note_bar(self, rank: int, stream: Stream, reader: _Reader | None) -> None:
         if isinstance(reader, Lines) and reader.is_bar:
             self._bars[rank, stream] = reader

@@ -115,6 +115,11 @@ class Lines:
             self._is_open = False
             self._open_at = at + REST if self._rest else None
 
+    def answered(self) -> None:
+        """Leave out what was shown of the line: a prompt, which stays on the terminal with its answer."""
+        self._take()
+        self._is_open, self._open_at = False, None
+
     def _take(self) -> bytes:
         text = bytes(self._rest)
         self._rest.clear()

@@ -155,6 +155,9 @@ class Output:
         self.dropped = 0  # bytes so far
         self._hidden = False  # nothing is shown: a debugger has the terminal
         self._status: tuple[Bar, ...] = ()  # shown in place until a worker writes
+        self._asker = -1  # the rank that reads the terminal
+        self._awaited_input: Callable[[], str | None] | None = None
+        self._awaited: str | None = None  # what that gave as the prompt appeared
 
     def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
         """Expect output of this worker."""
@@ -164,6 +167,26 @@ class Output:
         self._ended -= {(rank, stream) for stream in Stream}
         self._logs.update(((rank, stream), log) for stream, log in zip(Stream, logs or (), strict=False))
 
+    def expect_prompts(self, rank: int, awaited_input: Callable[[], str | None]) -> None:
+        """Take which worker reads the terminal, and what says that it waits there, as `process.terminal.awaited_input` does."""
+        self._asker, self._awaited_input, self._awaited = rank, awaited_input, None
+
+    def _note_answer(self, at: float) -> None:
+        """Leave a prompt where it is once it was answered: the terminal shows what was typed behind it."""
+        if self._put_bars is None or self._awaited_input is None:
+            return
+        if self._awaited is None:
+            self._awaited = self._awaited_input() if self._display.has_prompt(self._asker) else None
+        elif not self._display.has_prompt(self._asker):
+            self._awaited = None
+        elif self._awaited_input() != self._awaited:
+            from ddplaunch.output.bars import ANSWERED, Bar, pack
+
+            self._awaited = None
+            if not self._hidden and self._put_bars(pack([Bar((self._asker,), "", ANSWERED)])):
+                self._display.answered(self._asker)
+                self._note_bars(self._put_bars, at)
+
     def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], log: Log) -> None:
         """Copy the lines of these workers that contain any of `needles` to one more log, each after its rank's header."""
         self._filter_logs.append(log)
@@ -172,6 +195,7 @@ class Output:
 
     def received(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
         """Take what a worker wrote."""
+        self._note_answer(at)
         self.written_at[rank] = at
         self.written[rank] += len(data)
         before, recent = self._recent.get(rank, (stream, b""))
@@ -260,6 +284,7 @@ class Output:
         for (rank, stream), plain in self._plain.items():
             self._write(rank, stream, plain.flush(at))
         self._show(self._display.flush(at), at)
+        self._note_answer(at)
         if self._bars is not None and not self._hidden:
             self._bars.flush(at)
 

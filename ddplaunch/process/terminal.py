@@ -6,6 +6,8 @@ import os
 from typing import Any
 
 _STDIN = 0
+_READ = {"x86_64": 0, "aarch64": 63}  # the number of read(2)
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _UNKNOWN = os.terminal_size((80, 24))  # of a serial line
 
 Modes = list["Any"]  # as termios has them
@@ -35,6 +37,24 @@ def size_of(fd: int) -> os.terminal_size | None:
     except OSError:  # it was closed
         return None
     return size if size.lines and size.columns else _UNKNOWN
+
+
+def awaited_input(pid: int) -> str | None:
+    """Return a text that stays the same while the main thread of a process waits in one read(2) of a terminal.
+
+    None: it waits in none, or the system does not say so. The number of its switches tells one such call from the next.
+    """
+    try:
+        with open(f"/proc/{pid}/syscall") as file:  # proc(5): the number, then the arguments in hexadecimal
+            number, fd, *_ = file.read().split()
+        if int(number) != _READ.get(os.uname().machine) or not os.readlink(f"/proc/{pid}/fd/{int(fd, 16)}").startswith(
+            _TERMINALS
+        ):
+            return None
+        with open(f"/proc/{pid}/status") as file:
+            return next((line for line in file if line.startswith("voluntary_ctxt_switches:")), None)
+    except (OSError, ValueError):  # it has ended, or runs
+        return None
 
 
 def belongs_to_another_job() -> bool:

@@ -11,6 +11,8 @@ from ddplaunch.supervise.outcome import Frame, WorkerError
 _LIBRARY = re.compile(
     r"^<|.*/(?:site|dist)-packages/|.*/ddplaunch/worker/[^/]+$|.*/lib(?:64)?/python\d+(?:\.\d+)?t?/|.*/python\d+\.zip/"
 )
+# of what runs in the program's thread while pdb stops it: the line that it stopped at is the one to look at
+_DEBUGGER = re.compile(r".*/python\d+[^/]*/(?:bdb|pdb|cmd)\.py")
 _TRACEBACK_FRAME = r'^ *File "([^"]+)", line (\d+), in (.+)(?:\n {4,}(?!File ")(\S.*))?'
 _FAULT_FRAME = r'^  File "([^"]+)", line (\d+) in (.+)$'
 _BOOTSTRAP = "/ddplaunch/worker/bootstrap.py"  # lies below the program's first frame
@@ -69,7 +71,8 @@ def relevant_frames(frames: Sequence[Frame]) -> tuple[Frame | None, Frame | None
     """Pick the innermost frame of the user's code, and the innermost of all where that is another one."""
     own = next((frame for frame in reversed(frames) if not is_library(frame)), None)
     # <frozen importlib._bootstrap> and <string> have no source to look at
-    inner = next((frame for frame in reversed(frames) if frame is own or not frame.file.startswith("<")), None)
+    shown = (frame for frame in reversed(frames) if not frame.file.startswith("<") and not _DEBUGGER.match(frame.file))
+    inner = next(shown, own)
     return own, None if inner is own else inner
 
 

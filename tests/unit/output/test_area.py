@@ -143,6 +143,19 @@ def test_the_cursor_stands_behind_a_prompt_and_what_is_typed_there_stays() -> No
     assert screen.shown == ["a line", "another", "[1] name? Bob it is"]
 
 
+@pytest.mark.parametrize("typed", ["Bob\n", "", "^C", "B" * 70])
+def test_an_answered_prompt_stays_with_its_answer_and_the_next_line_begins_below(typed: str) -> None:
+    area, screen = StatusArea(), Emulator(columns=SIZE.columns)
+    area.show((Bar((1,), "name? ", OPEN),))
+    screen.feed(area.draw(SIZE).decode() + typed)
+    before = screen.shown
+    screen.feed(area.answer(SIZE).decode())
+    area.show(())
+    screen.feed((area.write(b"[1] hello\n") + area.draw(SIZE)).decode())
+    assert screen.shown == [*before, "[1] hello"]
+    assert area.answer(SIZE) == b""
+
+
 def test_it_waits_while_a_line_has_not_ended_and_draws_only_what_is_new() -> None:
     area = StatusArea()
     area.show(drawn("1%"))

@@ -303,6 +303,17 @@ def test_a_line_that_has_not_ended_is_shown_in_place_once_it_has_rested_and_is_w
     assert (display.bar_ended, display.bars(), display.deadline()) == (True, [], 3.5)
 
 
+def test_of_a_prompt_that_was_answered_the_rest_of_the_line_is_shown() -> None:
+    display = Display(mode="prefix", ranks=workers(0, 1), live=BOTH)
+    display.feed(0, OUT, b"name? ", 1.0)
+    assert not display.has_prompt(0)
+    display.flush(1.5)
+    assert (display.has_prompt(0), display.has_prompt(1)) == (True, False)
+    display.answered(0)
+    assert (display.has_prompt(0), display.bars(), display.deadline()) == (False, [], None)
+    assert display.feed(0, OUT, b"hello\n", 2.0) == [(OUT, b"[0] hello\n")]
+
+
 def test_a_line_in_pieces_is_not_shown_before_it_has_rested_and_a_bar_may_follow_it() -> None:
     display = Display(mode="prefix", ranks=workers(0, 1), live=BOTH)
     for tick in range(10):

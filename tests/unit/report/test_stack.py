@@ -72,6 +72,15 @@ def test_what_has_no_file_tells_nothing() -> None:
     assert relevant_frames([frozen]) == (None, None)
 
 
+def test_where_pdb_was_quit_the_line_that_it_had_stopped_at_tells_most() -> None:
+    step, torch = frame("train.py", 5), frame(LIBRARIES[0][0])
+    pdb = [frame(f"/usr/lib/python3.12/{name}.py") for name in ("bdb", "pdb", "cmd")]
+    assert relevant_frames([step, *pdb]) == (step, None)
+    assert relevant_frames([step, torch, *pdb]) == (step, torch)
+    own = frame("src/bdb.py")
+    assert relevant_frames([step, own]) == (own, None)
+
+
 def test_frames_are_read_from_a_traceback_of_which_only_the_text_is_known() -> None:
     traceback = (
         "Traceback (most recent call last):\n"
