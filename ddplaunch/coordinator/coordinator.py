@@ -163,8 +163,8 @@ class Coordinator:
         return self._streams is not None and id in self._streams
 
     def _stream_ended(self, id: int) -> None:
-        if id in self.state.held and not self.state.policy.debugs:
-            self.feed(job.TimeoutHeld(id, False))
+        if id in self.state.debugging and not self.state.policy.debugs:
+            self.feed(job.LimitsPaused(id, False))
 
     def joined(self) -> None:
         """Take note that a worker of this generation has a process group."""

@@ -117,7 +117,7 @@ class Incoming:
                 pass  # it has no part in what it wants killed, or served
             case Answered():
                 self._pass_answer(id, message)
-            case node.HoldTimeout(True) if not (
+            case node.PauseLimits(True) if not (
                 self._coordinator.state.policy.debugs or self._coordinator.attaches(id)
             ):
                 self._on_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
@@ -127,7 +127,7 @@ class Incoming:
                 self._warnings[id] += 1
                 if self._warnings[id] <= _WARNINGS:
                     self._coordinator.take(id, message)
-            case node.ReportIdle() | node.HoldTimeout():
+            case node.ReportIdle() | node.PauseLimits():
                 self._coordinator.take(id, message)
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 self._pass_report(id, message)

@@ -90,7 +90,7 @@ SentReport = (
     | node.ReportNotice
     | node.Escalate
     | node.ReportIdle
-    | node.HoldTimeout
+    | node.PauseLimits
     | node.RequestStore
     | NodeEnd
     | Warned

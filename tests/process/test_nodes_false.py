@@ -161,7 +161,7 @@ def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(membe
         asked = member.hear("chunk")
         assert requests.for_agent(b64decode(asked["data"])[4:]).asked == requests.Attach(1)
         number = asked["number"]
-        member.say({"type": "held", "held": True})
+        member.say({"type": "pause_limits", "paused": True})
         for reply in (requests.Attached(), requests.Said("(Pdb) ", asks=True)):
             member.say({"type": "chunk", "number": number, "data": b64encode(pack(requests.encode(reply))).decode()})
         member.say({"type": "chunk", "number": number + 1, "data": "bm9uc2Vuc2U="})
@@ -175,7 +175,7 @@ def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(membe
         sock.sendall(b"where\n")
         assert b64decode(heard_chunk(member)["data"]) == b"where\n"
     assert not heard_chunk(member)["data"], "the end"
-    member.say({"type": "held", "held": True})
+    member.say({"type": "pause_limits", "paused": True})
     until(lambda: nobody in nodes.started[0].err, "the warning")
     (nodes.home / "signs" / "go").touch()
     until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
@@ -192,7 +192,7 @@ def test_nobody_switches_a_timeout_off_in_a_job_that_is_not_debugged(nodes, prog
     visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
     visitor.say(hello(1))
     visitor.hear("begin")
-    visitor.say({"type": "held", "held": True})
+    visitor.say({"type": "pause_limits", "paused": True})
     visitor.hear("stop")
     visitor.say(ended(exits=[ENDED_WELL]))
     assert visitor.hear("quit")["why"] == "timed_out"

@@ -116,11 +116,11 @@ class JobResumed(Struct, frozen=True):
     at: float
 
 
-class TimeoutHeld(Struct, frozen=True):
+class LimitsPaused(Struct, frozen=True):
     """A debugger holds a worker of a node, or none does any more."""
 
     id: int
-    held: bool
+    paused: bool
 
 
 class DeadlineReached(Struct, frozen=True):
@@ -144,7 +144,7 @@ Event = (
     | PortTaken
     | JobSuspended
     | JobResumed
-    | TimeoutHeld
+    | LimitsPaused
     | DeadlineReached
 )
 
@@ -160,8 +160,8 @@ def event_of(report: object, id: int, now: float) -> Event | None:
             return NodeEscalated(id, signum, now)
         case node.ReportIdle(seconds):
             return NodeIdle(id, now - seconds, now)
-        case node.HoldTimeout(held):
-            return TimeoutHeld(id, held)
+        case node.PauseLimits(paused):
+            return LimitsPaused(id, paused)
         case node.Suspend():
             return JobSuspended(now)
         case node.Resume():

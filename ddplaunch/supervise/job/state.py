@@ -207,8 +207,8 @@ class State(Struct, frozen=True, kw_only=True):
     node_exits: FrozenMap[tuple[WorkerExit, ...]] = NO_EXITS  # by the id of the node
     lost: tuple[str, ...] = ()  # nodes that were lost, and how: "node 2 (c): silent for 10 s"
     notice: int = 0  # the first of policy.notices that came to any node
-    held: frozenset[int] = frozenset()  # ids of nodes that hold a worker in a debugger
-    named_as_held: frozenset[int] = frozenset()  # ids of nodes for which it was printed that time limits wait
+    debugging: frozenset[int] = frozenset()  # ids of nodes with a worker in a debugger
+    named_as_debugging: frozenset[int] = frozenset()  # ids of nodes for which it was printed that time limits wait
     idle: FrozenMap[tuple[float, float]] = NO_NODE_IDLE  # from when to when no worker of a node made progress, by id
     progress_at: float = float("-inf")  # when any worker last made progress, as far as is known
     idle_awaits: int | None = None  # id of a node that must report again before all nodes can be known to be idle
@@ -253,7 +253,7 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def is_debugged(self) -> bool:
         """Whether a debugger holds a worker of any node, so that the time limits wait."""
-        return any(id in self.members and self.members[id].runs for id in self.held)
+        return any(id in self.members and self.members[id].runs for id in self.debugging)
 
     @property
     def may_wait_for_port(self) -> bool:

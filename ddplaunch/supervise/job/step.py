@@ -72,8 +72,8 @@ def step(state: State, event: events.Event) -> Result:
             return _on_node_ended(state, event) if _runs(state, id) else (state, ())
         case events.NodeIdle(id):
             return _on_node_idle(state, event) if _runs(state, id) else (state, ())
-        case events.TimeoutHeld(id, held):
-            return _on_held(state, id, held=held) if _runs(state, id) else (state, ())
+        case events.LimitsPaused(id, paused):
+            return _on_limits_paused(state, id, paused=paused) if _runs(state, id) else (state, ())
         # the user, or a scheduler
         case events.NodeNoticed(id, signum):
             return (_note(state, signum), ()) if _runs(state, id) else (state, ())
@@ -185,8 +185,8 @@ def _start(state: State, at: float) -> Result:
         node_exits=NO_EXITS,
         lost=(),
         notice=0,  # these workers have not received it
-        held=frozenset(),
-        named_as_held=frozenset(),
+        debugging=frozenset(),
+        named_as_debugging=frozenset(),
         idle=NO_NODE_IDLE,
     )
     warnings = tuple(map(actions.Print, rendezvous.disagreements(ordered))) if has_newcomers else ()
@@ -357,14 +357,14 @@ def _awaits_another(state: State, id: int) -> bool:
     return state.idle_awaits is not None and state.idle_awaits != id and _runs(state, state.idle_awaits)
 
 
-def _on_held(state: State, id: int, *, held: bool) -> Result:
+def _on_limits_paused(state: State, id: int, *, paused: bool) -> Result:
     """Have the time limits wait for the debugger of a node, or no longer; print it once for each other node."""
-    if not held:
-        return replace(state, held=state.held - {id}), ()
+    if not paused:
+        return replace(state, debugging=state.debugging - {id}), ()
     policy = state.policy
     limits = [name for name, limit in (("--timeout", policy.timeout), ("--hang-timeout", policy.hang_timeout)) if limit]
-    is_named = id == SELF_ID or id in state.named_as_held or not limits
-    state = replace(state, held=state.held | {id}, named_as_held=state.named_as_held | {id})
+    is_named = id == SELF_ID or id in state.named_as_debugging or not limits
+    state = replace(state, debugging=state.debugging | {id}, named_as_debugging=state.named_as_debugging | {id})
     verb = "wait" if len(limits) > 1 else "waits"
     line = f"{state.members[id]} holds a worker in a debugger: {' and '.join(limits)} {verb} until it is left"
     return state, () if is_named else (actions.Print(line),)

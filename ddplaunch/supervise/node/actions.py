@@ -164,10 +164,10 @@ class ReportIdle(Struct, frozen=True, tag="idle"):
     seconds: Duration
 
 
-class HoldTimeout(Struct, frozen=True, tag="held"):
+class PauseLimits(Struct, frozen=True, tag="pause_limits"):
     """Report to the coordinator that a debugger holds a worker, for which --timeout waits, or that none does any more."""
 
-    held: bool
+    paused: bool
 
 
 class ReportEnded(Struct, frozen=True):
@@ -199,6 +199,6 @@ Action = (
     | ReportNotice
     | Escalate
     | ReportIdle
-    | HoldTimeout
+    | PauseLimits
     | ReportEnded
 )

@@ -122,7 +122,7 @@ class State(Struct, frozen=True, kw_only=True):
             return None
         return soonest(
             self.phase_deadline,
-            None if self.is_held else self.warning_deadline,
+            None if self.pauses_limits else self.warning_deadline,
             self.raised_deadline if self.is_going and not self.debugger else None,
             self.delayed_stop.until if self.delayed_stop else None,
             self.stuck_deadline,
@@ -147,7 +147,7 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def checks_progress(self) -> bool:
         """Whether it matters now that no worker makes progress."""
-        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.is_held
+        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.pauses_limits
 
     @property
     def is_sweeping_after_success(self) -> bool:
@@ -160,7 +160,7 @@ class State(Struct, frozen=True, kw_only=True):
         return self.alive & {self.policy.debug_rank, None if self.was_debugged else self.at_terminal}
 
     @property
-    def is_held(self) -> bool:
+    def pauses_limits(self) -> bool:
         """Whether a debugger holds any worker. No time limit runs then: the other workers may wait for that one."""
         return bool(self.alive & {self.policy.debug_rank, self.at_terminal, *self.attached})
 

@@ -241,7 +241,7 @@ def _may_others_run(state: State) -> bool:
 def _on_worker_started(state: State, rank: int, at: float) -> Result:
     """Note that a worker has a process; once all have one, checks of progress begin."""
     state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
-    then: tuple[actions.Action, ...] = (actions.HoldTimeout(True),) if rank == state.policy.debug_rank else ()
+    then: tuple[actions.Action, ...] = (actions.PauseLimits(True),) if rank == state.policy.debug_rank else ()
     if state.pending:
         return state, then
     if state.policy.progress_interval:
@@ -275,9 +275,9 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 
 def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
     """Decide what the end of a worker means for the others; time limits go on if no other worker is held in a debugger."""
-    was_held = state.is_held
+    were_paused = state.pauses_limits
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), idle_since=at)
-    releases = (actions.HoldTimeout(False),) if was_held and not state.is_held else ()
+    releases = (actions.PauseLimits(False),) if were_paused and not state.pauses_limits else ()
     had_terminal = exit.rank in (state.policy.debug_rank, state.at_terminal)
     if state.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
         # the program ran, and no prompt was there to take Ctrl-C: it was meant for the job
@@ -374,7 +374,7 @@ def _on_terminal_returned(state: State, event: events.TerminalReturned) -> Resul
 
 def _with_limits(before: State, after: State) -> Result:
     """Return the state `after`; time limits stop when the first worker is held in a debugger, and go on after the last."""
-    return after, () if before.is_held == after.is_held else (actions.HoldTimeout(after.is_held),)
+    return after, () if before.pauses_limits == after.pauses_limits else (actions.PauseLimits(after.pauses_limits),)
 
 
 # --- time
@@ -385,7 +385,7 @@ def _on_deadline(state: State, at: float) -> Result:
     due = soonest(state.deadline, state.rest_until)
     if due is None or at < due:
         return state, ()
-    warns = _is_due(state.warning_deadline, at) and not state.is_held
+    warns = _is_due(state.warning_deadline, at) and not state.pauses_limits
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.debugger:
             return replace(state, raised_deadline=None), (actions.FindRaised(),)

@@ -84,7 +84,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"type": "noticed", "signum": 10},
     {"type": "escalate", "signum": 2},
     {"type": "idle", "seconds": 1.5},
-    {"type": "held", "held": True},
+    {"type": "pause_limits", "paused": True},
     {"type": "forward", "signum": 10},
     {"type": "watch"},
     {"type": "pong", "sent": 1.0, "at": 2.0},

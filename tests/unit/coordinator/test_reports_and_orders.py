@@ -47,7 +47,7 @@ REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
     node.ReportNotice(SIGUSR1),
     node.Escalate(SIGINT),
     node.ReportIdle(1.5),
-    node.HoldTimeout(True),
+    node.PauseLimits(True),
     node.RequestStore(),
     Forward(SIGUSR1),
     Warned("no logs are kept: the disk is full"),

@@ -221,7 +221,7 @@ def test_of_malformed_stacks_at_the_end_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"[]", b'{"type":"held","held":3}', b'{"type":"ended"}', b'{"type":"answered"}']
+    "payload", [b"", b"[]", b'{"type":"pause_limits","paused":3}', b'{"type":"ended"}', b'{"type":"answered"}']
 )
 def test_no_job_can_do_without_any_other_message(payload: bytes) -> None:
     with pytest.raises(Malformed):

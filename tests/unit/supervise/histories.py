@@ -98,8 +98,8 @@ class OneNode:
                     raised = dict(self.node.raised)
                     exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self.node.exits)
                     self._decide(job.NodeEnded(SELF_ID, exits, self.node.start_failure, at, self.node.left), at)
-                case node.HoldTimeout(held):
-                    self._decide(job.TimeoutHeld(SELF_ID, held), at)
+                case node.PauseLimits(paused):
+                    self._decide(job.LimitsPaused(SELF_ID, paused), at)
                 case node.Suspend():
                     self._asked.append(action)
                     self._decide(job.JobSuspended(at), at)

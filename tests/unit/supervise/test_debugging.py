@@ -126,15 +126,15 @@ def test_a_restart_may_be_debugged_again():
 
 
 def test_time_limits_wait_until_the_last_debugger_of_any_node_is_left():
-    two = [*met(), job.TimeoutHeld(1, True), job.TimeoutHeld(2, True), job.TimeoutHeld(1, False)]
+    two = [*met(), job.LimitsPaused(1, True), job.LimitsPaused(2, True), job.LimitsPaused(1, False)]
     timed = replace(THREE, timeout=60.0)
     assert history(timed, [*two, job.DeadlineReached(60.0)])[0].why is None
-    left = [*two, job.TimeoutHeld(2, False), job.DeadlineReached(60.0)]
+    left = [*two, job.LimitsPaused(2, False), job.DeadlineReached(60.0)]
     assert history(timed, left)[0].why is Why.TIMED_OUT
 
 
 def test_the_node_whose_debugger_time_limits_wait_for_is_named_once():
-    toggled = [*met(), job.TimeoutHeld(1, True), job.TimeoutHeld(1, False), job.TimeoutHeld(1, True)]
+    toggled = [*met(), job.LimitsPaused(1, True), job.LimitsPaused(1, False), job.LimitsPaused(1, True)]
     words = [
         action
         for action in history(replace(THREE, timeout=60.0, hang_timeout=9.0), toggled)[1]
@@ -148,7 +148,7 @@ def test_the_node_whose_debugger_time_limits_wait_for_is_named_once():
 
 def test_a_node_that_is_lost_ends_or_starts_again_takes_its_debugger_with_it():
     timed = replace(ELASTIC, timeout=60.0, max_restarts=1)
-    held = [*met(), job.TimeoutHeld(2, True)]
+    held = [*met(), job.LimitsPaused(2, True)]
     assert not history(timed, held)[0].has_time_limit
     assert not history(timed, [*held, job_histories.ended(2, 5.0)])[0].is_debugged
     lost = [*held, job.Left(2, "silent for 10 s", 5.0)]
@@ -159,4 +159,4 @@ def test_a_node_that_is_lost_ends_or_starts_again_takes_its_debugger_with_it():
 
 
 def test_a_node_that_takes_no_part_holds_nothing():
-    assert not history(THREE, [*met(), job.TimeoutHeld(7, True)])[0].is_debugged
+    assert not history(THREE, [*met(), job.LimitsPaused(7, True)])[0].is_debugged

@@ -12,13 +12,13 @@ from ddplaunch.supervise.job import (
     Event,
     JobResumed,
     JobSuspended,
+    LimitsPaused,
     Member,
     NameIdle,
     NameMoving,
     NodeIdle,
     ReportFailure,
     StopNodes,
-    TimeoutHeld,
 )
 from ddplaunch.supervise.job.state import Members
 from ddplaunch.supervise.node import (
@@ -272,7 +272,7 @@ def test_what_ends_by_itself_just_then_has_not_hung():
     "before",
     [
         pytest.param([JobSuspended(4.0)], id="suspended"),
-        pytest.param([TimeoutHeld(0, True)], id="debugged"),
+        pytest.param([LimitsPaused(0, True)], id="debugged"),
         pytest.param([JobSuspended(4.0), *STILL[:2], JobResumed(19.0)], id="suspended on the first node alone"),
     ],
 )
@@ -339,7 +339,7 @@ def test_a_node_that_moves_is_enough():
     assert [action for action in history(THREE, twice)[1] if isinstance(action, NameIdle)] == [NameIdle(65.0)]
 
 
-@pytest.mark.parametrize("before", [JobSuspended(4.0), TimeoutHeld(0, True)], ids=["suspended", "debugged"])
+@pytest.mark.parametrize("before", [JobSuspended(4.0), LimitsPaused(0, True)], ids=["suspended", "debugged"])
 def test_a_job_that_is_suspended_or_debugged_is_not_named(before: Event):
     assert NameIdle(65.0) not in history(THREE, [*met(), before, *still_for(65.0)])[1]
 
