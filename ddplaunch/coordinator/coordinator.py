@@ -220,9 +220,9 @@ class Coordinator:
             case job.Print(text):
                 self._reporter.print(text)
             case job.NameIdle(seconds):
-                self._name_still(seconds)
-            case job.NameMoving(seconds):
-                self._reporter.moves(seconds)
+                self._report_idle(seconds)
+            case job.NameProgress(seconds):
+                self._reporter.progress_again(seconds)
             case job.EndJob(status, error, requeue, hint):
                 advice = f"hint: {hint}" if hint else _NOT_MET_HINT
                 if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
@@ -230,10 +230,10 @@ class Coordinator:
                 else:
                     self._when_known(partial(self._end, status, "", requeue))
 
-    def _name_still(self, seconds: float) -> None:
+    def _report_idle(self, seconds: float) -> None:
         """Report that no worker moves, and which rank the others wait for in which collective, if there is a process group."""
         if self.stragglers is None:
-            self._reporter.still(seconds, "")
+            self._reporter.idle(seconds, "")
             return
         from ddplaunch.control.questions import AskStacks, NodeStacks
         from ddplaunch.coordinator.questions import Asker
@@ -242,7 +242,7 @@ class Coordinator:
 
         samples: list[Sample] = []
         named_at = self.state.idle_named_at
-        guard = partial(expendable, failed=lambda _why: self._reporter.still(seconds, ""))
+        guard = partial(expendable, failed=lambda _why: self._reporter.idle(seconds, ""))
 
         def answered(member: Member, answer: Answer) -> None:
             if isinstance(answer, NodeStacks):
@@ -250,7 +250,7 @@ class Coordinator:
 
         def explained(found: Whereabouts) -> None:
             if self._members_at_work() and self.state.progress_at <= named_at:
-                self._reporter.still(seconds, found.what)
+                self._reporter.idle(seconds, found.what)
 
         def done() -> None:
             explain = partial(_explain, tuple(samples), self._reporter.cwd, of_hang=True)

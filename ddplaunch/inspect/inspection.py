@@ -35,7 +35,7 @@ T = TypeVar("T")
 MAX_QUESTIONS = 8  # that children answer at once
 _LATE = 5.0  # seconds that a child may take longer than it has, on a busy machine, before it is killed
 _STUCK_WITHIN = 1.0  # seconds to find out whether workers still hang
-_MOVED_WITHIN = 2.0  # seconds to find out what workers that compute wait for
+_STACKS_WITHIN = 2.0  # seconds to find out what workers that compute wait for
 _IDLE = 0.01  # of a CPU: threads that look from time to time whether something is to be done need less
 _LEAST_CPU = 0.02  # seconds: two ticks of the clock
 _LEAST_BYTES = 1 << 16  # that are more than one thread telling another to wake up
@@ -146,13 +146,13 @@ class Inspection:
         text = "\n".join(map(str, lines(merge(self.samples, threads=True), "", threads=True)))
         return visible(f"{text}\n").encode(errors="replace")
 
-    # --- whether workers move
+    # --- whether workers make progress
 
     def observe(self, has_written: Callable[[int, float], bool], *, asks: bool) -> None:
-        """Find out whether any worker has moved since the last look, now or once those that compute were asked.
+        """Post whether any worker has made progress since the last check, at once or after the busy workers have answered.
 
-        `has_written` says whether a rank has written to its pipes since a time. `asks`: those that compute give their stacks;
-        else only torch is asked, and a worker with a terminal counts as moving.
+        `has_written` says whether a rank has written to its pipes since a time. `asks`: busy workers give their stacks; else only
+        torch's recorders are read, and a worker with a terminal counts as making progress.
         """
         running = {rank: worker for rank, worker in self._running.items() if worker.look() is None}
         before, since = self._footprints, self._observed_at
@@ -164,7 +164,7 @@ class Inspection:
                 (worker.terminal and not asks)
                 or has_written(rank, since)
                 or rank not in before
-                or _has_moved(before[rank], self._footprints[rank], least)
+                or _has_progressed(before[rank], self._footprints[rank], least)
             ):
                 self._waits.clear()
                 return self._observed(True)
@@ -174,7 +174,7 @@ class Inspection:
         if not busy:
             return self._observed(False)
         reply = partial(self._busy_asked, self._generation, busy, is_waiting if asks else _has_called)
-        self.capture(busy, _MOVED_WITHIN, reply, made=tuple, stacks=asks)
+        self.capture(busy, _STACKS_WITHIN, reply, made=tuple, stacks=asks)
         return None
 
     def _busy_asked(
@@ -186,14 +186,14 @@ class Inspection:
     ) -> None:
         if generation is self._generation and self._running:
             now = {one.rank: standing(one) for one in samples or () if not one.child and waits(one)}
-            moved = any(one.rank not in now or now[one.rank] != self._waits.get(one.rank) for one in busy)
+            progressed = any(one.rank not in now or now[one.rank] != self._waits.get(one.rank) for one in busy)
             self._waits = now
-            # to be asked was no movement
+            # an answer to our question is no progress
             self._footprints |= _footprints({one.rank: one for one in busy})
-            self._observed(moved)
+            self._observed(progressed)
 
-    def _observed(self, moved: bool) -> None:
-        self._loop.post(node.Observed(moved, self._loop.now()))
+    def _observed(self, progressed: bool) -> None:
+        self._loop.post(node.Observed(progressed, self._loop.now()))
 
     # --- questions about workers
 
@@ -257,7 +257,7 @@ def _footprints(running: Mapping[int, RunningWorker]) -> dict[int, Footprint]:
     return {rank: footprint(worker.pid) for rank, worker in running.items()}
 
 
-def _has_moved(before: Footprint, now: Footprint, least: int) -> bool:
+def _has_progressed(before: Footprint, now: Footprint, least: int) -> bool:
     return now.is_held or now.pids != before.pids or now.transferred - before.transferred >= least
 
 

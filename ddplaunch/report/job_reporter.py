@@ -93,8 +93,8 @@ class JobReporter:
         running = sum(member.workers for member in before.members.values())
         self.print(render_stopping(signum, self._spec.grace_period, running, len(before.members)))
 
-    def still(self, seconds: float, why: str) -> None:
-        """Report that no worker has moved for so long, and why if that is known."""
+    def idle(self, seconds: float, why: str) -> None:
+        """Report that no worker has made progress for so long, and why if that is known."""
         text = (
             f"no worker has printed anything, computed or gone on to another collective for {duration(seconds)}: "
             f"{f'{why}; ' if why else ''}`{self._reporter.to_be_typed('stacks')}` shows where they are"
@@ -102,7 +102,7 @@ class JobReporter:
         self._reporter.emit("notice", text=text)
         self.print(text)
 
-    def moves(self, seconds: float) -> None:
+    def progress_again(self, seconds: float) -> None:
         """Report that workers move again, so long after it was reported that none does."""
         text = f"the workers move again, {duration(seconds)} after that was said"
         self._reporter.emit("notice", text=text)

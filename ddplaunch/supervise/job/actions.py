@@ -68,7 +68,7 @@ class NameIdle(Struct, frozen=True):
     seconds: float
 
 
-class NameMoving(Struct, frozen=True):
+class NameProgress(Struct, frozen=True):
     """Report that workers move again."""
 
     seconds: float  # since it was reported that none does
@@ -93,6 +93,6 @@ Action = (
     | ReportFailure
     | Print
     | NameIdle
-    | NameMoving
+    | NameProgress
     | EndJob
 )

@@ -329,7 +329,7 @@ def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
         progress_at=max(state.progress_at, event.since),
     )
     if was_named and state.progress_at > state.idle_named_at:
-        return state, (actions.NameMoving(event.at - state.idle_named_at),)
+        return state, (actions.NameProgress(event.at - state.idle_named_at),)
     limit = state.policy.hang_timeout or NOTICED
     is_named = state.progress_at <= state.idle_named_at
     # of thousands of nodes few get as far as to have all others looked at

@@ -67,7 +67,7 @@ class NameRunning(Struct, frozen=True):
 
 
 class NameStuck(Struct, frozen=True):
-    """Print which workers are killed because they have not moved in these seconds since they were asked to end."""
+    """Print which workers are killed because they stand where they stood when they were asked to end, `seconds` ago."""
 
     ranks: frozenset[int]
     seconds: float

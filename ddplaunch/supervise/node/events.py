@@ -100,7 +100,7 @@ class StuckFound(Struct, frozen=True):
 class Observed(Struct, frozen=True):
     """Whether any worker of this node has made progress since the last check; the first check says that one has."""
 
-    moved: bool
+    progressed: bool
     at: float
 
 

@@ -97,7 +97,7 @@ class State(Struct, frozen=True, kw_only=True):
     raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
     progress_check_at: float | None = None  # when to check again whether the workers make progress
     idle_since: float = 0.0  # when a worker last made progress
-    is_still: bool = False  # that none did was the last report of it
+    is_idle: bool = False  # the last report said that no worker made progress
 
     # while debuggers hold workers
     at_terminal: int | None = None  # the rank that failed and has the terminal for its debugger

@@ -89,8 +89,8 @@ def step(state: State, event: events.Event) -> Result:
             state = replace(state, left=left)
             return (state, ()) if left or state.phase is not Phase.SWEEPING else swept(state)
         # answers to questions about workers
-        case events.Observed(moved, at):
-            return _on_progress_checked(state, at, moved=moved)
+        case events.Observed(progressed, at):
+            return _on_progress_checked(state, at, progressed=progressed)
         case events.StacksCaptured():
             return _on_stacks_captured(state, event)
         case events.StuckFound(ranks):
@@ -324,16 +324,16 @@ def _check_progress(state: State, at: float) -> Result:
     return state, (actions.Observe(asks=bool(state.policy.progress_interval)),)
 
 
-def _on_progress_checked(state: State, at: float, *, moved: bool) -> Result:
-    """Report for how long no worker has made progress; plan the next check. The first one cannot compare, and says `moved`."""
+def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result:
+    """Report for how long no worker has made progress. The first check cannot compare, and always says `progressed`."""
     if state.phase is not Phase.RUNNING:
         return state, ()
     interval = state.policy.progress_interval or state.policy.lazy_progress_interval
     state = replace(state, progress_check_at=at + interval)
-    if moved or not state.checks_progress:
-        then = (actions.ReportIdle(0.0),) if state.is_still else ()
-        return replace(state, idle_since=at, is_still=False), then
-    return replace(state, is_still=True), (actions.ReportIdle(at - state.idle_since),)
+    if progressed or not state.checks_progress:
+        then = (actions.ReportIdle(0.0),) if state.is_idle else ()
+        return replace(state, idle_since=at, is_idle=False), then
+    return replace(state, is_idle=True), (actions.ReportIdle(at - state.idle_since),)
 
 
 def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:

@@ -84,8 +84,8 @@ def stop_with_stacks(
 ) -> Result:
     """Ask the workers to end, now that their stacks are known or their time is up; the grace period begins.
 
-    `known`: ranks whose stacks are known, `waiting`: those of them that wait for others. It is checked soon whether these moved:
-    all in a job that hangs, after Ctrl-C only those that wait for others, where no handler of the signal runs.
+    `known`: ranks whose stacks are known, `waiting`: those of them that wait for others. A check follows soon whether workers
+    still stand there: all in a job that hangs, after Ctrl-C only the waiting ones, where no handler of the signal runs.
     """
     state = _with_grace_period(state, at)
     is_interrupted = state.delayed_stop is not None and state.delayed_stop.signum == SIGINT
@@ -110,7 +110,7 @@ def _with_grace_period(state: State, at: float) -> State:
 
 
 def look_for_stuck(state: State, at: float) -> Result:
-    """Ask which ranks have not moved since the stop; its cause may have ended since.
+    """Ask which ranks stand where they stood at the stop; a worker that they waited for may have ended since.
 
     Where the job does not hang, a worker may have to end what the others wait for: they wait in vain once one has ended.
     """
@@ -125,7 +125,7 @@ def look_for_stuck(state: State, at: float) -> Result:
 
 
 def kill_stuck(state: State, ranks: frozenset[int]) -> Result:
-    """Kill the workers that have not moved, and say so."""
+    """Kill the workers that stand where they stood at the stop, and name them."""
     stuck = ranks & state.compared & state.alive
     return state, (actions.NameStuck(stuck, HANG_GRACE), actions.KillWorkers(stuck)) if stuck else ()
 

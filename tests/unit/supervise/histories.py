@@ -77,7 +77,7 @@ class OneNode:
                     self._act(node.KillOrdered(at), at)
                 case job.EndJob(status):
                     self._act(node.JobEnded(status, at), at)
-                case job.ReportFailure() | job.Print() | job.NameIdle() | job.NameMoving():
+                case job.ReportFailure() | job.Print() | job.NameIdle() | job.NameProgress():
                     self._asked.append(action)
 
     def _act(self, event: node.Event, at: float) -> None:

@@ -15,7 +15,7 @@ from ddplaunch.supervise.job import (
     LimitsPaused,
     Member,
     NameIdle,
-    NameMoving,
+    NameProgress,
     NodeIdle,
     ReportFailure,
     StopNodes,
@@ -49,8 +49,8 @@ LOOKING = replace(POLICY, progress_interval=1.0, stacks_within=2.0)
 HUNG = {"policy": LOOKING, "hang_timeout": 4.0}
 
 
-def look(at: float, *, moved: bool = False) -> tuple[node.Event, node.Event]:
-    return DeadlineReached(at), Observed(moved, at)
+def look(at: float, *, progressed: bool = False) -> tuple[node.Event, node.Event]:
+    return DeadlineReached(at), Observed(progressed, at)
 
 
 def looks(*seconds: float) -> tuple[node.Event, ...]:
@@ -115,7 +115,7 @@ def test_those_that_have_not_moved_then_are_killed_and_the_others_keep_their_tim
 
 def test_a_job_that_does_not_hang_and_one_with_a_short_grace_period_kill_nobody_early():
     assert one_node(*STUCK, **{**HUNG, "policy": replace(LOOKING, grace_period=5.0)})[0].node.stuck_deadline is None
-    moving = (*FIRST, *looks(2, 3), *look(4, moved=True), SignalReceived(SIGINT, 5.0), StacksCaptured(5.5, WAIT))
+    moving = (*FIRST, *looks(2, 3), *look(4, progressed=True), SignalReceived(SIGINT, 5.0), StacksCaptured(5.5, WAIT))
     assert one_node(*moving, **LONG)[0].node.stuck_deadline is None
 
 
@@ -154,7 +154,7 @@ def test_what_is_found_of_a_stop_that_is_suspended_kills_nobody_and_the_time_to_
 
 def test_nccl_is_not_asked_why_a_job_ends_that_does_not_hang():
     state = node.begin(LOOKING)
-    for event in (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2), *look(3, moved=True), *looks(4)):
+    for event in (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2), *look(3, progressed=True), *looks(4)):
         state, _ = node_step(state, event)
     assert CaptureStacks(2.0) in node_step(state, node.StopOrdered(SIGTERM, 5.0))[1]
 
@@ -173,7 +173,9 @@ def test_a_hang_is_a_failure_after_which_all_start_again():
 @pytest.mark.parametrize(
     "between",
     [
-        pytest.param(look(4.0, moved=True), id="one of them has moved, as rank 0 that evaluates while the others wait"),
+        pytest.param(
+            look(4.0, progressed=True), id="one of them has moved, as rank 0 that evaluates while the others wait"
+        ),
         pytest.param((ended(1, 3.5), ended(0, 4.0), *looks(4.0)), id="one of them has ended"),
     ],
 )
@@ -236,7 +238,7 @@ STILL = [NodeIdle(0, 5.0, 20.0), NodeIdle(1, 8.0, 20.0), NodeIdle(2, 9.0, 20.0)]
 def test_a_node_reports_each_look_that_has_found_no_movement_and_the_first_that_has():
     state = node.begin(LOOKING)
     said = []
-    events = (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2, 3), *look(4, moved=True), *looks(5))
+    events = (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2, 3), *look(4, progressed=True), *looks(5))
     for event in events:
         state, actions = node_step(state, event)
         said += [(event.at, action.seconds) for action in actions if isinstance(action, ReportIdle)]
@@ -293,8 +295,8 @@ def test_what_was_seen_of_one_generation_does_not_count_in_the_next():
 AT_REST = {"policy": replace(POLICY, lazy_progress_interval=20.0)}
 
 
-def rested(*seconds: float, moved: bool = False) -> tuple[node.Event, ...]:
-    return tuple(event for at in seconds for event in (DeadlineReached(at), Observed(moved, at)))
+def rested(*seconds: float, progressed: bool = False) -> tuple[node.Event, ...]:
+    return tuple(event for at in seconds for event in (DeadlineReached(at), Observed(progressed, at)))
 
 
 def still_for(seconds: float, until: float = 500.0) -> list[Event]:
@@ -306,34 +308,34 @@ def test_without_the_option_it_is_looked_now_and_then_with_no_deadline_and_nobod
     assert (actions, state.deadline, state.node.rest_until) == ([], None, pytest.approx(20.1))
     assert one_node(*STARTED, DeadlineReached(20.0), **AT_REST)[1] == []
     assert one_node(*STARTED, DeadlineReached(21.0), **AT_REST)[1] == [Observe(asks=False)]
-    state, _ = one_node(*STARTED, *rested(21.0, moved=True), **AT_REST)
+    state, _ = one_node(*STARTED, *rested(21.0, progressed=True), **AT_REST)
     assert (state.deadline, state.node.rest_until) == (None, 41.0)
     assert one_node(*STARTED, SignalReceived(SIGTSTP, 10.0), **AT_REST)[0].node.rest_until is None
 
 
 def test_a_job_in_which_nothing_moves_for_a_minute_is_named_once_until_something_moves_which_is_said():
-    quiet = (*STARTED, *rested(21.0, moved=True), *rested(41.0, 61.0))
+    quiet = (*STARTED, *rested(21.0, progressed=True), *rested(41.0, 61.0))
     assert one_node(*quiet, **AT_REST)[1] == []
     assert one_node(*quiet, *rested(81.0), **AT_REST)[1] == [NameIdle(60.0)]
     assert one_node(*quiet, *rested(81.0, 101.0), **AT_REST)[1] == []
-    again = (*quiet, *rested(81.0), *rested(101.0, moved=True), *rested(121.0, 141.0, 161.0))
-    moving = (*quiet, *rested(81.0), *rested(101.0, moved=True))
-    assert one_node(*moving, **AT_REST)[1] == [NameMoving(20.0)]
-    assert one_node(*moving, *rested(121.0, moved=True), **AT_REST)[1] == []
+    again = (*quiet, *rested(81.0), *rested(101.0, progressed=True), *rested(121.0, 141.0, 161.0))
+    moving = (*quiet, *rested(81.0), *rested(101.0, progressed=True))
+    assert one_node(*moving, **AT_REST)[1] == [NameProgress(20.0)]
+    assert one_node(*moving, *rested(121.0, progressed=True), **AT_REST)[1] == []
     state, actions = one_node(*again, **AT_REST)
     assert actions == [NameIdle(60.0)]
     assert state.node.phase is Phase.RUNNING
 
 
 def test_a_look_after_a_pause_counts_no_more_than_one_in_time():
-    paused = (*STARTED, *rested(21.0, moved=True), *rested(30_000.0, 30_020.0))
+    paused = (*STARTED, *rested(21.0, progressed=True), *rested(30_000.0, 30_020.0))
     assert one_node(*paused, **AT_REST)[1] == []
 
 
 def test_a_node_that_moves_is_enough():
     assert history(THREE, [*met(), *still_for(65.0)])[1][-1] == NameIdle(65.0)
     assert NameIdle(65.0) not in history(THREE, [*met(), *still_for(65.0)[:2]])[1]
-    assert not any(isinstance(one, NameMoving) for one in history(THREE, [*met(), *still_for(65.0)])[1])
+    assert not any(isinstance(one, NameProgress) for one in history(THREE, [*met(), *still_for(65.0)])[1])
     assert history(THREE, [*met(), *still_for(65.0)])[0].why is None
     twice = [*met(), *still_for(65.0), *still_for(166.0, until=601.0)]
     assert [action for action in history(THREE, twice)[1] if isinstance(action, NameIdle)] == [NameIdle(65.0)]
