@@ -30,7 +30,7 @@ from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.linux import keep_freed_memory
-from ddplaunch.process.tree import Process, descendants, reap, signal_left
+from ddplaunch.process.tree import Process, descendants, reap, signal_leftovers
 from ddplaunch.report.closing import render_stuck
 from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise import node
@@ -263,8 +263,8 @@ class Agent:
             case node.Observe(asks):
                 without = "a job in which nothing moves is no longer noticed"
                 generations.guard(without, lambda: generations.inspection.observe(workers.has_written, asks=asks))
-            case node.NameRunning(ranks, left):
-                self._reporter.still_running(workers.written_since_stop(ranks), left)
+            case node.NameRunning(ranks, seconds):
+                self._reporter.still_running(workers.written_since_stop(ranks), seconds)
             case node.NameStuck(ranks, seconds):
                 self._reporter.print(render_stuck(sorted(ranks), seconds))
             case node.FindRaised():
@@ -308,7 +308,7 @@ class Agent:
         """Look for what workers left behind, signal it if `signum` is one, and say what there is."""
         if signum and sparing and self._workers is not None:
             self._workers.dismiss_services()
-        left = self._leftovers.find(self._others, self._generations.starter.left(), signum, sparing=sparing)
+        left = self._leftovers.find(self._others, self._generations.starter.leftovers(), signum, sparing=sparing)
         self._loop.post(node.Swept(left, self._loop.now()))
 
     @property
@@ -350,7 +350,7 @@ class Agent:
 
             if (seen := stacks_at_end(state.generation, inspected.samples)) is not None:
                 self._report(seen)
-        self._report(NodeEnd(state.generation, exits, state.start_failure, state.left, self._reporter.traces))
+        self._report(NodeEnd(state.generation, exits, state.start_failure, state.leftovers, self._reporter.traces))
 
     def _exit(self, status: int) -> None:
         """Conclude: nothing is left, and this node ends with this status."""
@@ -398,7 +398,7 @@ class Leftovers:
         began = time.monotonic()
         left = [*descendants(os.getpid(), but_for=others), *elsewhere]
         if signum:
-            signal_left(signum, left, sparing=sparing)
+            signal_leftovers(signum, left, sparing=sparing)
         self._rest(time.monotonic() - began, _REST_OF_SWEEP)
         return tuple(map(str, left))
 

@@ -120,7 +120,7 @@ def sweep(agent: int, pipes: FrontPipes) -> None:
     """
     info = os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
     killed = info is not None and info.si_code != os.CLD_EXITED
-    _kill_below(os.getpid(), (agent,), pipes.is_left, with_sleeping=killed)
+    _kill_below(os.getpid(), (agent,), pipes.is_spared, with_sleeping=killed)
 
 
 def kill(agent: int) -> None:
@@ -203,11 +203,11 @@ def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
         by = signal.Signals(os.WTERMSIG(wait_status)).name
         where = f" on {host}" if host else ""
         text = f"error: ddplaunch's agent{where} (pid {agent}) was killed by {by}; its workers were ended with it\n"
-        return exitcodes.NODE_LOST, text + left_over()
+        return exitcodes.NODE_LOST, text + describe_leftovers()
     return os.WEXITSTATUS(wait_status), ""
 
 
-def left_over() -> str:
+def describe_leftovers() -> str:
     """Name the processes below this one that could not be ended; "" if there are none."""
     left = ", ".join(map(str, descendants(os.getpid())))
     return visible(f"ddplaunch: could not be ended: {below(left)}\n") if left else ""

@@ -90,7 +90,7 @@ def run(
         if ends_within(pid, child.KILL_TIMEOUT):
             child.reap_agent(pid, pipes)
             set_modes(before)
-        print_now(child.left_over())
+        print_now(child.describe_leftovers())
         return exitcodes.of_signal(front.stopped_by)
     wait_status = child.reap_agent(pid, pipes)
     if wait_status:

@@ -53,7 +53,9 @@ class FrontPipes(Struct, frozen=True):
     replies: tuple[int, int]  # pipe: the front reads, the agent writes a byte for each request that has a reply
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
     start: tuple[int, int]  # pipe with one byte, see `child.claim`
-    left: tuple[socket.socket, socket.socket]  # for what is to outlive the agent, a line each; no worker has a copy
+    spared: tuple[
+        socket.socket, socket.socket
+    ]  # a line for each process that is to outlive the agent; no worker has a copy
 
     @classmethod
     def make(cls) -> FrontPipes:
@@ -65,8 +67,8 @@ class FrontPipes(Struct, frozen=True):
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
-        left = socket.socketpair()
-        return cls(os.getpid(), signals, requests, replies, (reader, writer), start, left)
+        spared = socket.socketpair()
+        return cls(os.getpid(), signals, requests, replies, (reader, writer), start, spared)
 
     def pass_on(self, signum: int) -> None:
         """From the front, pass a signal on to the agent, if it lives."""
@@ -76,28 +78,28 @@ class FrontPipes(Struct, frozen=True):
         """From the front, request something of the agent, if it lives."""
         _write(self.requests[1], kind + bytes([signum]))
 
-    def leave(self, pid: int, started: int) -> None:
+    def spare(self, pid: int, started: int) -> None:
         """From the agent, before it ends: name a process that the front is to spare then."""
         with suppress(OSError):  # the front has ended
-            self.left[1].send(b"%d %d\n" % (pid, started), socket.MSG_DONTWAIT)
+            self.spared[1].send(b"%d %d\n" % (pid, started), socket.MSG_DONTWAIT)
 
-    def all_left(self) -> list[tuple[int, int]]:
+    def spared_processes(self) -> list[tuple[int, int]]:
         """On the front's side, what the agent has named: the pid and the start of each process."""
         try:
-            named = self.left[0].recv(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # not taken: it is asked again
+            named = self.spared[0].recv(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # look, do not take
         except BlockingIOError:
             return []
         return [(int(pid), int(started)) for pid, started in map(bytes.split, named.splitlines())]
 
-    def is_left(self, process: Process) -> bool:
+    def is_spared(self, process: Process) -> bool:
         """On the front's side, whether the agent has named this very process."""
-        return (process.pid, process.started) in self.all_left()
+        return (process.pid, process.started) in self.spared_processes()
 
     def front_side(self) -> None:
         """Close what belongs to the agent; a pipe without a reader would make the last signals an error."""
         os.close(self.replies[1])
         self.output[1].close()
-        self.left[1].close()
+        self.spared[1].close()
 
     def agent_side(self) -> None:
         """Close what belongs to the front."""
@@ -105,7 +107,7 @@ class FrontPipes(Struct, frozen=True):
         os.close(self.requests[1])
         os.close(self.replies[0])
         self.output[0].close()
-        self.left[0].close()
+        self.spared[0].close()
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -77,7 +77,7 @@ class Shutdown:
         while self._files.is_busy and self._signals.stop_signals == before:
             self._loop.run_once()
         if self._files.is_open and (writer := look(self._files.pid)) is not None:
-            self._pipes.leave(writer.pid, writer.started)
+            self._pipes.spare(writer.pid, writer.started)
         self._reporter.leave_folder()
 
     def _hand_over(self, state: State) -> None:

@@ -240,9 +240,9 @@ class Starter:
         """The process of what forks them, which is no leftover of a worker."""
         return self._forker.pids if self._forker is not None else frozenset()
 
-    def left(self) -> list[Process]:
+    def leftovers(self) -> list[Process]:
         """Return what descends from workers and is not below us."""
-        return self._forker.left() if self._forker is not None else []
+        return self._forker.leftovers() if self._forker is not None else []
 
     def start(
         self,

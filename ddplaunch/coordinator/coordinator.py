@@ -91,9 +91,9 @@ class Coordinator:
         if self._agents is not None:
             self._agents.state_changed()
         if self._questions is not None and len(self.state.members) < len(before.members):
-            self._questions.left(self.state.members)
+            self._questions.drop_departed(self.state.members)
         if self._streams is not None and len(self.state.members) < len(before.members):
-            self._streams.left(self.state.members)
+            self._streams.drop_departed(self.state.members)
 
     def take(self, id: int, report: Report) -> None:
         """Take what an agent reports, unless it was refused or is not a member yet."""
@@ -105,7 +105,7 @@ class Coordinator:
                 self._take_order(node.StoreOrdered(now))
             case NodeEnd(generation) if generation == self.state.generation and not self.state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
-                self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
+                self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
             case Forward(signum):
                 self.forward(signum)
             case Warned():

@@ -31,7 +31,7 @@ from ddplaunch.control.questions import (
     StacksAtEnd,
 )
 from ddplaunch.control.streams import Chunk
-from ddplaunch.coordinator.orders import MAX_LEFT, Generation, JobEnd, NodeEnd, SentOrder, SentReport
+from ddplaunch.coordinator.orders import MAX_LEFTOVERS, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.errors import below
 from ddplaunch.fields import Backend, Host, Line, Malformed, Number, Piece, Seconds, Workers, decoder, line, piece, text
 from ddplaunch.supervise import node
@@ -142,7 +142,7 @@ def fitted(message: _M) -> _M:
                 message,
                 exits=fitted_ends(message.exits),
                 start_failure=failed and replace(failed, host="", reason=line(failed.reason)),
-                left=tuple(map(line, message.left[:MAX_LEFT])),
+                leftovers=tuple(map(line, message.leftovers[:MAX_LEFTOVERS])),
                 traces=replace(message.traces, log_folder=_line_or_none(message.traces.log_folder)),
             )
         case JobEnd():

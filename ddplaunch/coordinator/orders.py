@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddplaunch.control.questions import Answered, Ask, Forget, Question, StacksAtEnd
     from ddplaunch.control.streams import Chunk
 
-MAX_LEFT = 100  # processes that are named
+MAX_LEFTOVERS = 100  # processes that are named
 
 
 class Forward(Struct, frozen=True, tag="forward"):
@@ -72,8 +72,8 @@ class NodeEnd(Struct, frozen=True, tag="ended"):
     generation: Number
     exits: tuple[WorkerExit, ...]
     start_failure: StartFailure | None
-    left: Annotated[
-        tuple[Line, ...], Meta(max_length=MAX_LEFT)
+    leftovers: Annotated[
+        tuple[Line, ...], Meta(max_length=MAX_LEFTOVERS)
     ]  # processes that could not be ended, each as in a sentence
     traces: Traces
 

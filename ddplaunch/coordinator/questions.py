@@ -66,7 +66,7 @@ class Questions:
             asked.asker.answered(member, report.answer)
             self._close_complete()
 
-    def left(self, members: Mapping[int, Member]) -> None:
+    def drop_departed(self, members: Mapping[int, Member]) -> None:
         """Take note of which members there still are."""
         for asked in list(self._asked.values()):
             for id in asked.missing.keys() - members.keys():
@@ -136,7 +136,7 @@ class NodeStreams:
         if self._agents.get(chunk.number) == id:
             self._streams.take(chunk)
 
-    def left(self, members: Collection[int]) -> None:
+    def drop_departed(self, members: Collection[int]) -> None:
         """End the streams of agents that are gone."""
         for number in [number for number, id in self._agents.items() if id not in members]:
             self._streams.finish(number)

@@ -109,9 +109,9 @@ class Forker:
         """The process of the server, which is no leftover of a worker."""
         return frozenset(() if self._server is None else (self._server.pid,))
 
-    def left(self) -> list[Process]:
+    def leftovers(self) -> list[Process]:
         """Return what is below a guard, which is not below us."""
-        return self._guard.left() if self._guard is not None else []
+        return self._guard.leftovers() if self._guard is not None else []
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Child]:
         """Fork workers, which begin together; none, where they are to be fresh processes.

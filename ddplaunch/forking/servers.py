@@ -325,7 +325,7 @@ class Guard(ForkRequests):
             for fd in (*reads, *writes):
                 os.close(fd)
 
-    def left(self) -> list[Process]:
+    def leftovers(self) -> list[Process]:
         """Return the processes below the guard; the guard itself, once it was killed, until all that was below it is gone."""
         if self._process is None or self.is_over:
             return []

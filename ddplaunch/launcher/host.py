@@ -64,7 +64,7 @@ def main() -> int:
         return error.status
     except _JobEnded as ended:
         status = ended.status
-    front.finish(messages.AgentEnded(status, front.left))
+    front.finish(messages.AgentEnded(status, front.spared))
     return status
 
 

@@ -175,7 +175,7 @@ def signal_process(process: Process, signum: int) -> bool:
     return True
 
 
-def signal_left(signum: int, left: Iterable[Process], *, sparing: bool) -> None:
+def signal_leftovers(signum: int, left: Iterable[Process], *, sparing: bool) -> None:
     """Send each of these a signal; `sparing`: but for those that clean up and then exit by themselves."""
     for process in left:
         if not (sparing and process.tidies_up):

@@ -54,7 +54,7 @@ class Dispatcher:
         self._console = Console(
             loop, OutputQueue(loop, pipes.output[1]), quiet=job.quiet, reports_to_caller=job.reports_to_caller
         )
-        self._leave = pipes.leave
+        self._spare = pipes.spare
         self._signals = SignalSource(loop, pipes, stops=job.stops, end_within=job.grace_period + END_MARGIN)
         self._statuses = HostStatuses([agent.host for agent in job.agents], job.min_nodes)
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in job.agents)
@@ -221,10 +221,10 @@ class Dispatcher:
                 self._loss_report_at.set(self._loop.now() + self._job.heartbeat_timeout)
             case messages.OrderRefused(message, hint, status):
                 self._host_failed(host, diagnose.refused(message, hint, status))
-            case messages.AgentEnded(status, left):
+            case messages.AgentEnded(status, spared):
                 if self._job.starter == "simulate":  # then it is a process of this host
-                    for pid, started in left:
-                        self._leave(pid, started)
+                    for pid, started in spared:
+                        self._spare(pid, started)
                 self._statuses.ended[host.agent.node_rank] = status
 
     def chunk_received(self, host: HostConnection, data: bytes) -> None:

@@ -66,7 +66,9 @@ class HostFront:
         self._stops: Collection[int] = ()
         self._stopped = False
         self._prevented: tuple[int, str] | None = None  # status and text of an agent that never began
-        self.left: tuple[tuple[int, int], ...] = ()  # what the agent has left: see `FrontPipes.all_left`
+        self.spared: tuple[
+            tuple[int, int], ...
+        ] = ()  # processes that outlive the agent: see `FrontPipes.spared_processes`
         self._lost = False
         self._streams: Streams | None = None  # of commands where the job was typed, which ask the agent
         self._question: child.Question | None = None  # to an agent that has to end
@@ -109,12 +111,12 @@ class HostFront:
             if self._is_stuck:
                 child.kill(pid)
                 if not ends_within(pid, child.KILL_TIMEOUT):
-                    self._output.put(OURS, child.left_over().encode())
+                    self._output.put(OURS, child.describe_leftovers().encode())
                     return NODE_LOST
         self._loop.unwatch(pidfd)
         os.close(pidfd)
         wait_status = child.reap_agent(pid, self._pipes)
-        self.left = tuple(self._pipes.all_left())
+        self.spared = tuple(self._pipes.spared_processes())
         self._agent = None
         self._watch_agent()
         while self._forward_output():

@@ -124,10 +124,10 @@ class OrderRefused(Struct, frozen=True, tag="refused"):
 
 
 class AgentEnded(Struct, frozen=True, tag="ended"):
-    """From a host: nothing of the job is left there, but for what writes to a disk that hangs."""
+    """From a host: nothing of the job is left there, except for processes that write to a disk that hangs."""
 
     status: Status
-    left: tuple[tuple[_Pid, _Ticks], ...] = ()  # the pid and the start of each
+    spared: tuple[tuple[_Pid, _Ticks], ...] = ()  # these processes: pid and start
 
 
 class FinalReport(Struct, frozen=True, tag="final_report"):

@@ -48,7 +48,7 @@ def render_finished(workers: int, seconds: float, *, restarts: int = 0, nodes: i
     return f"{count(workers, 'worker')}{on} finished in {duration(seconds)}{after}"
 
 
-def render_left(workers: int, notice: int, seconds: float, *, nodes: int = 1) -> str:
+def render_after_notice(workers: int, notice: int, seconds: float, *, nodes: int = 1) -> str:
     """Say that all workers left after a notice: "4 workers left after SIGUSR1, 12.3 s after the start"."""
     on = f" on {count(nodes, 'node')}" if nodes > 1 else ""
     return f"{count(workers, 'worker')}{on} left after {signal_name(notice)}, {duration(seconds)} after the start"

@@ -10,9 +10,9 @@ from ddplaunch.errors import below
 from ddplaunch.report.closing import (
     Whereabouts,
     ended_with,
+    render_after_notice,
     render_finished,
     render_hang,
-    render_left,
     render_short,
     render_start_failure,
     render_stopped,
@@ -177,7 +177,7 @@ class JobReporter:
         exits = () if state.ended_idle else state.exits
         match state.why:
             case Why.FAILED | Why.FINISHED if state.requeue:
-                return render_left(len(state.exits), state.requeue, now - began, nodes=len(state.taking_part))
+                return render_after_notice(len(state.exits), state.requeue, now - began, nodes=len(state.taking_part))
             case Why.FINISHED:
                 workers = sum(member.workers for member in state.taking_part)
                 plan, nodes = self._reporter.plan, len(state.taking_part)

@@ -112,7 +112,7 @@ def ended(generation: int = 0, exits: object = ()) -> dict[str, Any]:
         "generation": generation,
         "exits": exits,
         "start_failure": None,
-        "left": (),
+        "leftovers": (),
         "traces": {"oom_kills": 0, "shm": None, "log_folder": None},
     }
 

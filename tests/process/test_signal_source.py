@@ -27,7 +27,7 @@ def pipes() -> Iterator[FrontPipes]:
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     for fd in (*pipes.signals, *pipes.requests, *pipes.replies):
         os.close(fd)
-    for sock in (*pipes.output, *pipes.left):
+    for sock in (*pipes.output, *pipes.spared):
         sock.close()
 
 

@@ -129,7 +129,7 @@ def test_output_of_single_characters_waits_for_the_front_in_few_messages():
         received += front.recv(MESSAGE + 1)[1:]
         messages += 1
         loop.turn(0.0)
-    for end in (front, agent, *pipes.left):
+    for end in (front, agent, *pipes.spared):
         end.close()
     assert received == b"".join(b"%d\n" % (number % 10) for number in range(put))
     assert messages <= in_socket + 2 * put / MESSAGE + 1

@@ -69,9 +69,9 @@ class NameIdle(Struct, frozen=True):
 
 
 class NameProgress(Struct, frozen=True):
-    """Report that workers move again."""
+    """Print that workers make progress again."""
 
-    seconds: float  # since it was reported that none does
+    seconds: float  # since the line that no worker did
 
 
 class EndJob(Struct, frozen=True):

@@ -88,7 +88,7 @@ class NodeEnded(Struct, frozen=True):
     exits: tuple[WorkerExit, ...]  # times of the coordinator's clock
     start_failure: StartFailure | None
     at: float
-    left: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
+    leftovers: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
 
 
 class BeginFailed(Struct, frozen=True):

@@ -220,7 +220,7 @@ class State(Struct, frozen=True, kw_only=True):
     import_failure: str = ""  # the import in the first lines by which the last generation failed, with its host
     has_begun: bool = False  # workers were started, or may have been
     start_failure: StartFailure | None = None
-    left: tuple[str, ...] = ()  # processes that could not be ended
+    leftovers: tuple[str, ...] = ()  # processes that could not be ended
     halted: bool = False  # nothing is started again
     abandoned: bool = False  # the user has stopped the job: it is not queued again
     regroup_at: float = (

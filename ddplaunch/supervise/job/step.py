@@ -257,7 +257,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     state = replace(
         state,
         node_exits=state.node_exits.with_item(event.id, event.exits),
-        has_begun=state.has_begun or bool(event.exits or event.left),
+        has_begun=state.has_begun or bool(event.exits or event.leftovers),
     )
     if member.is_leaving:
         state, then = go_on_if_ended(replace(state, members=state.members.without(event.id)), event.at)
@@ -266,8 +266,8 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         state,
         members=state.members.with_member(replace(member, has_ended=True)),
         start_failure=state.start_failure or event.start_failure,
-        left=(*state.left, *event.left),
-        halted=state.halted or bool(event.left),  # the next generation would run beside these processes
+        leftovers=(*state.leftovers, *event.leftovers),
+        halted=state.halted or bool(event.leftovers),  # the next generation would run beside these processes
     )
     if state.phase is Phase.STOPPING and state.signum == SIGINT and len(state.node_exits) == 1 and state.running:
         # there a worker may wait in C for one of these, and only SIGKILL ends it

@@ -63,7 +63,7 @@ class NameRunning(Struct, frozen=True):
     """Print which workers still run although they were asked to end, and for how long they may."""
 
     ranks: frozenset[int]
-    left: float  # seconds until SIGKILL
+    seconds: float  # until SIGKILL
 
 
 class NameStuck(Struct, frozen=True):

@@ -136,7 +136,7 @@ class DebuggerDetached(Struct, frozen=True):
 class Swept(Struct, frozen=True):
     """How many processes of the job, workers aside, still live."""
 
-    left: tuple[str, ...]  # each as in a sentence, "pid 4711 (sleep)"
+    leftovers: tuple[str, ...]  # each as in a sentence, "pid 4711 (sleep)"
     at: float
 
 

@@ -113,7 +113,7 @@ class State(Struct, frozen=True, kw_only=True):
     compared: frozenset[int] = frozenset()  # ranks whose stacks before the stop are compared with later ones
     stuck_deadline: float | None = None  # when to do that
     last_sweep: Sweep | None = None
-    left: tuple[str, ...] = ()  # processes that the last sweep found
+    leftovers: tuple[str, ...] = ()  # processes that the last sweep found
 
     @property
     def deadline(self) -> float | None:

@@ -85,9 +85,9 @@ def step(state: State, event: events.Event) -> Result:
             return state, (actions.RequestStore(),)
         case events.WorkerExited(exit, at):
             return _on_worker_exited(state, exit, at)
-        case events.Swept(left):
-            state = replace(state, left=left)
-            return (state, ()) if left or state.phase is not Phase.SWEEPING else swept(state)
+        case events.Swept(leftovers):
+            state = replace(state, leftovers=leftovers)
+            return (state, ()) if leftovers or state.phase is not Phase.SWEEPING else swept(state)
         # answers to questions about workers
         case events.Observed(progressed, at):
             return _on_progress_checked(state, at, progressed=progressed)
@@ -421,7 +421,7 @@ def _on_sweep_timeout(state: State, at: float) -> Result:
     if last.sparing:
         return sweep(state, SIGKILL, at + KILL_TIMEOUT - TIDY_TIMEOUT, sparing=False)
     state, then = swept(state)  # they are in uninterruptible sleep
-    return state, (actions.Print(f"could not be ended: {', '.join(state.left)}"), *then)
+    return state, (actions.Print(f"could not be ended: {', '.join(state.leftovers)}"), *then)
 
 
 def _is_due(deadline: float | None, at: float) -> bool:

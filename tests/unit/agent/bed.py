@@ -101,7 +101,7 @@ class PlayedStarter:
 
     fork_no_more = close = prepare
 
-    def left(self) -> list[Any]:
+    def leftovers(self) -> list[Any]:
         return []
 
     def start(
@@ -153,7 +153,7 @@ class Bed:
         opened.callback(inputs.error_files.remove)
         for fd in (*pipes.signals, *pipes.requests, *pipes.replies, *pipes.start):
             opened.callback(_close, fd)
-        for sock in (*pipes.output, *pipes.left):
+        for sock in (*pipes.output, *pipes.spared):
             opened.callback(sock.close)
         job = AgentJob(
             policy=Policy(

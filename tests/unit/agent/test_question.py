@@ -25,7 +25,7 @@ def pipes() -> Iterator[FrontPipes]:
             os.close(fd)
         except OSError:  # closed by the test
             pass
-    for sock in (*pipes.output, *pipes.left):
+    for sock in (*pipes.output, *pipes.spared):
         sock.close()
 
 
@@ -85,11 +85,11 @@ def test_a_reply_is_waited_for_until_the_deadline_only(replies):
 
 def test_what_the_agent_leaves_is_that_very_process_however_often_it_is_asked(pipes: FrontPipes) -> None:
     writer = Process(7, "python", "S", 1, started=1000)
-    assert not pipes.is_left(writer)
-    pipes.leave(6, 999)
-    pipes.leave(writer.pid, writer.started)
-    pipes.left[1].close()
-    assert pipes.is_left(writer)
-    assert pipes.is_left(writer)
-    assert not pipes.is_left(replace(writer, started=1001))
-    assert not pipes.is_left(replace(writer, pid=8))
+    assert not pipes.is_spared(writer)
+    pipes.spare(6, 999)
+    pipes.spare(writer.pid, writer.started)
+    pipes.spared[1].close()
+    assert pipes.is_spared(writer)
+    assert pipes.is_spared(writer)
+    assert not pipes.is_spared(replace(writer, started=1001))
+    assert not pipes.is_spared(replace(writer, pid=8))

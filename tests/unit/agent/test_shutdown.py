@@ -35,7 +35,7 @@ def pipes() -> Iterator[FrontPipes]:
     yield pipes
     for fd in (*pipes.signals, *pipes.requests, *pipes.replies):
         os.close(fd)
-    for sock in (*pipes.output, *pipes.left):
+    for sock in (*pipes.output, *pipes.spared):
         sock.close()
 
 

@@ -69,7 +69,7 @@ ENDED = {
     "generation": 0,
     "exits": [EXIT],
     "start_failure": {"rank": 3, "host": "", "reason": "no such file", "status": 127, "errno": 2},
-    "left": ["pid 7 (python)"],
+    "leftovers": ["pid 7 (python)"],
     "traces": {"oom_kills": 0, "oom_kills_of_machine": False, "shm": [64, 8], "log_folder": "/runs/1"},
 }
 TO_COORDINATOR: list[dict[str, Any]] = [

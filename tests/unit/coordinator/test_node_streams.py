@@ -63,7 +63,7 @@ def test_a_stream_ends_with_its_agent(streams, client, left):
     near, other = socket.socketpair()
     with other:
         streams.open(8, near, b"request", 60.0, b"late")
-        streams.left({8: None})
+        streams.drop_departed({8: None})
         assert client.recv(100) == b""
         assert left == [7]
         assert 8 in streams

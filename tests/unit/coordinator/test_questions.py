@@ -53,7 +53,7 @@ def test_who_does_not_answer_in_time_or_is_lost_is_named_with_the_reason():
     bed = Bed()
     bed.ask()
     bed.questions.take(0, Answered(1, FINE))
-    bed.questions.left({id: member for id, member in MEMBERS.items() if id != 1})
+    bed.questions.drop_departed({id: member for id, member in MEMBERS.items() if id != 1})
     assert bed.told[1:] == [(1, NoAnswer("was lost before it had answered"))]
     assert bed.loop.deadline == 2.0
     bed.loop.pass_time(1.9)

@@ -24,7 +24,7 @@ REPORTS: list[dict[str, Any]] = [
     {"type": "begun", "world_size": 4},
     {"type": "worker", "rank": 3, "pid": 4711},
     {"type": "refused", "message": "no such file", "hint": None, "status": 2},
-    {"type": "ended", "status": 1, "left": [[4711, 815]]},
+    {"type": "ended", "status": 1, "spared": [[4711, 815]]},
     {"type": "final_report", "text": "error: x\n"},
     {"type": "failure_text", "text": "error: x\n"},
     {"type": "outcome", "status": 1},

@@ -97,7 +97,7 @@ class OneNode:
                 case node.ReportEnded():
                     raised = dict(self.node.raised)
                     exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self.node.exits)
-                    self._decide(job.NodeEnded(SELF_ID, exits, self.node.start_failure, at, self.node.left), at)
+                    self._decide(job.NodeEnded(SELF_ID, exits, self.node.start_failure, at, self.node.leftovers), at)
                 case node.PauseLimits(paused):
                     self._decide(job.LimitsPaused(SELF_ID, paused), at)
                 case node.Suspend():

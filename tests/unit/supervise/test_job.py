@@ -505,7 +505,7 @@ def test_workers_were_started(sentence: str) -> None:
 def test_no_generation_begins_beside_a_process_that_could_not_be_ended() -> None:
     left = NodeEnded(2, (end(2, "c", 1.0),), None, 7, ("pid 7 (python) in uninterruptible sleep",))
     state, actions = history(replace(THREE, max_restarts=3), [*met(), *failing(0, 1), stopping(1, 2), left])
-    assert (state.phase, state.status, state.left) == (Phase.ENDED, 7, left.left)
+    assert (state.phase, state.status, state.leftovers) == (Phase.ENDED, 7, left.leftovers)
     assert silent(actions)[-1] == EndJob(7)
 
 
