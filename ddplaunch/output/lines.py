@@ -37,6 +37,7 @@ class Lines:
         "_rest",
         "_screen",
         "_settle_at",
+        "_shown",
         "_unfinished",
         "_update_at",
         "drew",
@@ -55,6 +56,7 @@ class Lines:
         self._settle_at: float | None = None
         self._update_at: float | None = None
         self._has_updated = False
+        self._shown = b""  # the state of a bar that became a line, until there are others
         self.drew = False  # the lines that were returned last come from rows that were redrawn
 
     @property
@@ -100,10 +102,10 @@ class Lines:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         if self._screen is not None or moves(data):
-            block, self.drew = self._draw(data, at), True
+            block, self.drew = self._without_shown(self._draw(data, at)), True
             self._note_rest(at, is_new=True)
             return block
-        self.drew = False
+        self.drew, self._shown = False, b""
         end = data.rfind(b"\n") + 1
         whole = self._take() + data[:end] if end and self._rest else data[:end]
         self._rest += data[end:]
@@ -148,6 +150,14 @@ class Lines:
         self._keep(screen)
         return block
 
+    def _without_shown(self, block: bytes) -> bytes:
+        """Leave out the line that a bar has become already, if it ends as it was then."""
+        if not self._shown or not block:
+            return block
+        line, self._shown = self._shown + b"\n", b""
+        at = (b"\n" + block).find(b"\n" + line)
+        return block if at < 0 else block[:at] + block[at + len(line) :]
+
     def _keep(self, screen: RedrawnRows) -> None:
         line = screen.leave()
         self._screen = screen if line is None else None
@@ -163,14 +173,16 @@ class Lines:
             return block
         if self._settle_at is not None and at >= self._settle_at:
             self._settle_at = None
-            block += self._screen.settle()
+            block = self._without_shown(self._screen.settle())
             if not self._screen.drawing:
                 self._update_at = None
         if self._update_at is not None and at >= self._update_at:
-            self._has_updated = self._is_still = True
             self._update_at = None  # until the bar moves: one that does not is shown once
-            if state := self._screen.snapshot():
-                block += state + self._end_of_state
+            state = self._screen.snapshot()
+            if len(state) <= _SEEN:  # else it is not shown before its end, since it would be shown as often as it moves
+                self._has_updated = self._is_still = True
+                block += state + self._end_of_state if state and state != self._shown else b""
+                self._shown = state if self._end_of_state == b"\n" else b""
         self._keep(self._screen)
         self._note_rest(at, is_new=False)
         return block
@@ -180,7 +192,7 @@ class Lines:
         last = b"" if self._unfinished == b"\r" else self._unfinished
         self.drew = self._screen is not None
         if self._screen is not None:
-            return self._screen.feed(last) + self._screen.end()
+            return self._without_shown(self._screen.feed(last) + self._screen.end())
         text = self._take() + last
         return text + b"\n" if text else b""
 

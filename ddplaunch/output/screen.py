@@ -11,6 +11,7 @@ import re
 _CSI = rb"\x1b\[[0-9;:?]{0,16}[A-HJKSTfhlsu]"  # moves, erases, hides the cursor; not colours, which end in m
 # patterns are compiled (and kept, by `re`) when a worker first writes such a thing, not when the command starts
 _TOKEN = rb"(\r|\n|" + _CSI + rb")"
+_NEW_SCREEN = rb"\x1b\[(?:[0-9;]*[Hf]|[23]J)"  # to a place of the screen, or all of it erased
 _UNFINISHED = rb"(?:\r|\x1b(?:\[[0-9;:?]{0,16})?)\Z"
 _UNFINISHED_LENGTH = 18  # bytes of the longest
 
@@ -88,6 +89,9 @@ class RedrawnRows:
             if token == SHOW_CURSOR:
                 lines.append(self.settle())
                 continue
+            if re.match(_NEW_SCREEN, token):
+                self._leave_screen(lines, erases=token.endswith(b"J"))
+                continue
             if re.match(_CSI, token):
                 self._move(token)
                 continue
@@ -124,6 +128,17 @@ class RedrawnRows:
         del self._rows[: self._row]
         self._row = 0
 
+    def _leave_screen(self, lines: list[bytes | bytearray], *, erases: bool) -> None:
+        """Make a line of the text that has not ended: the program writes elsewhere. A bar goes with the screen that is erased."""
+        is_bar = self.drawing
+        if is_bar and not erases:
+            return
+        lines.append(self.settle())
+        if self._rows[0] and not is_bar:
+            lines += (self._rows[0], b"\n")
+        self._rows = [bytearray()]
+        self._at_start = self.drawing = False
+
     def _move(self, sequence: bytes) -> None:
         kind, argument = sequence[-1:], sequence[2:-1]
         self.drawing = True
@@ -135,7 +150,7 @@ class RedrawnRows:
             self._depth = min(max(self._depth, self._climbed), _MAX_ROWS)
             self._row = max(0, self._row - up)
             self._at_start = True
-        elif kind == b"J" or (kind == b"K" and (argument == b"2" or self._at_start)):
+        elif kind in b"JK" and (argument == b"2" or self._at_start):
             self._rows[self._row].clear()
 
     def settle(self) -> bytes:

@@ -268,7 +268,7 @@ def test_a_bar_that_stands_still_is_told_once() -> None:
     assert display.flush(0.9) == []
     assert display.flush(1.0) == [(ERR, b"[1] 50%\n")]
     assert display.deadline() is None
-    assert display.end(1, ERR, 60.0) == [(ERR, b"[1] 50%\n")]
+    assert display.end(1, ERR, 60.0) == []
 
 
 def test_live_bars_are_shown_in_place_and_their_ends_as_lines() -> None:

@@ -46,17 +46,43 @@ KERAS = (  # its Progbar goes back by backspaces and a return
         ("cut escape\x1b[3", "cut escape\x1b[3\n"),
         ("a\x1b[99999999999999999999Ab\n", "a\x1b[99999999999999999999Ab\n"),
         ("\n\n", "\n\n"),
+        ("before\x1b[2Jafter\n", "before\nafter\n"),
+        ("above\nbefore\x1b[H\x1b[2J\x1b[3Jafter", "above\nbefore\nafter\n"),
+        ("\r50%\x1b[2Jafter\n", "after\n"),
+        ("before\x1b[J\n", "before\n"),
     ],
     ids=[
         "one bar", "erased bar", "nested bars and lines between", "nested bars that stay", "rich", "keras", "crlf",
         "colours stay, erasing goes", "state before a last return", "erased to the end", "open bar", "cut escape",
-        "no escape sequence", "empty lines",
+        "no escape sequence", "empty lines", "new screen", "clear", "new screen after a bar", "erased below",
     ],
 )  # fmt: skip
 def test_a_bar_leaves_its_last_state_and_other_lines_stay(written: str, shown: str, size: int) -> None:
     lines, data = Lines(), written.encode()
     out = b"".join(lines.feed(data[start : start + size], 0.0) for start in range(0, len(data), size))
     assert (out + lines.end()).decode() == shown
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("live", [False, True])
+def test_an_unfinished_line_with_a_return_that_was_shown_is_shown_again_only_if_it_goes_on(
+    live: bool, end: str
+) -> None:
+    for more, last in (("", ""), (", then done", "\n")):
+        lines = Lines(live=live)
+        lines.feed(b"\rhalf", 0.0)
+        assert lines.deadline is not None
+        assert lines.flush(lines.deadline) == b"half\n"
+        out = lines.feed((more + end).encode(), 40.0) + lines.flush(50.0) + lines.end()
+        assert out.decode() == (f"half{more}{last}" if more else "")
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_of_a_long_unfinished_line_with_a_return_only_the_end_is_shown(live: bool) -> None:
+    lines, long = Lines(live=live), b"x" * 5000
+    assert lines.feed(b"\r" + long, 0.0) + lines.flush(50.0) == b""
+    assert lines.is_bar == live
+    assert lines.end() == long + b"\n"
 
 
 def test_a_line_after_nested_bars_is_held_for_a_moment_only() -> None:
