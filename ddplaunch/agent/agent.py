@@ -63,6 +63,7 @@ class Agent:
     """Owns the parts, which know the loop and the context, and nothing of each other; `handle` says what they do when."""
 
     def __init__(self, loop: Loop, context: AgentContext, job: AgentJob, pipes: FrontPipes) -> None:
+        """Make all parts of the agent. The coordinator is not known yet: `run` connects to it."""
         self._loop = loop
         loop.handle = self.handle
         self._context = context
@@ -135,7 +136,7 @@ class Agent:
     # --- what happens, and what follows
 
     def handle(self, event: Any) -> None:
-        """Do what follows from one event, or carry out one action of the decision."""
+        """Carry out what follows from one event of the loop, or from one action of the decision (`supervise.node`)."""
         context, generations, loop = self._context, self._generations, self._loop
         match event:
             # the processes of this node

@@ -45,7 +45,7 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
 
 
 def start_writer() -> FileQueue:
-    """Fork the process that writes the files of the run; return the queue to it, which drops everything without room for one.
+    """Fork the process that writes the files of the run; return the queue to that process. Without room, the queue drops all.
 
     A run that keeps nothing has one, too: it has a socket, and its file:// rendezvous leaves something to be removed.
     """

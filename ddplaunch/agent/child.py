@@ -67,6 +67,7 @@ def start(
 def _run(
     agent: Callable[[FrontPipes], int], pipes: FrontPipes, failed: Callable[[LaunchError, FrontPipes], None]
 ) -> int:
+    """Run the agent and return its exit status; errors that a user can mend are reported by `failed`."""
     try:
         return agent(pipes)
     except OSError as error:
@@ -168,7 +169,7 @@ class Question:
 
 
 def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bool], *, with_sleeping: bool) -> None:
-    """Kill what descends from `root`, but for what only another user may end; in uninterruptible sleep too, or only wait for it.
+    """Kill all descendants of `root`; wait a little for processes in uninterruptible sleep, which die when they wake up.
 
     That sleep is mostly over in an instant, as of what gives its memory back. Else it ends whenever its disk answers.
     """

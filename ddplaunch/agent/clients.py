@@ -43,6 +43,7 @@ class Client:
     """One connection: a request comes, replies go as far as they are read."""
 
     def __init__(self, loop: Loop, sock: socket.socket, number: int) -> None:
+        """Read one request from `sock`, within REQUEST_TIMEOUT; `number` names this client in events."""
         self.number = number
         self.awaits_end = False
         self.asker: Asker | None = None
@@ -53,12 +54,13 @@ class Client:
         self._has_asked = False
         self._is_last = False  # nothing follows what waits
         self._time_is_up = loop.timer(loop.now() + REQUEST_TIMEOUT, self.close)
-        loop.watch(sock, self._ready)
+        loop.watch(sock, self._on_ready)
 
-    def _ready(self) -> None:
-        expendable(self._served, lambda why: self._loop.post(ClientsFailed(why)))
+    def _on_ready(self) -> None:
+        expendable(self._serve, lambda why: self._loop.post(ClientsFailed(why)))
 
-    def _served(self) -> None:
+    def _serve(self) -> None:
+        """Send what waits, and read the request. Called by `_on_ready`, when the socket can be read or written."""
         self._flush()
         if self._sock.fileno() < 0:
             return
@@ -75,6 +77,7 @@ class Client:
             self._take()
 
     def _take(self) -> None:
+        """Post the request once it has arrived whole; refuse a request of another version."""
         try:
             if (payload := self._decoder.take()) is None:
                 return
@@ -107,7 +110,7 @@ class Client:
         self.send(reply)
 
     def send(self, reply: requests.Reply) -> None:
-        """Send a reply, or keep it until there is room; nothing once the connection is closed."""
+        """Send a reply, or keep the reply until the socket has room; do nothing once the connection is closed."""
         if self._sock.fileno() < 0:
             return
         try:
@@ -118,7 +121,7 @@ class Client:
         self._watch()
 
     def hand_over(self, *last: requests.Reply) -> socket.socket | None:
-        """Give the connection away behind these replies, unless it is lost."""
+        """Send these replies and return the socket, which this client gives up; None if the connection is lost."""
         for reply in last:
             self.send(reply)
         if self._sock.fileno() < 0:
@@ -147,7 +150,7 @@ class Client:
         if self._is_last and not self._buffer.size:
             self.close()
         elif self._sock.fileno() >= 0:
-            self._loop.watch(self._sock, self._ready, READ | WRITE if self._buffer.size else READ)
+            self._loop.watch(self._sock, self._on_ready, READ | WRITE if self._buffer.size else READ)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -230,7 +233,7 @@ class RunClients(Clients):
         self._of_coordinator.add(self.add(sock))
 
     def answer(self, number: int, request: requests.Request) -> None:
-        """Answer the request of a client, or post what it asks of the agent."""
+        """Answer the request of a client; for some requests, post an event that the agent answers."""
         if (client := self._clients.get(number)) is None:
             return
         if self._coordinator is not None:
@@ -245,7 +248,8 @@ class RunClients(Clients):
             self._loop.post(AttachAsked(number, request.asked.rank))
 
     def _answer_for_job(self, client: Client, request: requests.Request, coordinator: Coordinator) -> None:
-        client.send(self._run(coordinator))
+        """Answer a client of the whole job: describe the run first, then stop it, attach, or ask all nodes."""
+        client.send(self._describe_run(coordinator))
         match request.asked:
             case requests.StopRun():
                 client.awaits_end = True
@@ -263,6 +267,7 @@ class RunClients(Clients):
                 coordinator.questions.ask(question, request.within, client.asker)
 
     def _attach(self, client: Client, request: requests.Request, rank: int, coordinator: Coordinator) -> None:
+        """Connect a client that wants to debug a rank to the agent of the rank's node."""
         member = _member_of(rank, coordinator.state.taking_part)
         if member is None:
             client.refuse(f"it has no rank {rank}")
@@ -298,7 +303,8 @@ class RunClients(Clients):
             slurm_job=line(job_in_slurm(self._context.inputs.env) if allocation.cluster == "slurm" else ""),
         )
 
-    def _run(self, coordinator: Coordinator) -> requests.Run:
+    def _describe_run(self, coordinator: Coordinator) -> requests.Run:
+        """Return what `ddplaunch ps` shows of this run."""
         state, inputs = coordinator.state, self._context.inputs
         stragglers = coordinator.stragglers
         program, members = inputs.spec.program, state.taking_part

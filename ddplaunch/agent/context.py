@@ -88,7 +88,7 @@ class AgentContext:
             self.make_folder(self.draft)
 
     def worker_setup(self, generation: Generation, address: str | None) -> WorkerSetup:
-        """Return what workers are started with; `address` is that of this node as the others reach it.
+        """Return everything that workers need to start; `address` is this node's address as the other nodes reach it.
 
         Raises:
             LaunchError: what all nodes agreed on does not fit this one.
@@ -165,7 +165,7 @@ class AgentContext:
         )
 
     def _on_terminal(self, plan: Plan) -> frozenset[int]:
-        """Return the ranks that learn of a terminal: where both streams are shown on one, with their bars in place.
+        """Return the ranks whose streams both go to a terminal, so that their progress bars stay in place there.
 
         Not with --output raw, which shows everything as the worker would write it to a pipe.
         """
@@ -188,6 +188,7 @@ class AgentContext:
         return f"{time.strftime('%H:%M:%S', time.localtime(then))}.{int(then % 1 * 1000):03d} ".encode()
 
     def _reporter(self) -> Reporter:
+        """Return the reporter of this node, with the readers and the colours that fit where the job was started."""
         inputs, queue = self.inputs, self.queue
         ours = OURS if inputs.allocation.start else STDERR
         return Reporter(

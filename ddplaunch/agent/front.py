@@ -52,7 +52,7 @@ def run(
     sent_again: frozenset[int] = frozenset(),
     control: int | None = None,
 ) -> int:
-    """Fork, run `agent` in the child, serve the agent until it ends, and give the status of the job.
+    """Fork, run `agent` in the child, serve the agent until the child ends, and return the exit status of the job.
 
     `signals` are those that go to the agent besides those of `passed_on`; one that was ignored when the command
     was started (nohup) stays ignored. `stops` are those that ask the job to end, `sent_again` those that may come twice.
@@ -119,6 +119,7 @@ class _Front:
         pipes: FrontPipes,
         output: FrontOutput,
     ) -> None:
+        """Serve this agent; `stops` are the signals at which the user wants the job to end."""
         self.output = output
         self._agent = agent
         self._deduplicator = deduplicator
@@ -135,7 +136,7 @@ class _Front:
         self._written_before = 0  # bytes, one interval ago
 
     def note_stop(self, signum: int, _frame: object) -> None:
-        """Note a signal to stop; the agent has received it already."""
+        """Note a signal to stop. The agent has received the same signal already."""
         if signum not in self._stops or self.is_done:
             return
         event = self._deduplicator.take(signum, time.monotonic(), SignalOrigin.FRONT)
@@ -153,7 +154,7 @@ class _Front:
         self._watch_time()
 
     def suspend(self, _signum: int, _frame: object) -> None:
-        """Stop as the terminal asked, once the agent, which received it too, has stopped the workers.
+        """Stop this process for SIGTSTP, which the agent received, too, once the agent has stopped the workers.
 
         SIGSTOP, since SIGTSTP would have to get its default action back for a moment, in which the next one would stop us
         without a request to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program.
@@ -229,7 +230,7 @@ class FrontOutput:
         self._terminals: tuple[bytes, ...] = ()  # where lines have to stand above the area, on the last of them
 
     def show(self, reader: socket.socket) -> None:
-        """Write what the agent sends until it ends."""
+        """Write all messages of the agent until the agent ends."""
         buffer = bytearray(MESSAGE + 1)
         view = memoryview(buffer)
         more = select.poll()
@@ -256,6 +257,7 @@ class FrontOutput:
             self._area.forget()
 
     def _take_bars(self, message: bytes) -> None:
+        """Show progress bars in place on a terminal, or answer the agent's question for the size of the terminal."""
         from ddplaunch.output.area import StatusArea
         from ddplaunch.output.bars import ANSWERED, unpack
 
@@ -277,6 +279,7 @@ class FrontOutput:
             self._write(stream, memoryview(area.draw(size_of(self._fds[stream]))))
 
     def _write(self, stream: bytes, data: memoryview) -> None:
+        """Write all of `data` to one of our streams; a stream that takes nothing any more is dropped, and named once."""
         if stream not in self._fds:
             return
         try:

@@ -38,6 +38,7 @@ class Generations:
     """At most one of them lives: its workers are the current ones."""
 
     def __init__(self, loop: Loop, context: AgentContext) -> None:
+        """Prepare for the first generation; `begin` starts one."""
         self._loop = loop
         self._context = context
         self.workers: Workers | None = None  # of the generation that there is; None between two
@@ -86,7 +87,7 @@ class Generations:
             self.starter.prepare(setup.plan, setup.env)
             setup.error_files.forget_all_but(generation.number)
             if (notified := setup.error_files.notified) >= 0:
-                self._loop.watch(notified, self._notified)
+                self._loop.watch(notified, self._on_notifications)
             self._has_joined = False
             self._ready = generation, setup
         if context.inputs.spec.debug_on_error or context.inputs.spec.debugpy_ranks:
@@ -111,7 +112,7 @@ class Generations:
     def _start_some(self) -> None:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
         if self._ready is not None and self._ready[1].folder.is_settled:  # the path of the logs is known
-            self._go_on(*self._ready)
+            self._make_workers(*self._ready)
         workers = self.workers
         if workers is None or not self._is_starting:
             return
@@ -127,7 +128,8 @@ class Generations:
         if not workers.waiting and self._context.is_last_generation:
             self.starter.fork_no_more()
 
-    def _go_on(self, generation: Generation, setup: WorkerSetup) -> None:
+    def _make_workers(self, generation: Generation, setup: WorkerSetup) -> None:
+        """Make the workers of a generation whose run folder is ready; they start one by one from the loop."""
         self._ready, self._number = None, generation.number
         if generation.agreed is not None:
             self.output = self._context.output(setup.plan)  # ranks may have changed
@@ -147,7 +149,8 @@ class Generations:
 
     # --- while it lives
 
-    def _notified(self) -> None:
+    def _on_notifications(self) -> None:
+        """Read what workers have announced through their pipe, and post an event for each kind of news."""
         found = self._context.error_files.notifications()
         if JOINED in found and not self._has_joined:
             self._has_joined = True
@@ -161,7 +164,7 @@ class Generations:
             self._loop.post(node.ErrorRecorded(self._loop.now()))
 
     def end_of(self, rank: int, *, tells_why: bool) -> list[node.Event]:
-        """Return what the end of a worker's process means, with all that it wrote before taken in; nothing while it lives.
+        """Return how a worker has ended, after reading all that the worker wrote before; None while the worker lives.
 
         `tells_why`: with the exceptions of others, unless they are being stopped: then each end brings its own error with it.
         """
@@ -245,7 +248,7 @@ class StartNotice:
     def __init__(self, loop: Loop, generations: Generations) -> None:
         self._loop = loop
         self._generations = generations
-        self._timer = loop.timer(None, self._show, may_rest=True)
+        self._timer = loop.timer(None, self._show_status, may_rest=True)
         self._began = 0.0
         self._first = ""
         self._importing = 0  # workers that have begun to import torch, and not finished
@@ -270,7 +273,8 @@ class StartNotice:
             self._given[0].show_status((), "", self._loop.now())
             self._given = None
 
-    def _show(self) -> None:
+    def _show_status(self) -> None:
+        """Show for how long the workers have been starting, until the first of them writes something."""
         if self._given is None:
             return
         output, ranks = self._given

@@ -194,6 +194,7 @@ class OutputQueue:
         self._watch()
 
     def _put_messages(self, stream: bytes, data: bytes) -> None:
+        """Put `data` into the buffer, cut into messages of at most MESSAGE bytes, between lines where possible."""
         self._last = stream
         view = memoryview(data)
         start = 0

@@ -32,7 +32,7 @@ class RunSocket:
     """Takes connections from the moment that the writer of files has made it."""
 
     def __init__(self, loop: Loop, context: AgentContext, run_id: Callable[[], str]) -> None:
-        """`run_id` gives the name of the run that all nodes know, "" before they have met."""
+        """`run_id` returns the name that all nodes know the run by; "" before the nodes have met."""
         self._loop = loop
         self._context = context
         self._run_id = run_id
@@ -43,17 +43,18 @@ class RunSocket:
         self._listens = False
 
     def open(self, link: Link) -> None:
-        """Have the socket made, if there is a process that writes files; of simulated nodes node 0 alone has one."""
+        """Have the writer of the run's files make the socket. Among simulated nodes, node 0 alone has a socket."""
         files, context = self._context.files, self._context
         self._link = link
         if files.listener is None or (link.coordinator is None and context.inputs.spec.simulate):
             return
-        files.listening = self._listening
+        files.listening = self._on_socket_made
         name = f"{context.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
         in_folder = context.folder is not None and context.inputs.spec.log_dir is None
         files.put(LISTEN, pack({"name": name, "in_folder": in_folder}))
 
-    def _listening(self, reply: Mapping[str, Any]) -> None:
+    def _on_socket_made(self, reply: Mapping[str, Any]) -> None:
+        """Begin to listen, or report why there is no socket: the reply of the process that writes files."""
         if self._link is None:
             return
         if why := reply.get("why"):
@@ -62,12 +63,13 @@ class RunSocket:
             return
         assert self._context.files.listener is not None
         self._listens = True
-        self._loop.watch(self._context.files.listener, lambda: expendable(self._accept, self.fail))
+        self._loop.watch(self._context.files.listener, lambda: expendable(self._on_connection, self.fail))
         if self._link.coordinator is not None and self._context.inputs.notifies_starter:
             registered = {"type": "registered", "folder": piece(reply["folder"]), "name": piece(reply["name"])}
             self._context.queue.put(CONTROL, msgspec.json.encode(registered))
 
-    def _accept(self) -> None:
+    def _on_connection(self) -> None:
+        """Hand the listening socket to `RunClients`, which is imported when the first client connects."""
         from socket import socket  # with accept()
 
         files = self._context.files
@@ -96,9 +98,10 @@ class RunSocket:
 
     def take(self, chunk: Chunk) -> None:
         """Take a piece of what a client has sent to node 0; with the first one begins a stream, whose numbers ascend."""
-        expendable(lambda: self._take(chunk), self.fail)
+        expendable(lambda: self._take_chunk(chunk), self.fail)
 
-    def _take(self, chunk: Chunk) -> None:
+    def _take_chunk(self, chunk: Chunk) -> None:
+        """Take a chunk of a client that is connected to node 0's agent; the first chunk makes a client of ours."""
         if self._link is None:
             return
         if self._streams is None:

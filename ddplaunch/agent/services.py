@@ -28,7 +28,7 @@ class Mps:
     """
 
     def __init__(self, loop: Loop, control: str, env: Mapping[str, str], folder: str) -> None:
-        """Have it started; `control` is the path of nvidia-cuda-mps-control, `env` the workers' environment.
+        """Have the MPS daemon started: `control` is the path of nvidia-cuda-mps-control, `env` the workers' environment.
 
         `folder` is made for it.
         """
@@ -60,6 +60,7 @@ class Mps:
             return f"{self._control} -d did not start: {error}"
 
     def _start(self) -> str:
+        """Start the MPS daemon; return why that failed, or "". Runs in a child, since the command may hang."""
         import subprocess
 
         for folder in (self._folder, *self.variables.values()):

@@ -55,7 +55,7 @@ class Shutdown:
                 self._reporter.print(text)
 
     def leave(self, state: State, exits: list[WorkerExit], end: JobEnd) -> None:
-        """Queue the job again if it is to be, when all others know of the end, for it ends us too; hand over all output."""
+        """End this agent: requeue the job if that is due, which may end this process, too; then hand over all output."""
         if (requeue := self._own_requeue(end)) is not None:
             asked = self._loop.ask(partial(requeue.decide, end.requeue), requeue.undecided(end.requeue))
             decision, at = self._signals.wait_for(asked), time.monotonic()
@@ -81,7 +81,7 @@ class Shutdown:
         self._reporter.leave_folder()
 
     def _hand_over(self, state: State) -> None:
-        """Wait until the front has taken all output; of a job that was asked to stop, only while it takes any."""
+        """Wait until the front has taken all output; after a stop, only as long as the front takes any."""
         sent, read_by = self._queue.sent, self._loop.timer(None, lambda: None)
         is_limited = False
         while self._queue.size:
@@ -98,7 +98,7 @@ class Shutdown:
         return self._requeue if end.requeue and not end.is_watched else None
 
     def _submit(self, requeue: Requeue, decision: Intent, state: State) -> str | None:
-        """Queue the job again, if that was decided, which ends us too; give the reason if that cannot be done."""
+        """Requeue the job if that was decided; return the reason if that failed. The requeue ends this process, too."""
         self._reporter.print(decision.text)
         if not decision.requeues:
             return None

@@ -77,7 +77,7 @@ class SignalDeduplicator:
         self._came: dict[int, tuple[float, set[SignalOrigin]]] = {}  # since when the latest comes, and from where
 
     def take(self, signum: int, at: float, source: SignalOrigin, *, plain: bool = False) -> node.SignalReceived:
-        """Return the event that this signal is; only one that the user sent to the front escalates, and no `plain` one."""
+        """Return the event for a signal. Only a signal that the user sent to the front escalates, and no `plain` one."""
         is_repeat = at - self._last.get(signum, -inf) < REPEAT_WINDOW
         if signum in self._stops and not is_repeat:
             self._last[signum] = at
@@ -137,9 +137,9 @@ class SignalSource:
         signal.signal(ASKS, lambda _signum, _frame: self._reply(LIVES))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._direct = ours
-        self._loop.watch(ours, self._signalled)
-        self._loop.watch(self._from_front, self._passed_on)
-        self._loop.watch(self._requests, self._requested)
+        self._loop.watch(ours, self._on_signals)
+        self._loop.watch(self._from_front, self._on_front_signals)
+        self._loop.watch(self._requests, self._on_requests)
 
     def wait(self, seconds: float) -> None:
         """Wait so long, whatever comes meanwhile."""
@@ -163,7 +163,8 @@ class SignalSource:
         self.stop_signals += event.escalates and signum in self._stops
         self._loop.post(replace(event, by_cluster=by_cluster))
 
-    def _signalled(self) -> None:
+    def _on_signals(self) -> None:
+        """Take the signals that came to this process. Called by the loop."""
         try:
             numbers = os.read(self._direct, 256)
         except BlockingIOError:
@@ -177,10 +178,11 @@ class SignalSource:
                 self.received(signum, SignalOrigin.PROCESS, by_cluster=self._signals_all)
         self._post_if_front_waits()
 
-    def _passed_on(self) -> None:
+    def _on_front_signals(self) -> None:
+        """Take the signals that the front has passed on, or the end of the front. Called by the loop."""
         numbers = self._read_front()
         # Slurm signals a process before its parent, so that this one has had already what the front has passed on until now
-        self._signalled()
+        self._on_signals()
         if numbers is None:
             return
         if not numbers:
@@ -206,7 +208,8 @@ class SignalSource:
             elif signum == signal.SIGCONT or signum in self._stops:
                 self._goes_on = True
 
-    def _requested(self) -> None:
+    def _on_requests(self) -> None:
+        """Take the requests of the front, each REQUEST bytes long. Called by the loop."""
         requests = os.read(self._requests, 256 * REQUEST)
         if not requests:
             self._loop.unwatch(self._requests)
@@ -220,7 +223,7 @@ class SignalSource:
                 self._loop.post(OneFewer())
             elif request == MAY_STOP:
                 if self._loop.watches(self._from_front):
-                    self._passed_on()  # its SIGTSTP is in the other pipe
+                    self._on_front_signals()  # its SIGTSTP is in the other pipe
                 self._front_waits = True
             elif request == IS_RUNNING:
                 self._reply(RUNS)

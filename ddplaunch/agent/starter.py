@@ -54,7 +54,7 @@ class CannotStart(Exception):
 
 
 def stacks_size() -> tuple[int, str]:
-    """Return how large the file may be that each worker writes its stacks to; 0 where it can have none, and then why."""
+    """Return the size of the file for the stacks of a worker, and ""; or 0, and why there can be no such file."""
     size, open_files = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE))
     if open_files != resource.RLIM_INFINITY and open_files <= STACKS_FD:
         return 0, f"no more than {open_files} files may be open (`ulimit -n`)"
@@ -135,7 +135,7 @@ class WorkerPipes:
         self._paused_until = 0.0
 
     def make(self, rank: int) -> Mapping[Stream, Pipe]:
-        """Return the pipes of a worker that is about to start; the caller passes them to `watch`, or closes them.
+        """Return the pipes of a worker that is about to start. The caller passes them to `watch`, or closes them.
 
         Raises:
             OSError: there are too many open files.
@@ -207,6 +207,7 @@ class Starter:
     """Starts workers. What forks them lives on, for the next generation, until `close`."""
 
     def __init__(self, loop: Loop, context: AgentContext) -> None:
+        """Prepare to start workers; warn if their stacks cannot be shown on this machine."""
         if context.inputs.why_cold:
             context.reporter.tell(context.inputs.why_cold)
         self._stacks_size, why = stacks_size()
@@ -218,7 +219,7 @@ class Starter:
         self._forker: Forker | None = None
 
     def prepare(self, plan: Plan, caller: Mapping[str, str]) -> None:
-        """Make ready for a generation: have what forks its workers made ready, if they are to be forked."""
+        """Prepare a generation: if its workers are to be forked, make the fork server ready."""
         self._handled = handled_signals()
         if self._forker is None and plan.preload is not None:
             from ddplaunch.forking.forker import Forker  # most jobs need none

@@ -127,7 +127,7 @@ class Workers:
         return bool(self.waiting) and (self._mps is None or not self._mps.is_starting)
 
     def start(self, most: int) -> list[tuple[int, int]]:
-        """Start the next worker, or the next few where they start together, so many at most; give rank and pid of each.
+        """Start the next workers, at most so many as may start together; return the rank and the pid of each.
 
         Raises:
             CannotStart: the machine has run out of something, or what serves the workers did not start.
@@ -168,7 +168,7 @@ class Workers:
     # --- ends
 
     def exit_of(self, rank: int, at: float) -> WorkerExit | None:
-        """Return how a worker ended, with all that it wrote before taken in; None while it lives.
+        """Return how a worker ended, after reading all that the worker wrote before; None while the worker lives.
 
         Raises:
             CannotStart: it ended before it became its program.
@@ -225,7 +225,7 @@ class Workers:
                 self.running[rank].signal(signum)
 
     def end(self, signum: int, ranks: Collection[int], at: float, *, by_cluster: bool = False) -> None:
-        """Send the groups of these workers, dead or alive, a signal that is meant to end them.
+        """Send the groups of these workers a signal that is meant to end them, also where the worker itself is dead.
 
         `by_cluster`: they have had it, but for those that have just started: who signals all processes lists them before.
         """

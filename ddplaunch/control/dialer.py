@@ -40,6 +40,7 @@ class Dialer:
         refused: Callable[[str, str], None],
         user_timeout: float,
     ) -> None:
+        """Prepare to dial from the address `source`; `set_targets` begins. `opened` gets the first peer that proves the key."""
         self._loop = loop
         self._key = key
         self._source = source
@@ -50,7 +51,7 @@ class Dialer:
         self._untried: list[Target] = []  # of this round, last first
         self._timeouts: dict[Target, float] = {}  # with those that were silent, seconds
         self._attempts: set[_Attempt] = set()
-        self._next = loop.timer(None, self._go_on)  # to try one more target, or to begin a new round
+        self._next = loop.timer(None, self._begin_attempt)  # to try one more target, or to begin a new round
         self._pause = SHORTEST_PAUSE
 
     @property
@@ -74,8 +75,8 @@ class Dialer:
         self._next.cancel()
         self._pause = SHORTEST_PAUSE
 
-    def _go_on(self) -> None:
-        """Begin the next attempt that can be begun; with none left in this round, a new one."""
+    def _begin_attempt(self) -> None:
+        """Begin the next attempt that may begin now; after the last target of a round, pause, then begin a new round."""
         failed: list[tuple[str, str]] = []
         if not self._untried:
             held = {attempt.target for attempt in self._attempts}
@@ -97,6 +98,7 @@ class Dialer:
             self._refused(endpoint, reason)
 
     def _connect(self, family: int, address: Sockaddr) -> socket.socket:
+        """Return a socket that is connecting; BlockingIOError is the usual way in which a non-blocking connect() begins."""
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             prepare(sock, self._user_timeout)
@@ -148,6 +150,7 @@ class _Attempt:
         won: Callable[[_Attempt, Peer], None],
         lost: Callable[[_Attempt, str], None],
     ) -> None:
+        """Follow one connect() to its end: `won` gets the authenticated peer, `lost` the reason why there is none."""
         self.target = target
         self.endpoint = endpoint_of(target[1])
         self.timeout = timeout  # seconds for the first bytes, once it is connected
@@ -155,19 +158,19 @@ class _Attempt:
         self._sock = sock
         self._loop = loop
         self._began = loop.now()
-        self._timer = loop.timer(self._began + CONNECT_TIMEOUT, self._time_out)
+        self._timer = loop.timer(self._began + CONNECT_TIMEOUT, self._on_timeout)
         self._key = key
         self._won = won
         self._lost = lost
         self._greeting: Greeting | None = None
-        loop.watch(sock, self._connected, WRITE)
+        loop.watch(sock, self._on_connected, WRITE)
 
     @property
     def is_accepted(self) -> bool:
         """Whether the other side has accepted the connection."""
         return self._greeting is not None
 
-    def _time_out(self) -> None:
+    def _on_timeout(self) -> None:
         """Give up; a peer that has sent something has the whole handshake timeout for the rest."""
         handshake_timeout = max(HANDSHAKE_TIMEOUT, 2 * self.timeout)
         if self._greeting is not None and self._greeting.received_any:
@@ -190,7 +193,8 @@ class _Attempt:
         self._loop.unwatch(self._sock)
         self._sock.close()
 
-    def _connected(self) -> None:
+    def _on_connected(self) -> None:
+        """Begin the handshake, or report why the connect() failed. Called by the loop once the socket can be written."""
         if error := error_of(self._sock):
             self.discard()
             self._lost(self, describe(error))
@@ -216,7 +220,7 @@ class _Attempt:
 
 
 def answers(key: Key, targets: Sequence[Target]) -> bool:
-    """Whether a coordinator of this job answers at one of these addresses: soon, or later where a connection is accepted."""
+    """Return whether a coordinator of this job answers at one of these addresses; wait longer where a connection is accepted."""
     found: list[Peer] = []
     loop = Loop()
     dialer = Dialer(loop, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=1.0)

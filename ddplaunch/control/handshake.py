@@ -169,6 +169,7 @@ class Client:
         return Reply(session=Session(self._proofs.session_key(_CLIENT), self._proofs.session_key(_SERVER)))
 
     def _answer(self, payload: bytes) -> Reply:
+        """Answer the server's challenge with the proof that this side knows the key."""
         try:
             _check_version(payload, self._protocol)
         except Refused as refused:

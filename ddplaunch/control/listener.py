@@ -41,6 +41,7 @@ class Listener:
         max_half_open: int = 256,
         listening: socket.socket | None = None,
     ) -> None:
+        """Listen at `address`, on the first free port of `ports`, or with the socket `listening`, which is open already."""
         self._loop = loop
         self._key = key
         self._opened = opened
@@ -95,6 +96,8 @@ class Listener:
         self._greet(sock, address)
 
     def _greet(self, sock: socket.socket, address: Sockaddr) -> None:
+        """Begin the handshake with a new connection; where too many are unauthenticated, drop one of the largest crowd."""
+
         def opened(peer: Peer) -> None:
             self._forget(greeting)
             self._opened(peer)

@@ -46,6 +46,7 @@ class Peer:
     """
 
     def __init__(self, loop: Loop, sock: socket.socket, address: str, session: Session, decoder: Decoder) -> None:
+        """Take over a socket whose handshake is done; the owner sets `received` and `closed` next."""
         self.address = address  # of the other side, numeric
         self.local_address = host_of(sock.getsockname())
         self.received: Callable[[bytes], None] = lambda payload: None  # until the owner sets it
@@ -57,7 +58,7 @@ class Peer:
         self._buffer = SendBuffer(sock.sendmsg)
         self._broken = ""  # why nothing can be sent any more
         self._open = True
-        loop.watch(sock, self._ready)
+        loop.watch(sock, self._on_ready)
 
     def __repr__(self) -> str:
         return f"<peer {self.address}, {'open' if self._open else 'closed'}>"
@@ -67,7 +68,7 @@ class Peer:
         self._decoder.trust()
 
     def send(self, payload: bytes) -> None:
-        """Send a payload of at most `handshake.LIMIT` bytes; drop it if the connection is broken or closed."""
+        """Send a payload of at most `handshake.LIMIT` bytes; drop the payload if the connection is broken or closed."""
         if self._broken or not self._open:
             return
         try:
@@ -80,7 +81,7 @@ class Peer:
         self._watch()
 
     def close(self) -> None:
-        """Send what is queued as far as the socket takes it at once, and close.
+        """Send as much of the queue as the socket takes at once, and close the connection.
 
         To be sure that the last frames arrive, wait until the other side closes.
         """
@@ -110,7 +111,8 @@ class Peer:
                 return
             self.received(payload)
 
-    def _ready(self) -> None:
+    def _on_ready(self) -> None:
+        """Send what waits, and deliver what has arrived. Called by the loop."""
         if self._broken == DOES_NOT_READ:
             self._end(DOES_NOT_READ)
             return
@@ -136,7 +138,7 @@ class Peer:
         self._watch()
 
     def _watch(self) -> None:
-        self._loop.watch(self._sock, self._ready, READ | WRITE if self._buffer.size else READ)
+        self._loop.watch(self._sock, self._on_ready, READ | WRITE if self._buffer.size else READ)
 
     def _break(self, reason: str) -> None:
         """Give up sending. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
@@ -174,6 +176,7 @@ class Greeting:
         opened: Callable[[Peer], None],
         failed: Callable[[str], None],
     ) -> None:
+        """Begin the handshake on a connected socket; `opened` gets the peer, `failed` the reason why there is none."""
         self.address = host_of(address)
         self.received_any = False  # whether the other side has sent anything
         self._sock = sock
@@ -182,7 +185,7 @@ class Greeting:
         self._decoder = Decoder()
         self._opened = opened
         self._failed = failed
-        loop.watch(sock, self._ready)
+        loop.watch(sock, self._on_ready)
         if handshake.opening:
             self._send(handshake.opening)
 
@@ -191,7 +194,8 @@ class Greeting:
         self._loop.unwatch(self._sock)
         self._sock.close()
 
-    def _ready(self) -> None:
+    def _on_ready(self) -> None:
+        """Take a step of the handshake; end the greeting with a session or a reason. Called by the loop."""
         try:
             session = self._receive()
         except BlockingIOError:
@@ -209,6 +213,7 @@ class Greeting:
                 self._open(session)
 
     def _receive(self) -> Session | None:
+        """Read and answer what the other side has sent; return the session once both sides have proven the key."""
         data = self._sock.recv(LIMIT_UNAUTHENTICATED)
         if not data:
             raise Refused(CLOSED)
@@ -281,7 +286,7 @@ def describe(error: OSError) -> str:
 
 
 def error_of(sock: socket.socket) -> OSError | None:
-    """The error of a connect() that could not finish at once; None: it is connected."""
+    """Return the error of a connect() that could not finish at once; None if the socket is connected."""
     number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     try:
         if not number and sock.getsockname() == sock.getpeername():

@@ -146,7 +146,7 @@ _without_answer: Callable[[bytes], _NodeReply] = decoder(_NodeReply)
 
 
 def for_client(payload: bytes) -> Reply:
-    """Return the reply; of a node whose answer alone is malformed, that it has none.
+    """Return the reply; in place of a malformed answer of a node, NoAnswer.
 
     Raises:
         Malformed: it is no reply.

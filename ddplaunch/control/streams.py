@@ -86,6 +86,7 @@ class _Stream:
     def __init__(
         self, loop: Loop, sock: socket.socket, number: int, send: Callable[[Chunk], None], over: Callable[[int], None]
     ) -> None:
+        """Carry the bytes of `sock` in chunks, and write the other side's chunks to `sock`; `over` is called at the end."""
         self._loop = loop
         self._sock = sock
         self._number = number
@@ -99,6 +100,7 @@ class _Stream:
         self._watch()
 
     def take(self, chunk: Chunk) -> None:
+        """Write a chunk of the other side to the socket; end the stream if the other side overruns the window."""
         self._room = min(WINDOW, self._room + chunk.taken)
         if self.give_up is not None and not chunk.taken:
             self.give_up.cancel()
@@ -125,7 +127,8 @@ class _Stream:
             self._send(Chunk(self._number, taken=taken))
         self._watch()
 
-    def _ready(self) -> None:
+    def _on_ready(self) -> None:
+        """Write what waits, and send a chunk of what was read, if the other side has room. Called by the loop."""
         try:
             self._buffer.flush()
             data = self._sock.recv(CHUNK) if self._room and not self._has_ended else None
@@ -146,7 +149,7 @@ class _Stream:
             return
         reads = READ if self._room and not self._has_ended else 0
         if events := reads | (WRITE if self._buffer.size else 0):
-            self._loop.watch(self._sock, self._ready, events)
+            self._loop.watch(self._sock, self._on_ready, events)
         else:
             self._loop.unwatch(self._sock)
 
@@ -157,6 +160,7 @@ class _Stream:
         self.finish()
 
     def finish(self, last: bytes = b"") -> None:
+        """Close the socket, with `last` as its last bytes if there is room."""
         if self._sock.fileno() >= 0:
             try:
                 if last:

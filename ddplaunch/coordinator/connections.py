@@ -97,6 +97,7 @@ class Connections:
         refused: Callable[[str, str], None],
         answered: Callable[[], None],
     ) -> None:
+        """Listen on one of the ports of `terms`; raise LaunchError if all are taken."""
         self._received_message = received
         self._lost = lost
         self._dropped = dropped
@@ -116,7 +117,7 @@ class Connections:
             terms.key,
             address=terms.listen,
             ports=terms.ports,
-            opened=self._opened,
+            opened=self._on_opened,
             refused=refused,
             user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is decided here
             max_half_open=self._most,
@@ -188,7 +189,8 @@ class Connections:
 
     # --- what comes in
 
-    def _opened(self, peer: Peer) -> None:
+    def _on_opened(self, peer: Peer) -> None:
+        """Take a peer that has proven the key, and ping it once. Called by the listener."""
         if len(self._connections) >= self._most:
             peer.close()
             self.report_refusal(peer.address, "too many connections")
@@ -196,14 +198,15 @@ class Connections:
         self._last_id += 1
         id = self._last_id
         self._connections[id] = connection = _Connection(peer)
-        peer.received = lambda payload: self._received(id, payload)
-        peer.closed = lambda reason: self._closed(id, reason)
+        peer.received = lambda payload: self._on_payload(id, payload)
+        peer.closed = lambda reason: self._on_closed(id, reason)
         connection.heartbeat.ping_sent()
         peer.send(messages.encode(messages.Ping(time.monotonic())))
         if not self._beat_at.is_set:
             self._beat_at.set(self._loop.now() + self._beat)
 
-    def _received(self, id: int, payload: bytes) -> None:
+    def _on_payload(self, id: int, payload: bytes) -> None:
+        """Pass on a message of a peer; expel a peer whose message is malformed. Called by the peer."""
         connection = self._connections[id]
         heartbeat = connection.heartbeat
         try:
@@ -220,7 +223,7 @@ class Connections:
             connection.is_known = True
 
     def _decoded(self, id: int, payload: bytes) -> messages.ToCoordinator | None:
-        """Return the message; where it only tells of workers and is malformed, what stands for it, or None.
+        """Return the message. In place of a malformed message that is only about workers: NoAnswer, or None.
 
         Raises:
             Malformed: it is another message.
@@ -235,7 +238,7 @@ class Connections:
             self._dropped(id, str(error))
             return message
 
-    def _closed(self, id: int, reason: str) -> None:
+    def _on_closed(self, id: int, reason: str) -> None:
         del self._connections[id]
         when = self._loop.clock.paused(self._heartbeat_timeout)
         self._lost(id, f"{reason} while the coordinator was {when}" if when else reason)

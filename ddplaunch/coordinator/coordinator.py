@@ -47,13 +47,14 @@ class Coordinator:
     """The job's state, and what its decisions come to."""
 
     def __init__(self, loop: Loop, policy: job.Policy, draft: Plan, reporter: JobReporter) -> None:
+        """Begin in the rendezvous. `draft` is the plan of this node, made as if all nodes were like this one."""
         self._loop = loop
         self._draft = draft
         self._reporter = reporter
         self._explaining: Asked[Whereabouts] | None = None  # where the workers were, the last time
         self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state, _ = job.begin(policy, loop.now())
-        self._deadline = loop.timer(None, self._deadline_reached)  # of the state
+        self._deadline = loop.timer(None, self._on_deadline)  # of the state
         self._take_order: Callable[[Order], None]  # of the coordinator's own agent
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
@@ -75,7 +76,7 @@ class Coordinator:
     # --- what comes in
 
     def feed(self, event: job.Event) -> None:
-        """Take an event, and carry out what follows from it."""
+        """Take an event of the job: decide on the next state, then carry out the actions that follow."""
         before = self.state
         if isinstance(event, job.NodeEscalated):
             self._report_now()
@@ -83,7 +84,7 @@ class Coordinator:
         self._deadline.set(self.state.deadline)
         self._reporter.on_event(event, before, self.state)
         for action in actions:
-            self._do(action)
+            self._carry_out(action)
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
             self._loop.timer(
                 self._loop.now(), lambda: self._reporter.prepare(self.state)
@@ -96,7 +97,7 @@ class Coordinator:
             self._streams.drop_departed(self.state.members)
 
     def take(self, id: int, report: Report) -> None:
-        """Take what an agent reports, unless it was refused or is not a member yet."""
+        """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""
         if id not in self.state.members:
             return
         now = self._loop.now()
@@ -113,10 +114,10 @@ class Coordinator:
             case _ if (event := job.event_of(report, id, now)) is not None:
                 self.feed(event)
             case _:
-                self._take_words(self.state.members[id], report)
+                self._take_about_workers(self.state.members[id], report)
 
-    def _take_words(self, member: Member, report: Report) -> None:
-        """Take what an agent says of its workers: an answer, or where they were when they had to end."""
+    def _take_about_workers(self, member: Member, report: Report) -> None:
+        """Take a report about the agent's workers: the answer to a question, or their stacks at the end."""
         from ddplaunch.control.questions import Answered, StacksAtEnd  # only a job that is looked into has them
         from ddplaunch.inspect.answers import received
 
@@ -150,7 +151,7 @@ class Coordinator:
         if self._streams is None:
             from ddplaunch.coordinator.questions import NodeStreams  # few jobs are debugged
 
-            self._streams = NodeStreams(self._loop, self._order, self._stream_ended)
+            self._streams = NodeStreams(self._loop, self._order, self._on_stream_end)
         return self._streams
 
     def take_chunk(self, id: int, chunk: Chunk) -> None:
@@ -162,7 +163,7 @@ class Coordinator:
         """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
         return self._streams is not None and id in self._streams
 
-    def _stream_ended(self, id: int) -> None:
+    def _on_stream_end(self, id: int) -> None:
         if id in self.state.debugging and not self.state.policy.debugs:
             self.feed(job.LimitsPaused(id, False))
 
@@ -191,12 +192,13 @@ class Coordinator:
         """Pass a signal on to the workers of all nodes."""
         self._order(list(self.state.members), Forward(signum))
 
-    def _deadline_reached(self) -> None:
+    def _on_deadline(self) -> None:
         self.feed(job.DeadlineReached(self._loop.now()))
 
     # --- what follows
 
-    def _do(self, action: job.Action) -> None:
+    def _carry_out(self, action: job.Action) -> None:
+        """Carry out one action of the decision (`supervise.job`)."""
         match action:
             case job.BeginGeneration(number, order, restarts):
                 self._begin(number, order, restarts)
@@ -216,7 +218,7 @@ class Coordinator:
             case job.Drop(id) if self._agents is not None:
                 self._agents.connections.drop(id)
             case job.ReportFailure(wait):
-                self._when_known(partial(self._reporter.failed, self.state, self._traces, wait))
+                self._report_when_known(partial(self._reporter.failed, self.state, self._traces, wait))
             case job.Print(text):
                 self._reporter.print(text)
             case job.NameIdle(seconds):
@@ -228,10 +230,10 @@ class Coordinator:
                 if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
                     self._end(status, text, requeue, ClusterEnding())
                 else:
-                    self._when_known(partial(self._end, status, "", requeue))
+                    self._report_when_known(partial(self._end, status, "", requeue))
 
     def _report_idle(self, seconds: float) -> None:
-        """Report that no worker moves, and which rank the others wait for in which collective, if there is a process group."""
+        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where."""
         if self.stragglers is None:
             self._reporter.idle(seconds, "")
             return
@@ -260,6 +262,7 @@ class Coordinator:
         guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
 
     def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
+        """Reserve MASTER_PORT and order all agents to begin a generation; feed the failure if no port can be had."""
         self._traces, self._samples = {}, {}
         if self.stragglers is not None:
             self.stragglers.end()
@@ -294,8 +297,8 @@ class Coordinator:
         self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
         return self._reservation.port
 
-    def _when_known(self, report: Callable[[ClusterEnding], None]) -> None:
-        """Report once two things are known: where the workers were, and why the cluster is ending the job, if it may be.
+    def _report_when_known(self, report: Callable[[ClusterEnding], None]) -> None:
+        """Call `report` once two answers are there: where the workers were, and, where that may be, why the cluster ends the job.
 
         Both are found out in children, while the loop goes on: what nodes say of thousands of workers takes long to compare.
         """
@@ -324,6 +327,7 @@ class Coordinator:
             self._asked.give_up()
 
     def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
+        """Report the end of the job, and send it to all agents; they have QUIT_TIMEOUT to take note."""
         if self._warnings is not None:
             self._warnings.flush()
         if self.stragglers is not None:

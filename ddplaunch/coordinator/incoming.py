@@ -40,6 +40,7 @@ class Incoming:
         coordinator: Coordinator,
         print_line: Callable[[str], None],
     ) -> None:
+        """Listen for the other nodes on one of the ports of `terms`. Raises LaunchError if all are taken."""
         self._loop = loop
         self._terms = terms
         self._coordinator = coordinator

@@ -44,7 +44,7 @@ def prepare(
     torch: str,
     listening: socket.socket | None = None,
 ) -> JoinRequest:
-    """Settle how this agent finds the others; may look a name up. The secret, if there is one, is in `env`.
+    """Decide how this agent finds the other nodes; may look up a name. The secret, if there is one, is in `env`.
 
     Imports what the agent needs for that, and only that: as a rule it is known whether the coordinator is here.
     """
@@ -111,6 +111,7 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
 
 
 def _hello(request: JoinRequest, reached: str) -> messages.Hello:
+    """Return the first message of this node's agent to a coordinator that was reached under the name `reached`."""
     task = request.allocation.task
     return messages.Hello(
         requested_rank=request.allocation.node_rank if task is None else task.rank,
@@ -124,7 +125,7 @@ def _hello(request: JoinRequest, reached: str) -> messages.Hello:
 
 
 def _is_here(address: str, *, quiet: bool) -> bool:
-    """Whether a name or address is this host's own; one that does not resolve may resolve later."""
+    """Whether a name or address belongs to this host; False for a name that does not resolve yet."""
     with own_imports():
         from ddplaunch.net.addresses import is_own  # where it is not known before
         from ddplaunch.net.resolver import look_up
@@ -174,7 +175,7 @@ def agreed_plan(
 
 
 def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> bool:
-    """Tell node 0, if it is on another host, that this node does not take part; return whether node 0 was reached.
+    """Tell a node 0 on another host that this node does not take part; return whether node 0 was reached.
 
     The others need not wait for this node then. Never fails itself.
     """

@@ -95,6 +95,7 @@ class Link(ABC):
                 self._take_question(order)
 
     def _take_question(self, order: Ask | Forget | Chunk) -> None:
+        """Post a question of the coordinator, the end of a question, or a chunk for a client of a worker."""
         from ddplaunch.control.questions import Ask, Forget  # only a job that is looked into needs it
 
         match order:

@@ -41,7 +41,7 @@ def coordinate_if_here(
     loop: Loop,
     reporter: Reporter,
 ) -> LocalLink | None:
-    """Return the link to the coordinator if that is here: then it listens for the other agents; `hello` is that of its own agent.
+    """Return the link to a coordinator in this process, if the coordinator belongs here; `hello` is from its own agent.
 
     Raises:
         LaunchError: no port is free to listen on, or another agent here is the coordinator already.
@@ -97,6 +97,7 @@ def _target(rendezvous: Rendezvous, port: int) -> Target:
 
 
 def _policy(request: JoinRequest) -> job.Policy:
+    """Return what the user and the cluster decided about the nodes of the job."""
     allocation = request.allocation
     task = allocation.task
     min_nodes, max_nodes = allocation.nnodes if task is None else (task.world_size, task.world_size)
@@ -130,6 +131,7 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
 
 
 def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:
+    """Return what the coordinator sets for the agents of all nodes; it will listen on one of `ports`."""
     return Terms(
         max_nodes=_policy(request).max_nodes,
         run_id=request.draft.run_id,

@@ -171,6 +171,7 @@ def _without_text(end: WorkerExit, short: int) -> WorkerExit:
 
 
 def _fitted_end(end: WorkerExit) -> WorkerExit:
+    """Return the end of a worker with its texts cut to what a message holds."""
     return replace(
         end,
         host="",  # the coordinator knows it from the connection
@@ -182,6 +183,7 @@ def _fitted_end(end: WorkerExit) -> WorkerExit:
 
 
 def _fitted_error(error: WorkerError) -> WorkerError:
+    """Return an exception with its texts cut to what a message holds."""
     return WorkerError(
         type=piece(error.type),
         message=text(error.message, _TEXT),
@@ -209,7 +211,7 @@ _O = TypeVar("_O", bound="SentOrder | Ask | Forget | Chunk")
 
 
 def on_arrival(order: _O, at: float) -> _O:
-    """Return an order of node 0 as it counts here: at this time, and with a text that looks like ours only as far as it may."""
+    """Return an order of node 0 with the time of its arrival, and its text indented where it might look like ours."""
     match order:
         case node.StopOrdered() | node.KillOrdered():
             return replace(order, at=at)
@@ -228,6 +230,7 @@ def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
 
 
 def _moved(end: WorkerExit, host: str, offset: float) -> WorkerExit:
+    """Return the end of a worker on `host`, with all times moved to the coordinator's clock."""
     error = end.error
     return replace(
         end,
@@ -255,7 +258,7 @@ def speaks_for_others(report: NodeEnd | StacksAtEnd, own: Sequence[int]) -> bool
 
 
 def why_refused(answer: Answer, own: Sequence[int], workers: int, world_size: int) -> str:
-    """Say, as a predicate, why an answer is not to be taken; "" if it is.
+    """Return why an answer is refused, as a predicate; "" if the answer is taken.
 
     `own` are the ranks of the agent, none if it takes no part in a generation: then it may say of at most `workers` workers that
     they wait to be started.

@@ -66,14 +66,14 @@ class RemoteLink(Link):
         self._resolve_at = loop.timer(None, self._resolve)
         self._problem, self._tells = NO_ANSWER, -1
         self._rdzv_timeout = rdzv_timeout
-        self._lost_at = loop.timer(loop.now() + rdzv_timeout, self._time_is_up)
-        self._notice_at = loop.timer(loop.now() + FIRST_NOTICE, self._say_where)
+        self._lost_at = loop.timer(loop.now() + rdzv_timeout, self._on_timeout)
+        self._notice_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
         self._dialer = Dialer(
             loop,
             key,
             source=source,
-            opened=self._opened,
-            refused=self._refused,
+            opened=self._on_opened,
+            refused=self._on_refused,
             user_timeout=2 * heartbeat_timeout,  # whether the coordinator is lost is decided here
         )
 
@@ -88,36 +88,38 @@ class RemoteLink(Link):
         self._resolve_at.cancel()
         if self._resolver is not None:
             self._resolver.close()
-        self._resolver = Resolver(self._loop, self._queries, self._resolved)
+        self._resolver = Resolver(self._loop, self._queries, self._on_resolved)
 
-    def _resolved(self, answers: Sequence[Answer]) -> None:
+    def _on_resolved(self, answers: Sequence[Answer]) -> None:
+        """Dial the addresses that were found; look up again the names that were not. Called by the resolver."""
         targets = []
         for answer in answers:
             for family, sockaddr in answer.targets:
                 self._names.setdefault(str(sockaddr[0]), answer.host)
                 targets.append((family, sockaddr))
             if answer.error:
-                self._failed(f"{answer.host}: {answer.error}", telling(answer.error))
+                self._note_problem(f"{answer.host}: {answer.error}", telling(answer.error))
                 self._resolve_at.set(self._loop.now() + RESOLVE_AGAIN)
         if targets:
             self._dialer.set_targets(targets)
 
-    def _refused(self, endpoint: str, reason: str) -> None:
-        self._failed(f"{endpoint}: {reason}", telling(reason))
+    def _on_refused(self, endpoint: str, reason: str) -> None:
+        self._note_problem(f"{endpoint}: {reason}", telling(reason))
 
-    def _failed(self, problem: str, tells: int) -> None:
+    def _note_problem(self, problem: str, tells: int) -> None:
         # of all attempts; the latest of those that tell as much, but the first of refused connections
         if tells > self._tells or tells == self._tells > 0:
             self._problem, self._tells = problem, tells
 
-    def _opened(self, peer: Peer) -> None:
+    def _on_opened(self, peer: Peer) -> None:
+        """Take the connection to the coordinator, and send the first message. Called by the dialer."""
         self._dialer.stop()
         self._resolve_at.cancel()
         if self._resolver is not None:
             self._resolver.close()
         self._peer = peer
         self._notice_at.cancel()
-        peer.received, peer.closed = self._received, self._closed
+        peer.received, peer.closed = self._on_message, self._on_closed
         self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
         hello = self._hello(self._names.get(peer.address, peer.address))
         self._sequence = OrderSequence(hello)
@@ -126,7 +128,7 @@ class RemoteLink(Link):
     # --- reports and orders
 
     def send(self, report: Report) -> None:
-        """Report to the coordinator; without one, a stop ends this node."""
+        """Report to the coordinator. If none was reached yet, a report that this node stops ends this node."""
         if self._peer is not None and self._sequence is not None:
             if isinstance(report, NodeEnd):
                 self._sequence.ended()
@@ -145,14 +147,15 @@ class RemoteLink(Link):
         """The address that this node connects from."""
         return self._peer.local_address if self._peer is not None else None
 
-    def _received(self, payload: bytes) -> None:
+    def _on_message(self, payload: bytes) -> None:
+        """Take an order, or answer a ping; a malformed message loses the coordinator. Called by the peer."""
         self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
         try:
             message = messages.for_agent(payload)
             if self._sequence is not None:
                 self._sequence.check(message)
         except Malformed as error:
-            self._lose(f"the coordinator sent a malformed message ({error})")
+            self._end_without_coordinator(f"the coordinator sent a malformed message ({error})")
             return
         if isinstance(message, messages.Ping):
             if self._peer is not None:
@@ -160,12 +163,12 @@ class RemoteLink(Link):
         else:
             self.take(messages.on_arrival(message, self._loop.now()))
 
-    def _closed(self, reason: str) -> None:
+    def _on_closed(self, reason: str) -> None:
         # who was paused is lost to the others, and not they to it
         if when := self._loop.clock.paused(self._heartbeat_timeout):
             self._end_as_lost(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
         else:
-            self._lose(reason)
+            self._end_without_coordinator(reason)
 
     # --- losing it
 
@@ -185,13 +188,14 @@ class RemoteLink(Link):
             timer.cancel()
         self._dialer.stop()
 
-    def _say_where(self) -> None:
+    def _report_search(self) -> None:
         self._notice_at.set(self._loop.now() + NEXT_NOTICE)
         self._loop.post(LookingForCoordinator(f"looking for node 0 at {self._places} ({self._problem})"))
 
-    def _time_is_up(self) -> None:
+    def _on_timeout(self) -> None:
+        """End this node: the coordinator was silent for too long, or was not reached in time. Called by the loop."""
         if self._peer is not None:
-            self._lose(f"silent for {self._heartbeat_timeout:g} s")
+            self._end_without_coordinator(f"silent for {self._heartbeat_timeout:g} s")
             return
         text = (
             f"error: node 0 was not reached within {self._rdzv_timeout:g} s at {self._places} ({self._problem})\n\n"
@@ -205,7 +209,7 @@ class RemoteLink(Link):
         ports = sorted({port for _, port in self._queries})
         return f"{', '.join(hosts)}, " + (f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}")
 
-    def _lose(self, reason: str) -> None:
+    def _end_without_coordinator(self, reason: str) -> None:
         self._end_as_lost(f"the coordinator (node 0) was lost: {reason}")
 
     def _end_as_lost(self, error: str) -> None:

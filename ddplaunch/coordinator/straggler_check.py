@@ -42,7 +42,7 @@ class StragglerCheck:
         report: Callable[[str, Mapping[str, Any], float | None], None],
         warn: Callable[[str], None],
     ) -> None:
-        """`every`: seconds; `members` gives those to ask, None while they are not to be asked.
+        """Check every so many seconds; `members` returns the nodes to ask, None while no node is to be asked.
 
         `offset` gives what is to be added to a node's times, in seconds, and how wrong that may be.
         """
@@ -56,10 +56,12 @@ class StragglerCheck:
         self._history = History()
         self._hosts: dict[int, str] = {}  # by rank, where there are several
         self._walls: dict[int, int] = {}  # by node
-        self._reads = False
-        self._said: tuple[int, float, float] | None = None  # the rank, when it was named, and how long that is enough
+        self._is_reading = False
+        self._last_report: tuple[int, float, float] | None = (
+            None  # the rank, when it was named, and how long that is enough
+        )
         self.last_pace: float | None = None  # also of a job that has made its last step
-        self._next = loop.timer(None, self._read_again, may_rest=True)
+        self._next = loop.timer(None, self._on_time, may_rest=True)
 
     def begin(self) -> None:
         """Begin: a worker of this generation has a process group."""
@@ -70,11 +72,11 @@ class StragglerCheck:
         """Read no more; what was found is kept."""
         self._next.cancel()
 
-    def _read_again(self) -> None:
+    def _on_time(self) -> None:
         self._next.set(self._loop.now() + self._every)
         members = self._members()
-        if members is not None and not self._reads:
-            self._reads = True
+        if members is not None and not self._is_reading:
+            self._is_reading = True
             self._guard(lambda: self._read(members))
 
     def _guard(self, call: Callable[[], None]) -> None:
@@ -86,19 +88,20 @@ class StragglerCheck:
         self._warn(f"warning: stragglers are no longer looked for: {why}")
 
     def _read(self, members: Mapping[int, Member]) -> None:
+        """Ask all nodes when their ranks came to the collectives, and compare the answers in a child."""
         from ddplaunch.control.questions import AskArrivals
         from ddplaunch.coordinator.questions import Asker
 
         reading, history, several = _Reading(self._clock), self._history, len(members) > 1
 
         def compared(steps: list[Steps]) -> None:
-            self._reads = False
+            self._is_reading = False
             if history is self._history and self._next.is_set:
                 history.add(steps, time.monotonic())
                 self.last_pace = self.pace or self.last_pace
                 if several or self._hosts:  # nodes that end before the others are still those of their ranks
                     self._hosts = {**self._hosts, **reading.hosts}
-                self._say()
+                self._report_straggler()
 
         def done() -> None:
             if reading.is_empty:
@@ -128,14 +131,15 @@ class StragglerCheck:
         offset, error = self._offset(member.id)
         return Clock(ahead=wall - round(offset * 1e9), error=round(error * 1e9))
 
-    def _say(self) -> None:
+    def _report_straggler(self) -> None:
+        """Report the straggler, unless the same rank was reported not long ago."""
         straggler, now = self.straggler, time.monotonic()
         if straggler is None:
             return
-        rank, at, enough = self._said or (-1, 0.0, 0.0)
+        rank, at, enough = self._last_report or (-1, 0.0, 0.0)
         if now - at < (enough if rank == straggler.rank else min(enough, _AGAIN)):
             return
-        self._said = (straggler.rank, now, 2 * enough if rank == straggler.rank else _AGAIN)
+        self._last_report = (straggler.rank, now, 2 * enough if rank == straggler.rank else _AGAIN)
         self._report(str(straggler), facts(straggler), self.pace)
 
     @property

@@ -39,7 +39,7 @@ class Forker:
         self._note = note
         self._warm = warm  # until it is not to be used any more
         self._output = output
-        self._nothing_left = nothing_left
+        self._post_guard_over = nothing_left
         self._is_asked = True
         self._server: ForkServer | Guard | None = None
         self._guard: Guard | None = None  # the parent of workers, even where it forks no more
@@ -80,7 +80,7 @@ class Forker:
                 within = SLOW if self._warm.is_new else warm.ANSWER_WITHIN
         except (StartError, ServerLost) as error:
             return self._lose(str(error))
-        self._loop.watch(self._server, partial(self._readable, self._server))
+        self._loop.watch(self._server, partial(self._on_readable, self._server))
         self._is_late.set(self._loop.now() + within)
         return None
 
@@ -129,7 +129,8 @@ class Forker:
         self._why_lost = ""
         return ()
 
-    def _readable(self, server: ForkServer | Guard) -> None:
+    def _on_readable(self, server: ForkServer | Guard) -> None:
+        """Read what the fork server or the guard has sent; deal with its loss. Called by the loop."""
         try:
             server.read()
         except ServerLost as error:
@@ -137,7 +138,7 @@ class Forker:
                 self._loop.unwatch(server)
                 self._guard.is_over = True
                 self._give_up(str(error))
-                self._nothing_left()
+                self._post_guard_over()
             else:
                 self._lose(str(error))
             return

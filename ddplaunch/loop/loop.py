@@ -108,6 +108,7 @@ class Asked(Generic[T]):
             self._close(b"")
 
     def _close(self, received: bytes) -> None:
+        """Take the answer, kill and reap the child, and call `answered`."""
         from ddplaunch.process.ask import AskedEnded, unpack
 
         pid, self.pid = self.pid, 0
@@ -125,6 +126,7 @@ class Loop:
     """What a process waits for."""
 
     def __init__(self, clock: Clock = PROCESS_CLOCK, selector: selectors.BaseSelector | None = None) -> None:
+        """Make a loop without events; a fake clock and selector drive it in tests."""
         self.handle: Callable[[Any], object] = _drop  # takes each event; set by the owner
         self.clock = clock
         self.now = clock.now
@@ -186,7 +188,7 @@ class Loop:
     # --- waiting
 
     def run_once(self) -> None:
-        """Sleep until something is due, and serve all that is, with the events that come of it.
+        """Sleep until something is due, then serve everything that is due, with the events that follow.
 
         Descriptors are served in the order in which they became ready, so the first of two workers that die comes first. One
         that an earlier call of this round has closed is not served. Then come the timers, by their times.

@@ -120,7 +120,7 @@ class Decoder:
         return bytes(self._buffer[:20])
 
     def take(self) -> bytes | None:
-        """Return the next frame with its tail, None if it is not all there.
+        """Return the next frame with its tail; None while the frame is incomplete.
 
         Raises:
             FrameError: the next frame is longer than it may be.

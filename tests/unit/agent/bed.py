@@ -213,6 +213,6 @@ def _close(fd: int) -> None:
 
 def listen_to_the_front_alone(source: Any, _signals: object) -> None:
     source._direct = source._replies  # which never has anything to read
-    source._signalled = lambda: None
-    source._loop.watch(source._from_front, source._passed_on)
-    source._loop.watch(source._requests, source._requested)
+    source._on_signals = lambda: None
+    source._loop.watch(source._from_front, source._on_front_signals)
+    source._loop.watch(source._requests, source._on_requests)

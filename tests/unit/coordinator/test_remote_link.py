@@ -35,7 +35,7 @@ def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said
     link = RemoteLink(loop, key=Key(b"key"), hello=hello, source=None, heartbeat_timeout=30.0, rdzv_timeout=10.0)
     link._queries = (("a", 29501),)
     for port, reason in enumerate(reasons):
-        link._refused(f"a:{port}", reason)
+        link._on_refused(f"a:{port}", reason)
     loop.pass_time(10.0)
     link.close()
     *looking, end = loop.events
