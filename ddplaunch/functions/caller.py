@@ -41,6 +41,7 @@ class Caller:
     """The job of one call: its command, its workers and its output."""
 
     def __init__(self, function: Function, collected: list[Given], spec: JobSpec, *, result_limit: int) -> None:
+        """Listen for workers and start the command; `run` serves the job."""
         self._function = function
         self._spec = spec
         self._result_limit = result_limit
@@ -66,7 +67,7 @@ class Caller:
         self._listener = WorkerListener()
         self._resources.callback(self._listener.close)
         try:
-            self._loop.watch(self._listener.socket, self._accept)
+            self._loop.watch(self._listener.socket, self._on_connection)
             self._start(collected)
         except BaseException:
             self._resources.close()
@@ -90,6 +91,7 @@ class Caller:
     # --- the command
 
     def _start(self, collected: list[Given]) -> None:
+        """Start the ddplaunch command in a session of its own, with its order on a socket."""
         if not sys.executable:
             raise exceptions.JobError(
                 "this program has no Python interpreter to start workers with (sys.executable is empty)"
@@ -100,7 +102,7 @@ class Caller:
             raise exceptions.JobError(f"{error.message}; {error.hint}") from None
         ours, theirs = socket.socketpair()
         self._resources.enter_context(ours)
-        self._loop.watch(ours, self._read_control)
+        self._loop.watch(ours, self._on_control)
         self._ours = ours
         with theirs:
             self._process = subprocess.Popen(
@@ -121,7 +123,7 @@ class Caller:
             self._show(pipe, name)
         self._pidfd = os.pidfd_open(self._process.pid)
         self._resources.callback(os.close, self._pidfd)
-        self._loop.watch(self._pidfd, self._command_ended)
+        self._loop.watch(self._pidfd, self._on_command_end)
 
     def _import_path(self) -> str:
         """Return the folders from which this program imports, for a fork server; "" without a fork server."""
@@ -135,6 +137,7 @@ class Caller:
         self._open += 1
 
         def readable() -> None:
+            """Copy what the command prints to the caller's own stream of that name."""
             data = os.read(descriptor, _CHUNK)
             if not data:
                 self._loop.unwatch(descriptor)
@@ -150,7 +153,8 @@ class Caller:
 
         self._loop.watch(descriptor, readable)
 
-    def _read_control(self) -> None:
+    def _on_control(self) -> None:
+        """Read what the command reports about the job: one JSON object a line. Called by the loop."""
         try:
             data = self._ours.recv(_CHUNK)
         except OSError:
@@ -162,7 +166,7 @@ class Caller:
         for line in lines:
             self._outcome.update(json.loads(line))
 
-    def _command_ended(self) -> None:
+    def _on_command_end(self) -> None:
         self._loop.unwatch(self._pidfd)
         self._process.wait()
         self._lost.set(self._loop.now() + self._spec.grace_period + _LOST_TIMEOUT)
@@ -198,7 +202,8 @@ class Caller:
 
     # --- workers
 
-    def _accept(self) -> None:
+    def _on_connection(self) -> None:
+        """Take the connection of a worker. Called by the loop."""
         try:
             connection = self._listener.accept()
         except OSError as error:
@@ -234,6 +239,7 @@ class Caller:
     # --- the end
 
     def _results(self) -> list[Any]:
+        """Return what each rank returned, in order; raise the failure of the job or of a result."""
         outcome = self._outcome
         status = self._process.returncode if outcome.status is None else outcome.status
         if status != 0:

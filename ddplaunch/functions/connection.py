@@ -152,6 +152,7 @@ class WorkerConnection:
         return True
 
     def _take_hello(self) -> bool:
+        """Check that the worker knows the secret, and send it its call; return whether the connection goes on."""
         from hmac import compare_digest
 
         _, rank, world_size, proof = HELLO.unpack(self._buffer)
@@ -176,6 +177,7 @@ class WorkerConnection:
     # --- to the worker
 
     def _send(self, proof: bytes, payload: pickling.Payload, more: dict[str, Any]) -> None:
+        """Queue the proof and the call of a worker, with the descriptors that the call holds."""
         self._descriptors = payload.descriptors
         prepared = pickle.dumps({"preparation": payload.preparation, **more})
         head = CALL.pack(len(prepared), len(payload.pickle), len(payload.descriptors))
@@ -190,6 +192,7 @@ class WorkerConnection:
         self._write()
 
     def _write(self) -> None:
+        """Send as much of the queue as the socket takes; stop watching for room at its end."""
         while self._queue:
             data, descriptors = self._queue[0]
             beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]

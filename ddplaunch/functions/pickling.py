@@ -86,6 +86,7 @@ class Function:
         return _MAIN in payload.pickle and (not self._main or is_interactive())
 
     def _pickled(self, *, by_value: bool) -> Payload:
+        """Return the function and its arguments as bytes; with `by_value`, functions travel as code, not as names."""
         try:
             data, descriptors = dumps(self._whole, by_value=by_value)
         except Exception as error:
@@ -180,6 +181,7 @@ def _spawning(collector: _Collector) -> Iterator[None]:
 
 
 def _pickler(buffer: io.BytesIO, *, by_value: bool) -> pickle.Pickler:
+    """Return a pickler for multiprocessing's types; with `by_value`, functions travel as code, not as names."""
     from multiprocessing.reduction import ForkingPickler
 
     base: Any = ForkingPickler

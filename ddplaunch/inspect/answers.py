@@ -91,7 +91,7 @@ def status(
 
 
 def _state(worker: RunningWorker | None, kernel: str, debugged: bool) -> tuple[str, str]:
-    """Return the state of a worker in a word, and how it ended; `kernel` is the letter of proc(5)."""
+    """Return the state of a worker in a word, and how the worker ended; `kernel` is the state letter of proc(5)."""
     if worker is None:
         return "waiting", ""
     if (end := worker.look()) is not None:
@@ -164,6 +164,7 @@ def stacks_at_end(generation: int, samples: Sequence[Sample]) -> StacksAtEnd | N
 def _process(
     sample: Sample, stacks: _Table[tuple[Frame, ...]], members: _Table[tuple[int, ...]], with_threads: bool
 ) -> SentProcess:
+    """Return a process as the answer holds it; stacks and members that several processes share are sent once."""
     threads = [thread for thread in sample.threads if with_threads or thread.is_main]
     return SentProcess(
         rank=number(sample.rank),
@@ -182,6 +183,7 @@ def _process(
 
 
 def _group(group: Group, members: _Table[tuple[int, ...]]) -> SentGroup:
+    """Return a process group as the answer holds it, with its latest calls."""
     calls = tuple(
         SentCall(
             number=size(call.number),

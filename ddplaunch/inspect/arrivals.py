@@ -57,6 +57,7 @@ def _group(fields: Mapping[str, Any]) -> str:
 def _of_group(
     group: str, calls: Sequence[tuple[int, int, str, str]], members: Mapping[str, str], every: int
 ) -> Arrivals:
+    """Return when a rank came to the collectives of a group, for every `every`-th step, and how long a step is."""
     kinds = [(name, sizes) for _, _, name, sizes in calls]
     length, period = step([(at, kind) for (_, at, *_), kind in zip(calls, kinds, strict=True)])
     # where there is one operation and its sizes change, a step may be one call or all of them

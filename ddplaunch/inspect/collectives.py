@@ -82,6 +82,7 @@ def _calls(group: Group) -> list[Call]:
 
 
 def _wait(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> Wait | None:
+    """Return who waits in the first call of a group that is not done, and who has not come to it; None if nobody waits."""
     pending = {
         rank: next((call.number for call in _calls(group) if not call.done), None) for rank, group in of_rank.items()
     }
@@ -183,7 +184,7 @@ def _instead(
     ranks: dict[int, Sample],
     cwd: str,
 ) -> str:
-    """Say what a rank has done last in the group, and where it is."""
+    """Return what a missing rank did last in the group, and where the rank is: "it has ended"."""
     if ranks[rank].ended:
         return "it has ended"
     calls = _calls(of_rank[rank]) if rank in of_rank else []
@@ -236,7 +237,7 @@ def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
 
 
 def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
-    """Say where those that still lived were when they had to end, and who waited for whom; each rank's location once."""
+    """Return where the last living ranks were when they had to end, and who waited for whom; each rank's location once."""
     alive = [sample for sample in samples if not (sample.ended or sample.child)]
     ranks = {sample.rank: sample for sample in alive}
     groups = _groups(ranks)

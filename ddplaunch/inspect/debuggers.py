@@ -98,9 +98,10 @@ class Debuggers:
         if rank is None or uid != os.getuid():
             sock.close()
             return
-        self._loop.watch(sock, partial(self._readable, sock, rank))
+        self._loop.watch(sock, partial(self._on_packet, sock, rank))
 
-    def _readable(self, sock: socket.socket, rank: int) -> None:
+    def _on_packet(self, sock: socket.socket, rank: int) -> None:
+        """Take what a worker's debugger says: it wants the terminal, or a client, or listens at a port. Called by the loop."""
         try:
             packet = sock.recv(_LONGEST)
         except BlockingIOError:
@@ -132,7 +133,7 @@ class Debuggers:
         left = {fd for fd, _ in self._hang_ups.poll(0)}
         for rank, (sock, visitor) in list(self._attached.items()):
             if visitor.fileno() in left:
-                self._readable(sock, rank)  # perhaps it was the worker who left
+                self._on_packet(sock, rank)  # perhaps it was the worker who left
                 if (
                     (worker := self._running.get(rank)) is not None
                     and rank in self._attached
@@ -148,6 +149,7 @@ class Debuggers:
             self._reporter.write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
 
     def _drop(self, sock: socket.socket, rank: int) -> None:
+        """Close the connection of a worker's debugger, and post that it holds the worker no more."""
         if sock.fileno() < 0:
             return
         self._loop.unwatch(sock)
@@ -186,7 +188,7 @@ class Debuggers:
         self._running[rank].signal(ATTACH_SIGNAL)
 
     def _why_no_debugger(self, rank: int) -> str:
-        """Say, as a predicate, why no debugger can get into a worker; "" if one can."""
+        """Return why no debugger can get into a worker, as a predicate; "" if a debugger can."""
         worker = self._running.get(rank)
         if worker is None:
             return "has not been started yet"

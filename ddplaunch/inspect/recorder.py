@@ -172,6 +172,7 @@ def _kept(calls: list[Call]) -> tuple[Call, ...]:
 
 
 def _call(fields: Mapping[str, Any]) -> Call | None:
+    """Return one entry of torch's flight recorder; None if it is no collective that we know."""
     is_p2p = fields.get("is_p2p") is True
     number = number_of(fields.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
     name = fields.get("profiling_name")

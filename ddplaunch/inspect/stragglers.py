@@ -90,6 +90,7 @@ def compare(found: Mapping[int, Sequence[Arrivals]], clocks: Mapping[int, Clock]
 
 
 def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Mapping[int, Clock]) -> Steps:
+    """Return the steps of a group, with the rank that came last in each and by how many seconds."""
     common = sorted(set.intersection(*(set(each.numbers) for each in ranks.values())))
     length = Counter(each.length for each in ranks.values()).most_common(1)[0][0]
     newest_at = max((each.newest_at - clocks[rank].ahead) / 1e9 for rank, each in ranks.items())
@@ -154,6 +155,7 @@ class History:
         return max(found, key=lambda one: one.share, default=None)
 
     def _of_group(self, group: tuple[str, str]) -> Straggler | None:
+        """Return the rank that came last in most steps of a group, if it costs enough time; else None."""
         late = [each for _, each in self._late[group]]
         period = self._known[group].period
         if len(late) < LEAST_STEPS or period <= 0:

@@ -167,6 +167,8 @@ def _is_locked(file: int) -> bool:
 def _of_process(
     target: Target, process: Process, until: float, host: str, found: list[Sample], *, is_child: bool
 ) -> Iterator[bool]:
+    """Signal a process for its stacks and add them to `found`; yield while it has not answered, until `until`."""
+
     def sample(text: str = "", state: str = "") -> None:
         name = process.name if is_child else ""
         threads = parse_dump(text)
@@ -224,7 +226,7 @@ def _native(target: Target, until: float, found: dict[int, str]) -> Iterator[boo
 
 
 def _why_not(pid: int, status: Status, file: int | None) -> str | None:
-    """Say why a process cannot be asked, None if it can."""
+    """Return why a process cannot be asked for its stacks, None if it can be asked."""
     if status.is_stopped:
         return "suspended" if status.state == "T" else "held by a debugger"
     if file is None or not status.catches(STACKS_SIGNAL):

@@ -59,6 +59,7 @@ class _Read(Struct, frozen=True, kw_only=True):
 
 
 def _read(bar: Bar) -> _Read:
+    """Return how far a bar is: a value from 0 to 1, and by how much two bars of this kind may differ and count as the same."""
     if bar.row == OPEN:
         letters = "".join(filter(str.isalpha, bar.text))
         return _Read(bar=bar, kind=(OPEN, letters, 0), outer=(), value=0.0, same=0.0)
@@ -103,6 +104,7 @@ def kinds(bars: Iterable[Bar]) -> list[list[Bar]]:
 
 
 def _merged(group: list[_Read]) -> list[Bar]:
+    """Return the bars of one kind, those of ranks that are equally far as one bar, the slowest first."""
     says = [which for which in range(len(group[0].outer)) if not _names_rank(group, which)]
 
     def place(one: _Read) -> tuple[tuple[int, ...], float, tuple[int, ...]]:
@@ -176,6 +178,7 @@ def unpack(message: bytes) -> tuple[Bar, ...]:
 
 
 def _ranks(text: str, most: int) -> tuple[int, ...]:
+    """Read ranks and ranges, "0-3,7"; raise ValueError for more than `most`."""
     ranks: list[int] = []
     for part in text.split(","):
         low, dash, high = part.partition("-")
@@ -283,6 +286,7 @@ class FinishedBars:
         self._drawing[stream].add(rank)
 
     def _join(self, rank: int, stream: Stream, line: bytes, key: str, at: float) -> _Line:
+        """Add a rank to a waiting line with this key, or let the line wait for other ranks."""
         own = [at for at, line in enumerate(self._waiting) if line.stream is stream and rank in line.ranks]
         for waiting in self._waiting[
             own[-1] + 1 if own else 0 :
@@ -305,6 +309,7 @@ class FinishedBars:
         return self._released(at)
 
     def _released(self, at: float) -> list[Block]:
+        """Return the lines that have waited long enough, or that all ranks have joined."""
         blocks: list[Block] = []
         # a line may stand behind another that waits: then it waits for as long
         for line in self._waiting:

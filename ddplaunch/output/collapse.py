@@ -82,6 +82,7 @@ class Collapse:
             writers.behind -= 1
 
     def _join(self, rank: int, stream: Stream, line: bytes, after: int, at: float) -> int:
+        """Add a rank to the same line of other ranks, behind the entry `after`; return the number of the entry."""
         numbers = self._numbers.setdefault((stream, line), [])
         place = bisect_right(numbers, max(after, self._oldest - 1))
         if place < len(numbers):

@@ -222,6 +222,7 @@ class Display:
             self.bars_moved = self.bar_ended = True
 
     def _reader(self, rank: int, stream: Stream) -> _Reader | None:
+        """Return the reader that makes lines of a worker's stream; None if the stream is not shown."""
         worker = self._shown.get(rank)
         if worker is None or stream not in worker.streams:
             return None
@@ -242,6 +243,7 @@ class Display:
     def _show(
         self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader, *, has_ended: bool = False
     ) -> Chunks:
+        """Return what to show of a block: bars, tracebacks and equal lines of several ranks are put together."""
         if not has_ended:
             self._note_drawn(rank, stream, reader)
             if stream in self._live:
@@ -289,6 +291,7 @@ class Display:
             self._due = None
 
     def _put(self, rank: int, stream: Stream, block: bytes, at: float) -> Chunks:
+        """Return a block with the prefix of its rank, or keep its lines for other ranks to join."""
         if not block:
             return []
         if self._collapse is not None:

@@ -128,6 +128,7 @@ class Lines:
         return text
 
     def _draw(self, data: bytes, at: float) -> bytes:
+        """Feed rows that redraw themselves to the screen; return the lines that are complete, and set when to look again."""
         # where it is seen, the end of a bar may wait until it is clear that it is no outer one, below which the next is drawn
         guess = HIDDEN_DEPTH if HIDE_CURSOR in data else LIVE_DEPTH if self._live else 0
         screen = self._screen or RedrawnRows(depth=guess)

@@ -46,6 +46,7 @@ class RedrawnRows:
     )  # fmt: skip
 
     def __init__(self, depth: int = 0) -> None:
+        """`depth` is how many rows above the last row are expected to be redrawn; 0: not known."""
         self._rows = [bytearray()]
         self._row = 0  # the cursor's
         self._at_start = False  # the next text replaces the cursor's row
@@ -140,6 +141,7 @@ class RedrawnRows:
         self._at_start = self.drawing = False
 
     def _move(self, sequence: bytes) -> None:
+        """Follow an escape sequence that moves the cursor up, or clears a row."""
         kind, argument = sequence[-1:], sequence[2:-1]
         self.drawing = True
         if kind in b"AF":

@@ -209,6 +209,7 @@ class Output:
         return self._plain.get((rank, stream)) or self._plain.setdefault((rank, stream), PlainText())
 
     def _write(self, rank: int, stream: Stream, data: bytes) -> None:
+        """Write the bytes of a worker to its log and filters, and keep the end of its stderr."""
         if not data:
             return
         log = self._logs.get((rank, stream))
@@ -309,6 +310,7 @@ class Output:
         self._hidden = hidden
 
     def _show(self, chunks: Iterable[tuple[Stream, bytes]], at: float) -> None:
+        """Send what is shown to the front, unless it is muted or a debugger has the terminal."""
         if self._hidden:
             return
         if self._display.bars_moved and self._put_bars is not None:

@@ -221,6 +221,7 @@ class Prefixes:
         return Prefix(self._text(ranks).encode("utf-8", "surrogateescape"), style if self._colour else None)
 
     def _text(self, ranks: tuple[int, ...]) -> str:
+        """Return the prefix of these ranks: "[0-3] ", or as the template says."""
         if not self._template:
             return f"[{compress(ranks)}]".ljust(self._width) + " "
         from string import Template  # compiles regular expressions that few jobs need

@@ -124,7 +124,7 @@ class Tracebacks:
         return self._is_told or not self._failed.issubset(self._held)
 
     def feed(self, rank: int, block: bytes, at: float) -> bytes:
-        """Take whole lines of a rank; return what is to be shown of them now."""
+        """Take whole lines of a rank; return the lines, of any traceback before them, that are shown now."""
         if rank in self._held:
             self._held[rank].later.append(block)
             return b""
@@ -140,6 +140,7 @@ class Tracebacks:
         return shown
 
     def _line(self, rank: int, line: bytes, at: float) -> bytes:
+        """Take one line; return what to show now: nothing while the line belongs to a traceback that may be folded."""
         text = line.rstrip(b"\r\n")
         one = self._open.get(rank)
         if one is None:
@@ -166,7 +167,7 @@ class Tracebacks:
         return one.text
 
     def _resolve(self, rank: int, at: float) -> bytes:
-        """Decide about a traceback that is complete; return it if it is to be shown whole, with what follows it."""
+        """Decide about a complete traceback: fold it, keep it until its cause is known, or return it to be shown whole."""
         one = self._open[rank]
         if self._folds_interrupts and one.is_interrupt:
             del self._open[rank]

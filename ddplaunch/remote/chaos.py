@@ -63,6 +63,7 @@ class Chaos:
             self._toggle.set(self._loop.now() + SLOW_INTERVAL)
 
     def _inject(self, fault: Fault) -> None:
+        """Do one fault that --chaos asked for, and print what was done."""
         worker = f"rank {fault.target}"
         match fault.kind:
             case "kill" if self._signal(fault.target, signal.SIGKILL, group=False):
@@ -81,7 +82,7 @@ class Chaos:
                 self._notify(f"chaos: {fault.kind} {target}: it does not run")
 
     def _signal(self, rank: int, signum: int, *, group: bool = True) -> bool:
-        """Signal a worker, if `group` with its process group; return whether it was alive."""
+        """Send a worker a signal, or, with `group`, all of its process group; return whether the worker was alive."""
         known = self._workers.get(rank)
         now = look(known.pid) if known is not None else None
         if known is None or now is None or now.started != known.started or now.state in "ZX":
@@ -96,7 +97,7 @@ class Chaos:
         return True
 
     def _kill_node(self, node_rank: int) -> bool:
-        """Kill all processes of a node as if at once: stop every one first, then kill them."""
+        """Kill all processes of a node as if at once: stop every process first, then kill all."""
         pid = self._nodes[node_rank].pid
         root = look(pid) if pid is not None else None
         if root is None or root.state in "ZX":

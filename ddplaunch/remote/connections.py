@@ -97,6 +97,7 @@ class HostConnection:
     """One host of the job."""
 
     def __init__(self, agent: AgentStart, loop: Loop, handler: Handler) -> None:
+        """Prepare the connection to a host; `start` starts the command that leads there."""
         self.agent = agent
         self.phase = HostPhase.WAITING
         self.exit_status: int | None = None  # of the process, as a shell shows it
@@ -169,7 +170,7 @@ class HostConnection:
             self._finish()
 
     def _finish(self) -> None:
-        """Read what the process has left in its pipes, and close them, even if another process still holds them."""
+        """Read what is still in the pipes of the process that has ended, and close them, even if another process holds them."""
         assert self._child is not None
         while self._stderr >= 0 and self._read_stderr():
             pass
@@ -277,12 +278,13 @@ class HostConnection:
             if self._unanswered is not None:
                 self._unanswered = 0
             try:
-                self._received(data)
+                self._on_data(data)
             except FrameError as error:
                 self.kill_for(str(error))
         return bool(data)
 
-    def _received(self, data: bytes) -> None:
+    def _on_data(self, data: bytes) -> None:
+        """Read the greeting, then the frames of a host, and pass each to the handler."""
         if self._greeting_decoder is not None:
             greeting = self._greeting_decoder.feed(data)
             if greeting is None:

@@ -23,6 +23,7 @@ class Console:
     """Stops reading the hosts' output while the front reads none; a stopped job waits UNREAD_TIMEOUT seconds for that at most."""
 
     def __init__(self, loop: Loop, queue: OutputQueue, *, quiet: bool, reports_to_caller: bool = False) -> None:
+        """Show what hosts send through `queue`, which leads to the front."""
         self._loop = loop
         self._queue = queue
         self._quiet = quiet
@@ -61,6 +62,7 @@ class Console:
             del self._first[next(iter(self._first))]
 
     def _show_bars(self, host: HostConnection, message: bytes) -> None:
+        """Keep the progress bars of a host, and show them with those of all hosts."""
         try:
             bars = unpack(message)
         except ValueError as error:

@@ -48,9 +48,10 @@ class Dispatcher:
     """The loop's state."""
 
     def __init__(self, loop: Loop, job: RemoteJob, pipes: FrontPipes) -> None:
+        """Prepare the connections to all hosts; `run` starts them. `pipes` lead to the front of this command."""
         self._job = job
         self._loop = loop
-        loop.handle = self._handle
+        loop.handle = self._on_event
         self._console = Console(
             loop, OutputQueue(loop, pipes.output[1]), quiet=job.quiet, reports_to_caller=job.reports_to_caller
         )
@@ -116,7 +117,8 @@ class Dispatcher:
 
     # --- signals
 
-    def _handle(self, event: object) -> None:
+    def _on_event(self, event: object) -> None:
+        """Take one event of the loop: a signal, a client's request, or the end of the front."""
         match event:
             case node.SignalReceived(signum, _, escalates) if not event.is_copy:
                 self._forward(signum, escalates)
@@ -137,6 +139,7 @@ class Dispatcher:
                 self._startup.disconnect()
 
     def _forward(self, signum: int, escalates: bool) -> None:
+        """Pass a signal on to the connected hosts; at a stop, start no further hosts."""
         stops, is_first = signum in self._job.stops, not self._signum
         is_second = stops and escalates and not is_first
         self._console.note_signal(signum)

@@ -206,11 +206,12 @@ class HostFront:
         try:
             while (frame := self._input.take()) is not None:
                 self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
-                self._received(*frame)
+                self._on_message(*frame)
         except FrameError:
             self._disconnect()
 
-    def _received(self, tag: bytes, data: bytes) -> None:
+    def _on_message(self, tag: bytes, data: bytes) -> None:
+        """Take a message of the command that has started this host: a heartbeat, a signal or a client's bytes."""
         if tag == HEARTBEAT and not self._output.size:  # else the output that waits serves as a heartbeat
             self._output.put(HEARTBEAT, b"")
         elif tag in (SIGNAL, PLAIN_SIGNAL) and data and 0 < data[0] < signal.NSIG:

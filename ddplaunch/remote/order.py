@@ -95,7 +95,7 @@ def _decoded(texts: Iterable[bytes]) -> tuple[str, ...]:
 
 
 def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocation:
-    """Return the allocation of a host from its order; `coordinator` is None for the first host and for an only one."""
+    """Return the allocation of a host from its order. For the first host, and for the only host, `coordinator` is None."""
     return Allocation(
         cluster=order.cluster,
         nnodes=(order.min_nodes, len(order.hosts)),
@@ -108,6 +108,7 @@ def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocati
 
 
 def _rendezvous(order: Order, coordinator: CoordinatorAddress | None) -> Rendezvous:
+    """Return where a host finds the coordinator; without `coordinator`, the host itself is the coordinator's."""
     simulated, number = order.simulated is not None, order.node_rank + 1
     return Rendezvous(
         addresses=coordinator.addresses if coordinator else (LOOPBACK if simulated else order.hosts[0],),

@@ -71,6 +71,7 @@ def run_over_ssh(
 def _agents(
     spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str, run_id: str, *, reports_to_caller: bool
 ) -> tuple[AgentStart, ...]:
+    """Return the command and the order for each host; all orders hold one fresh token."""
     try:
         cwd = os.getcwd()
     except OSError as error:

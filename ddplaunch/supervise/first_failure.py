@@ -54,7 +54,7 @@ _RUNPY = ("runpy.py", "<frozen runpy>")  # the files of `python -m`, which fails
 
 
 def first_failure(exits: Sequence[WorkerExit], raised: Mapping[int, WorkerError] | None = None) -> WorkerExit | None:
-    """Return the worker that ended badly on its own before all others; None if none did.
+    """Return the first worker that ended badly on its own; None if no worker did.
 
     Failures that only follow from others come last, whatever their times. `raised` has errors by rank that `exits` lack; the
     exit that is returned carries its error. All times must be of one clock.

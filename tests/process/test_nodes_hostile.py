@@ -53,7 +53,11 @@ def refusals(nodes):
     def refusals() -> list[str]:
         _end(nodes)
         said = (line.removeprefix("ddplaunch: ") for line in nodes.started[0].err.splitlines())
-        return [line for line in said if not re.match(r"\d+ workers on |without a token", line)]
+        return [
+            line
+            for line in said
+            if not re.match(r"\w+: \d+ workers on |\d+ workers on |logs in |without a token", line)
+        ]
 
     return refusals
 

@@ -72,7 +72,7 @@ def _restart_or_end(state: State, at: float) -> Result:
 
 
 def _restart(state: State, failure: WorkerExit | None, at: float, *, counts: bool) -> Result:
-    """Pause before the next generation, the longer the more of them failed at once; report the failure of this one."""
+    """Pause before the next generation, longer each time that a generation failed at once; report this failure."""
     lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
     wait = max(0.0 if state.why is Why.NODE_JOINED else pause(lives), state.regroup_at - at)
     state = replace(
@@ -88,7 +88,7 @@ def _restart(state: State, failure: WorkerExit | None, at: float, *, counts: boo
 
 
 def _why_in_vain(state: State, failure: WorkerExit) -> str:
-    """Return why the next generation would fail as this one did, in a sentence; "" if nothing says so.
+    """Return why the next generation would fail like this one, in a sentence; "" if nothing says so.
 
     A failed import shows it if all ranks had it, or if it comes again after a restart. Other ranks may have been stopped before
     they came that far: the file that one rank lacks, and another one was about to write, is there after a restart.

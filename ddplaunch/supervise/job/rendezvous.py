@@ -9,7 +9,7 @@ from ddplaunch.words import duration
 
 
 def why_refused(state: State, member: Member) -> str | None:
-    """Return why an agent cannot take part; None if it can."""
+    """Return why an agent cannot take part; None if the agent can."""
     max_nodes, wanted = state.policy.max_nodes, member.requested_rank
     if wanted is not None and wanted >= max_nodes:
         return f"node rank {wanted}: the job has {_nodes(max_nodes)}, node ranks 0 to {max_nodes - 1}"
@@ -89,7 +89,7 @@ def joined(state: State) -> str:
 
 
 def missing(state: State) -> str:
-    """Return the nodes that have not joined yet, as far as they are known: "node 1 (b), node 2 (c)", "2 more"."""
+    """Return the nodes that have not joined yet, as far as known: "node 1 (b), node 2 (c)", or "2 more"."""
     here, policy = state.members.values(), state.policy
     taken = {0, *(member.requested_rank for member in here)}
     all_have_ranks = policy.min_nodes == policy.max_nodes and all(member.fixed_rank is not None for member in here)
@@ -103,7 +103,7 @@ def missing(state: State) -> str:
 
 
 def disagreements(members: Sequence[Member]) -> list[str]:
-    """Return what differs between the nodes and should not, one sentence each."""
+    """Return a sentence for each value that differs between the nodes and should not."""
     sentences = []
     for what in dict.fromkeys(name for member in members for name, _ in member.agreed):
         holders: dict[str, str] = {}

@@ -107,7 +107,7 @@ def _runs(state: State, id: int) -> bool:
 
 
 def _on_joined(state: State, member: Member, at: float) -> Result:
-    """Refuse an agent that cannot take part; start when enough have joined; start again with one that comes later."""
+    """Refuse an agent that cannot take part; else start if enough agents have joined, or start again with the late agent."""
     if (reason := rendezvous.why_refused(state, member)) is not None:
         return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, rendezvous.hint_to_refused(state, member)),)
     state = replace(state, members=state.members.with_member(member))
@@ -128,7 +128,7 @@ def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
 
 
 def _on_left(state: State, id: int, reason: str, at: float) -> Result:
-    """Go on without this agent, if the job can: start with the others, or stop what runs and decide then."""
+    """Go on without this agent, if the job can: start with the other agents, or stop what runs and decide then."""
     member = state.members[id]
     state = replace(state, members=state.members.without(id))
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING) and state.needs_all:
@@ -166,7 +166,7 @@ def _is_complete(state: State) -> bool:
 
 
 def _start(state: State, at: float) -> Result:
-    """Begin the next generation with all members; warn of what differs between them where some are new."""
+    """Begin the next generation with all members; where some are new, warn of differences between the nodes."""
     ordered = rendezvous.by_node_rank(state.members)
     has_newcomers = any(member.node_rank is None for member in ordered)
     ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
@@ -195,7 +195,7 @@ def _start(state: State, at: float) -> Result:
 
 
 def _on_port_taken(state: State, at: float) -> State:
-    """Take back the generation that was to begin, of which no agent knows yet; it begins again after a pause."""
+    """Take back the generation that was to begin, before any agent knows of it; begin again after a pause."""
     return replace(
         state,
         phase=Phase.PAUSING,
@@ -210,7 +210,7 @@ def _on_port_taken(state: State, at: float) -> State:
 
 
 def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
-    """Stop all other nodes too, unless the job goes on without this one."""
+    """Stop all other nodes too, unless the job goes on without this node."""
     id, why, signum, at = event.id, event.why, event.signum, event.at
     if id != SELF_ID:
         takes_no_part = state.members[id].node_rank is None
@@ -252,7 +252,7 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
 
 
 def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
-    """Note how the workers of this node ended; decide what follows when it is the last."""
+    """Note how the workers of this node ended; after the last node, decide what follows."""
     member = state.members[event.id]
     state = replace(
         state,
@@ -296,7 +296,7 @@ def _staying(state: State, id: int) -> int:
 
 
 def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
-    """Go on without this node: its agent ends once nothing of the generation is left there, and all others start again."""
+    """Go on without this node: its agent ends once the generation has ended there, and all other nodes start again."""
     id, at, member = event.id, event.at, state.members[event.id]
     lacking = state.policy.min_nodes - _staying(state, id)
     others = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
@@ -358,7 +358,7 @@ def _awaits_another(state: State, id: int) -> bool:
 
 
 def _on_limits_paused(state: State, id: int, *, paused: bool) -> Result:
-    """Have the time limits wait for the debugger of a node, or no longer; print it once for each other node."""
+    """Have the time limits wait while a debugger holds a worker of this node; print that once for each other node."""
     if not paused:
         return replace(state, debugging=state.debugging - {id}), ()
     policy = state.policy
@@ -393,7 +393,7 @@ def _on_deadline(state: State, at: float) -> Result:
 
 
 def _begin_rendezvous(state: State, at: float) -> Result:
-    """Wait for the agents of the next generation, after the pause behind the last one."""
+    """Wait for the agents of the next generation. Called when the pause after a generation is over."""
     state = replace(
         state,
         phase=Phase.RENDEZVOUS,

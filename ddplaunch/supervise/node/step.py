@@ -114,7 +114,7 @@ def step(state: State, event: events.Event) -> Result:
 
 
 def _on_generation_begun(state: State, begun: events.GenerationBegun) -> Result:
-    """Start the workers of a generation; of the last one, only the facts that concern the whole job stay."""
+    """Start the workers of a generation; forget the last generation, except for facts about the whole job."""
     state = State(
         policy=replace(state.policy, ranks=begun.ranks),
         phase=Phase.RUNNING,
@@ -151,7 +151,7 @@ def _on_job_ended(state: State, at: float) -> Result:
 
 
 def _on_signal(state: State, event: events.SignalReceived) -> Result:
-    """Suspend, resume, forward or stop, by the signal; report it first where it decides whether the job is queued again."""
+    """Suspend, resume, forward or stop, by the signal; first report a signal that decides whether the job is requeued."""
     signum, at = event.signum, event.at
     state, then = _report_notice(state, signum)
     if event.by_cluster and state.delayed_stop and state.delayed_stop.signum == signum:
@@ -239,7 +239,7 @@ def _may_others_run(state: State) -> bool:
 
 
 def _on_worker_started(state: State, rank: int, at: float) -> Result:
-    """Note that a worker has a process; once all have one, checks of progress begin."""
+    """Note that a worker has a process; once all workers have one, checks of progress begin."""
     state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
     then: tuple[actions.Action, ...] = (actions.PauseLimits(True),) if rank == state.policy.debug_rank else ()
     if state.pending:
@@ -260,7 +260,7 @@ def _on_start_failed(state: State, event: events.StartFailed) -> Result:
 
 
 def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
-    """Note the exception of a worker; stop all if the worker does not end by it, since others wait for it in silence."""
+    """Note the exception of a worker; stop all if the worker lives on, since the other workers wait for it in silence."""
     rank, error = event.rank, event.error
     causes = state.causes if follows(error) else state.causes | {rank}
     state = replace(state, raised=(*state.raised, (rank, error)), causes=causes)
@@ -274,7 +274,7 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 
 
 def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
-    """Decide what the end of a worker means for the others; time limits go on if no other worker is held in a debugger."""
+    """Decide what the end of a worker means for the other workers; resume time limits if it was the last in a debugger."""
     were_paused = state.pauses_limits
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), idle_since=at)
     releases = (actions.PauseLimits(False),) if were_paused and not state.pauses_limits else ()
@@ -292,7 +292,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
 
 
 def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
-    """Stop all, or first wait for the cause where this failure only follows another one, or for others with the same import."""
+    """Stop all workers; but wait first if this failure follows another, or if all workers may fail at the same import."""
     all_ended = not state.alive and not state.pending
     cause_unknown = follows(exit) and not state.causes & state.alive
     # where all have ended here, the cause may still be on another node
@@ -349,7 +349,7 @@ def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
 
 
 def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
-    """Lend the terminal to the first worker that has failed; hold the next ones; refuse it when the job is about to end."""
+    """Lend the terminal to the first worker that has failed; queue the next workers; refuse when the job is about to end."""
     rank = event.rank
     if not state.is_going or state.was_debugged or rank not in state.alive:
         return state, (actions.RefuseTerminal(rank),)
@@ -381,7 +381,7 @@ def _with_limits(before: State, after: State) -> Result:
 
 
 def _on_deadline(state: State, at: float) -> Result:
-    """Do what is due at this time; each deadline is set where the time that it limits begins."""
+    """Do what is due at this time. Each deadline was set when the time that it limits began."""
     due = soonest(state.deadline, state.rest_until)
     if due is None or at < due:
         return state, ()

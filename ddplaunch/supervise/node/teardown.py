@@ -37,7 +37,7 @@ Result = tuple[State, tuple[actions.Action, ...]]
 
 
 def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False, explained: bool = True) -> Result:
-    """Ask all workers to end, within one grace period, and report it; without workers, only report it.
+    """Ask all workers to end within one grace period, and report the stop; without workers, only report.
 
     `by_cluster`: the cluster signals the workers itself. If ddplaunch received that signal on this node, they have had it too;
     if the coordinator's order came first, it is still to come.
@@ -68,7 +68,7 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
 
 
 def _stop_after_stacks(state: State, signum: int, at: float, *, explained: bool) -> Result:
-    """Capture the workers' stacks first: when they are known, or time is up, `send_stop` and the grace period follow."""
+    """Capture the workers' stacks first; when they are known, or the time is up, `send_stop` begins the grace period."""
     interval = state.policy.progress_interval
     within = state.policy.stacks_within if explained else min(STACKS_WITHIN, state.policy.stacks_within)
     # the coordinator does not say why it orders a stop, but without progress for so long it is for that
@@ -203,7 +203,7 @@ def end(state: State) -> Result:
 
 
 def resume(state: State, at: float) -> Result:
-    """Let suspended workers go on, with every deadline moved by the time that they were suspended; else do nothing."""
+    """Let suspended workers go on, and move every deadline by the time of the suspension; else do nothing."""
     if state.suspended_at is None:
         return state, ()
     pause, delayed = at - state.suspended_at, state.delayed_stop
