@@ -200,7 +200,7 @@ class Workers:
             stopped_at=running.stopped_at,
             error=error_file.parse(recorded),
             stderr_tail=self._output.tail(rank),
-            log=f"{folder.path}/{folder.log_names(*worker)[1]}" if folder.path and not plan.terminal else None,
+            log=f"{folder.whole}/{folder.log_names(*worker)[1]}" if folder.whole and not plan.terminal else None,
             progress=self._setup.error_files.progress(self._setup.generation, rank),
         )
 

@@ -120,7 +120,7 @@ class Reporter:
             oom_kills=killed.number,
             oom_kills_of_machine=killed.of_machine,
             shm=sysfs.shm_size_and_room(),
-            log_folder=self._folder.path if self._folder is not None else None,
+            log_folder=self._folder.whole if self._folder is not None else None,
         )
 
     # --- events

@@ -81,6 +81,11 @@ class RunFolder:
                     self.path, self.is_made = None, True
 
     @property
+    def whole(self) -> str | None:
+        """The path, as long as all that was to be written there was: on a full disk a log may be empty."""
+        return self.path if self.problem is None else None
+
+    @property
     def is_settled(self) -> bool:
         """Whether `path` says what it is, as far as that can be known: nothing waits for a disk that hangs."""
         if not self.is_made:

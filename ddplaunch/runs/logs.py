@@ -116,9 +116,13 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
         for log in logs_of(folder):  # of workers that have started meanwhile, or of the next generation
             if log not in readers and (want.ranks is None or log.rank in want.ranks):
                 readers[log] = _ShownLog(log, want.since)
-    if want.follow:
-        say(f"{run.name} {how_it_ended(folder)}")
+    how = how_it_ended(folder)
+    if want.follow or (how == _KILLED and not goes_on(folder)):
+        say(f"{run.name} {how}" + ("; its logs end here" if how == _KILLED else ""))
     return OK
+
+
+_KILLED = "was killed"  # the command and its agent
 
 
 def _without_ranks(typed: tuple[str, ...]) -> tuple[str, ...]:
@@ -245,7 +249,7 @@ def _heading(run: Known, others: list[Known]) -> str:
 def how_it_ended(folder: str) -> str:
     """Say how the run that has left this folder ended."""
     status = _read(folder, "summary.json", "status")
-    return f"has ended with status {status}" if isinstance(status, int) else "was killed"
+    return f"has ended with status {status}" if isinstance(status, int) else _KILLED
 
 
 def first_failure(folder: str) -> str:

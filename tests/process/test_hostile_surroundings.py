@@ -104,6 +104,7 @@ def test_a_full_disk_does_not_hide_how_a_worker_failed(job, program, small_disk)
     assert "rank 1 failed" in result.err
     assert re.search(r"warning: No space left on device: \S+[^/]: the run folder will not be complete\n", result.err)
     assert result.err.count("No space left") == 1
+    assert "rank-1.err" not in result.err
 
 
 @root_only

@@ -17,7 +17,7 @@ from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
 from ddplaunch.runs.client import SocketPath
 from tests.conftest import Job, Result, until
-from tests.process.terminal import stat, stopped
+from tests.process.terminal import child, stat, stopped
 
 
 @pytest.fixture
@@ -37,6 +37,19 @@ def socket_of(job: Job) -> str:
     """The name of the run of this job, when it has a socket."""
     until((job.folder / run_socket.NAME).exists, "a socket")
     return job.folder.name
+
+
+def test_the_logs_of_a_run_that_was_killed_say_so_below_what_they_hold(job, program, verb):
+    job.behave()
+    name = socket_of(job)
+    agent = child(job.process.pid)
+    job.process.kill()
+    os.kill(agent, signal.SIGKILL)
+    job.wait()
+    until(lambda: not job.left(), "all to be gone")
+    shown = verb("logs", name).err.splitlines()
+    assert shown[0].endswith("; was killed")
+    assert shown[-1] == f"ddplaunch: {short(name)} was killed; its logs end here"
 
 
 def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, verb, tmp_path):
