@@ -58,6 +58,7 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
     decode: Callable[[bytes], Any] | None = None
 
     def checked(payload: bytes) -> Any:
+        """Return the message in `payload`, checked; the decoder is made at the first call."""
         nonlocal decode
         if decode is None:  # it takes milliseconds to make one, and an agent receives what one side alone does
             decode = msgspec.json.Decoder(kind).decode

@@ -110,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
+    """Parse the command line, run the verb, and return the exit status; errors are raised."""
     # click's own main would take over what is said of Ctrl-C, and of a pipe that is closed
     if os.environ.get("_DDPLAUNCH_COMPLETE"):
         from ddplaunch.cli import completion  # only for a shell that completes

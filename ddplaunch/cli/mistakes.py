@@ -129,7 +129,7 @@ def written_out(argument: str, following: str) -> str:
 
 
 def _of_others(name: str, value: str) -> str | None:
-    """What to type in place of a flag that other launchers have, and one of ours that lacks a dash."""
+    """Return what to type in place of another launcher's flag, or of a flag that lacks a dash; "" if nothing is known."""
     if name.startswith("-") and BY_NAME.get(name[1:].replace("-", "_")):
         return f"-{name}"  # with one dash
     counts = value.isdecimal()
@@ -166,6 +166,7 @@ def in_options(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
 
 
 def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
+    """Return the error for a word that looks like an option and is none, with what was probably meant."""
     at = next((at for at, word in enumerate(argv) if word.startswith(name)), None)
     if at is None:  # typed with _
         at = next((at for at, word in enumerate(argv) if _flag(word).startswith(name)), 0)
@@ -269,7 +270,7 @@ def _not_there(before: Sequence[str], program: Sequence[str]) -> LaunchError | N
 
 
 def _of_optional(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
-    """The error for a word that was to be the value of the option before it, which may have none; None: it was not."""
+    """Return the error for a word that was meant as the optional value of the option before; None if it was not."""
     target, *rest = program
     option = _FLAGS.get(before[-1].replace("_", "-")) if before else None
     if option is None or option.optional is None or target.endswith(".py") or not any(map(os.path.isfile, rest[:1])):
@@ -377,7 +378,7 @@ def behind_script(program: Sequence[str], before: Sequence[str], forms: Sequence
 
 
 def _of_last_value(before: Sequence[str], program: Sequence[str]) -> list[str]:
-    """The command line whose last value has the words up to the script in it; empty: they do not belong to it."""
+    """Return the command line that was meant if the last value took the script with it; empty if it did not."""
     option = _FLAGS.get(_flag(before[-2])) if len(before) > 1 else None
     at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
     if option is None or option.is_flag or not at or program[at].startswith("-"):

@@ -23,6 +23,7 @@ def _runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 
 def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a rank of the run that was named: its rank, with pid, host and state as help."""
     from ddplaunch.runs.find import workers
 
     # click leaves the words before an option unread whose value is still to come

@@ -66,7 +66,7 @@ _next()
 
 
 def make(folder: str) -> str:
-    """Write the folder; give what to type so that it is used.
+    """Write the folder of the shim; return what to type so that the shim is used.
 
     Raises:
         LaunchError: it cannot be written, holds a torchrun that is not ours, or another user could change what it holds.
@@ -98,7 +98,7 @@ _OWN_FOLDER = "name a folder of its own: `ddplaunch shim ~/torchrun-shim`"
 
 
 def _check_owner(folder: str, opened: int) -> None:
-    """Check that nobody else decides what lies in the folder: from its place in PATH it runs as you."""
+    """Check that no other user can change the folder: the folder stands in PATH, so its programs run as you."""
     from ddplaunch.runlog.folders import replaceable_by  # a start of a job through the shim does not need it
 
     found = os.fstat(opened)
@@ -114,7 +114,7 @@ def _check_owner(folder: str, opened: int) -> None:
 
 
 def _check(folder: str, opened: int, name: str) -> None:
-    """Check that a file of this name is ours, if there is one; a link, or what is no file, is not."""
+    """Refuse to replace a file of this name that ddplaunch has not written: a link, or no plain file, is not ours."""
     from ddplaunch.process.files import open_regular
 
     try:

@@ -67,6 +67,7 @@ class SubmitCommand(Command):
     """A command with all options of sbatch that we know, hidden, and any other."""
 
     def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), **settings: Any) -> None:
+        """Add all options of sbatch to our own `params`; what follows the options is the job."""
         letters = {name: f"-{letter}" for letter, name in SHORT.items()}
         options = []
         for name in sorted(KNOWN.difference(_OURS)):
@@ -133,6 +134,7 @@ def _full_name(typed: str) -> str:
 
 
 def _checked(option: SbatchOption) -> SbatchOption:
+    """Return an option of sbatch if it may stand in a batch script; else raise LaunchError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", option.name):
         raise LaunchError(f"{option.argument.partition('=')[0]!a} is not an option of sbatch", hint=USAGE)
     if option.name in _REFUSED:

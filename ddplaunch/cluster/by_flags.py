@@ -61,7 +61,7 @@ def alone(
 
 
 def simulated(spec: JobSpec) -> Allocation:
-    """Return a job as many nodes as it asks for."""
+    """Return the allocation of a simulated job: all its nodes are this host."""
     from ddplaunch.cluster.hostlist import Host  # one node needs none of it
 
     checks.refuse_host_filters(spec, "simulated nodes are on this machine")
@@ -82,7 +82,7 @@ def simulated(spec: JobSpec) -> Allocation:
 
 
 def discover_static(facts: ClusterFacts) -> Allocation | None:
-    """Return the allocation that flags describe completely; None if they do not."""
+    """Return the allocation that flags alone describe completely; None if they leave something open."""
     spec = facts.spec
     if not checks.several(spec):
         return None

@@ -65,6 +65,7 @@ def discover(spec: JobSpec, env: Mapping[str, str], hostname: str, *, read: Call
 
 
 def _find(facts: ClusterFacts) -> Allocation:
+    """Return the allocation: by options if they say which kind, else the first kind that is recognised, else this node."""
     spec = facts.spec
     if spec.simulate:
         return by_flags.simulated(spec)
@@ -96,6 +97,7 @@ def _candidates(facts: ClusterFacts) -> list[str]:
 
 
 def _forced(facts: ClusterFacts, name: str) -> Allocation:
+    """Return the allocation of the kind that --cluster names; LaunchError if we are not inside one."""
     found = _recognise(facts, name)
     if found is None:
         kind = KINDS[name]

@@ -252,6 +252,7 @@ def _lines(text: str, path: str) -> Iterator[_Line]:
 
 
 def _line(content: str, origin: str) -> _Line:
+    """Read a line of a hostfile: names, then slots=N and devices=LIST in any order."""
     names, *settings = "=".join(part.strip() for part in content.split("=")).split()
     hosts: list[Host] = []
     for piece in split(names, origin):
@@ -312,7 +313,7 @@ def _slots(text: str, piece: str, origin: str) -> int:
 
 
 def _merged(lines: Iterable[_Line]) -> tuple[Host, ...]:
-    """Each host once, in order; one that is named again and again has a slot for each time."""
+    """Return each host once, in order, with a slot for each time that it was named."""
     times: dict[str, int] = {}
     hosts: dict[str, Host] = {}
     named = 0

@@ -26,7 +26,7 @@ def allocate(
     in_step: bool = False,
     notes: Sequence[str] = (),
 ) -> Allocation:
-    """Return the job as many of `hosts` as it asks for; one node that is this host needs no agent started.
+    """Return the allocation of as many of `hosts` as the job asks for; for this host alone, no agent is started.
 
     `source` names what listed the hosts, for messages. `resolvable`: workers can resolve these names, which may be known
     to ssh only; `here` is the cluster's name for this host. `in_step`: the agent of this host is started as all others are.
@@ -172,7 +172,7 @@ def discover_lsf(facts: ClusterFacts) -> Allocation | None:
 
 
 def lsf_hosts(facts: ClusterFacts) -> tuple[Host, ...]:
-    """Return the hosts of the job, with their slots; none where nothing lists them."""
+    """Return the hosts of an LSF job with their slots; none if no variable lists hosts."""
     if listed := facts.value("LSB_MCPU_HOSTS"):  # "hosta 4 hostb 4"
         words = listed.split()
         if len(words) % 2:

@@ -155,6 +155,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
 
 
 def _task(facts: ClusterFacts, found: World) -> Task:
+    """Return which task this process is, and on which node, from ranks alone."""
     local_rank, local_size = local_rank_and_size(facts, found)
     nodes = found.size // local_size
     # ranks fill one node after the other, though not always in the order of local ranks (Open MPI 5), or are dealt round-robin

@@ -130,6 +130,7 @@ def _tasks_unused(facts: ClusterFacts) -> list[str]:
 
 
 def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
+    """Return the allocation inside a step: one agent on each node, or one task for each worker."""
     step = _step(facts, job, number)
     number_of_nodes = len(step.hosts)
     checks.refuse_host_filters(facts.spec, f"{step.name} is running already")
@@ -168,6 +169,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
 
 
 def _task(facts: ClusterFacts, step: _Step) -> Task:
+    """Return which task of the step this process is."""
     return Task(
         rank=step.rank,
         world_size=step.tasks,

@@ -64,6 +64,7 @@ def _gpus(root: Root) -> list[Device]:
 
 
 def _device(root: Root, node: str, facts: Mapping[str, int], index: int) -> Device:
+    """Return the GPU behind a node of the kernel's KFD topology."""
     location, unique = facts.get("location_id", 0), facts.get("unique_id", 0)
     banks = [
         _facts(read(root, f"{_NODES}/{node}/mem_banks/{bank}/properties"))

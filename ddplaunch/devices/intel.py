@@ -50,6 +50,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
 
 
 def _gpus(root: Root, *, by_tile: bool) -> list[Device]:
+    """Return Intel's discrete GPUs, or, `by_tile`, each of their tiles."""
     found: list[Device] = []
     for card in names(root, _DRM, prefix="card"):
         if read(root, f"{_DRM}/{card}/device/vendor") != _INTEL:

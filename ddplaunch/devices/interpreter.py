@@ -109,6 +109,7 @@ def _our_torch() -> str | None:
 
 
 def _torch_build(package: str | None) -> TorchBuild | None:
+    """Return what torch's version.py says about its build, read as text; None if there is no torch."""
     text = read("/", f"{package}/version.py") if package else None
     if package is None or text is None:
         return None
@@ -174,6 +175,7 @@ def _site_folders(python: str) -> Iterator[str]:
 
 
 def _of_venv(prefix: str, settings: str) -> Iterator[str]:
+    """Yield the folders of packages of a virtual environment, from its pyvenv.cfg."""
     assigned = dict(re.findall(r"^\s*([\w-]+)\s*=\s*(.*?)\s*$", settings, re.MULTILINE))
     # uv writes version_info
     number = re.match(r"3\.\d+", assigned.get("version") or assigned.get("version_info", ""))
@@ -185,6 +187,7 @@ def _of_venv(prefix: str, settings: str) -> Iterator[str]:
 
 
 def _of_prefix(prefix: str, real_python: str) -> Iterator[str]:
+    """Yield the folders of packages below an installation's prefix."""
     number = re.search(r"python(3\.\d+)$", real_python)
     for lib in ("lib", "lib64"):
         for name in [f"python{number[1]}"] if number else names("/", f"{prefix}/{lib}"):

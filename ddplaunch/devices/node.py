@@ -53,7 +53,7 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
 
 
 def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
-    """Probe for the vendors whose drivers are present; the modules of the others are not imported."""
+    """Ask the drivers that are present for their devices; import no module of another vendor."""
     found = None
     if _nvidia_is_here(env, root):
         from ddplaunch.devices import nvidia
@@ -139,6 +139,7 @@ def _mps_control(env: Mapping[str, str]) -> str | None:
 
 
 def _text(program: Program) -> bytes:
+    """Return the source of the script; empty if the program is no script, or too long."""
     try:
         if program.kind is not ProgramKind.SCRIPT or not stat.S_ISREG(os.stat(program.target).st_mode):
             return b""

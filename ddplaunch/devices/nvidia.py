@@ -173,6 +173,7 @@ def _of_gpu(gpu: Gpu, token: str) -> Device:
 
 
 def _of_instance(gpu: Gpu, instance: Instance) -> Device:
+    """Return a MIG instance as a device: its token is its UUID."""
     return Device(
         kind="cuda",
         index=0,
@@ -220,6 +221,7 @@ def read_nvml() -> tuple[Gpu, ...]:
 
 
 def _gpu(index: int) -> Gpu | None:
+    """Return what NVML knows of a GPU; None if this user may not use it."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = pynvml.nvmlDeviceGetUUID(handle)
@@ -248,6 +250,7 @@ def _instances(gpu: Any, gpu_uuid: str) -> tuple[Instance, ...]:
 
 
 def _instance(handle: Any, gpu_uuid: str) -> Instance:
+    """Return a MIG instance as NVML knows it; its alias is the name that older drivers gave."""
     gpu_instance = _answer(pynvml.nvmlDeviceGetGpuInstanceId, handle)
     compute_instance = _answer(pynvml.nvmlDeviceGetComputeInstanceId, handle)
     return Instance(

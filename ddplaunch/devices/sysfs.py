@@ -56,7 +56,7 @@ def number(text: str | None, default: int) -> int:
 
 
 def cpulist(text: str) -> tuple[int, ...]:
-    """Return the numbers of a text in the kernel's list format ("0-3,8,10-11"), ascending; () if it is no such list."""
+    """Return the numbers in the kernel's list format, ascending: "0-3,8" gives 0, 1, 2, 3, 8. () for any other text."""
     found: set[int] = set()
     for part in text.strip().split(","):
         matched = re.fullmatch(_RANGE, part, re.ASCII)

@@ -40,7 +40,7 @@ class _JobEnded(Exception):
 
 
 def main() -> int:
-    """Wait for the order, run it, and give the exit status."""
+    """Wait for the order of the ddplaunch that has started this host, carry the order out, and return the exit status."""
     input_pipe, output_pipe = claim_stdio()  # sends the greeting before anything heavy is imported
     frame = input_pipe.wait(_ORDER_TIMEOUT)
     if frame is None or frame[0] != ORDER:
@@ -69,6 +69,7 @@ def main() -> int:
 
 
 def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
+    """Run the part of the job on a host that another ddplaunch has started; return the exit status."""
     with own_imports():
         from ddplaunch.devices.node import inspect
         from ddplaunch.launcher.node import run

@@ -187,7 +187,7 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
 
 
 def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]:
-    """Return the interpreter that is kept warm for runs like this one, and that it is new, or why there is none."""
+    """Return the interpreter that is kept warm for such runs, and a note that it is new or why there is none."""
     why_not = draft.reasons.get("warm", "")
     if draft.keep_warm is not None:
         from ddplaunch.forking import warm  # few jobs keep one

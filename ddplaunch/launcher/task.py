@@ -47,7 +47,7 @@ def spec_of(argv: Sequence[str], env: Mapping[str, str]) -> JobSpec:
 
 
 def main() -> int:
-    """Run the agent and give the exit status of its task: if the job failed, one task reports it, not each of them."""
+    """Run the agent and return the exit status of its task: a failed job is reported by one task, not by all."""
     try:
         # srun may have given this process a terminal, wherever it writes itself
         screen = Screen.of_text(os.environ[SCREEN])

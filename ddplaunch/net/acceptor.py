@@ -39,7 +39,7 @@ class Acceptor:
     def start(self) -> None:
         """Take connections; a second time changes nothing, and a pause goes on."""
         if not self._pause.is_set:
-            self._loop.watch(self._sock, self._accept)
+            self._loop.watch(self._sock, self._on_connection)
 
     def close(self) -> None:
         """Take none any more; a second time changes nothing."""
@@ -48,7 +48,8 @@ class Acceptor:
             self._loop.unwatch(self._sock)
             self._sock.close()
 
-    def _accept(self) -> None:
+    def _on_connection(self) -> None:
+        """Take up to `most` new connections; without room for more descriptors, pause for a while. Called by the loop."""
         for _ in range(self._most):
             try:
                 sock, address = self._sock.accept()

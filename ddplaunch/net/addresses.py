@@ -25,7 +25,7 @@ class _Own(Struct, frozen=True):
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has this numeric address; None if none has it, or it is a name.
+    """Return the name of the interface that has this numeric address; None for names and for unknown addresses.
 
     A scope (fe80::1%eth0) decides between interfaces that have the same address. Of 127.0.0.0/8 the loopback
     interface has every address, whether it is listed or not.

@@ -59,6 +59,7 @@ def reserve(port: int = 0, origin: str = "", *, named: bool = False, again: bool
 
 
 def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> LaunchError:
+    """Return the error for a port that cannot be reserved, with what to type instead."""
     is_ours = origin in ("", "--master-port", "launch()")
     written = f"--master-port {port}" if is_ours else f"port {port} ({origin})"
     if not port or error.errno not in (errno.EACCES, errno.EADDRINUSE):
@@ -103,7 +104,7 @@ def for_all_addresses() -> socket.socket:
 
 
 def bind(sock: socket.socket, address: str, port: int) -> None:
-    """Bind, and set SO_REUSEADDR only then: set before, it would bind a port that another job has reserved.
+    """Bind, then set SO_REUSEADDR. Set before, it would let us bind a port that another job has reserved.
 
     Set afterwards, it lets sockets that set it too share the port, and the next job bind it despite sockets in TIME_WAIT.
 
@@ -198,6 +199,7 @@ def holder(port: int) -> str:
 
 
 def _look_for_holder(port: int) -> str:
+    """Return which process holds a port, to follow "is taken"; "" if that cannot be seen."""
     listed = sockets(port)
     if not listed:
         return ": a process holds it without listening, as ddplaunch does for another job"

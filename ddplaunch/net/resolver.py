@@ -41,6 +41,7 @@ class Resolver:
         queries: Sequence[tuple[str, int]],
         answered: Callable[[Sequence[Answer]], None],
     ) -> None:
+        """Look up the names of `queries` in a child; `answered` gets one answer for each query."""
         self._queries = tuple(queries)
         self._answered = answered
         hosts = dict.fromkeys(host for host, _ in queries)

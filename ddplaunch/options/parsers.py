@@ -168,7 +168,7 @@ def local_ranks(value: str) -> frozenset[int]:
 
 
 def ranks(value: str) -> frozenset[int]:
-    """Read ranks and ranges of them, separated by commas."""
+    """Read ranks and ranges, separated by commas: "0,4-7"."""
     found: set[int] = set()
     for part in value.split(","):
         first, dash, last = part.strip().partition("-")
@@ -399,6 +399,7 @@ def faults(value: str) -> tuple[Fault, ...]:
 
 
 def _fault(part: str) -> Fault:
+    """Read one fault of --chaos: "kill:3@10s"."""
     found = re.fullmatch(_FAULT, part, re.ASCII)
     if not found:
         raise BadValue(f'"{part}" is not KIND:RANK@TIME', hint=_FAULT_HINT)

@@ -136,6 +136,7 @@ def _environment(given: Sequence[Given]) -> tuple[dict[str, str], dict[str, str]
 
 
 def _read_env_file(given: Given) -> list[tuple[str, str]]:
+    """Return the variables in the file of --env-file, in order."""
     from ddplaunch.options.files import read_text  # few jobs have one
 
     try:
@@ -167,6 +168,7 @@ def variables_of_file(content: str, place: str) -> list[tuple[str, str]]:
 
 
 def _unquoted(text: str, place: str) -> str:
+    """Return the value of a line of an env file without its quotes or comment; `place` names the line in errors."""
     mark = text[:1]
     if mark not in ("'", '"'):
         return re.sub(r"(?:^|\s)#.*", "", text).strip()
@@ -277,6 +279,7 @@ def _not_together(first: Resolved, second: Resolved, hint: str) -> LaunchError:
 
 
 def _check_together(resolved: Mapping[str, Resolved]) -> None:
+    """Refuse options that contradict each other, whichever sources they come from."""
     forwarded, stopping = resolved.get("forward_signals"), resolved.get("signals_to_handle")
     stops = stopping.value if stopping else ()  # one that stops by default may be forwarded instead
     if forwarded and (both := [signum.name for signum in forwarded.value if signum in stops]):
@@ -331,6 +334,7 @@ def _program(resolved: Mapping[str, Resolved], arguments: Sequence[str]) -> Prog
 
 
 def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
+    """Yield a note on each option that has no effect here, or was written as another launcher writes it."""
     for one in resolved.values():
         if (alias := ALIAS_OF.get(one.given.origin)) is not None:
             yield f"{one.given}, as {alias.launcher} writes it, is taken as {BY_NAME[one.given.name].flag}"

@@ -124,6 +124,7 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
 
 
 def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str) -> Iterator[Given]:
+    """Yield the options in a table of TOML; paths in the table are relative to its `folder`."""
     seen: dict[str, str] = {}
     for key, value in table.items():
         option = BY_NAME.get(key.replace("-", "_"))
@@ -187,7 +188,7 @@ _TOML_TYPES = {
 
 
 def _texts(option: Option, value: object) -> list[str] | None:
-    """Return a value as it is written on a command line; None if one of this type is not one of the option's."""
+    """Return a TOML value as words of a command line; None if the option takes no value of this type."""
     match value:
         case bool() if option.is_flag:
             return [str(value)]

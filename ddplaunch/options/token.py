@@ -41,7 +41,7 @@ def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
 
 
 def weaknesses(spec: JobSpec, secret: str) -> list[str]:
-    """Say what makes the secret easy to learn, one sentence each."""
+    """Return what makes the secret easy to learn, a sentence for each weakness."""
     found = []
     if len(secret) < _MIN_LENGTH:
         found.append(
@@ -83,6 +83,7 @@ def _is_open_to_all(path: str) -> bool:
 
 
 def _read(path: str, asked: str) -> str:
+    """Return the secret in a file; `asked` names the option in errors."""
     from ddplaunch.options.files import read_text  # few jobs have a file
 
     try:

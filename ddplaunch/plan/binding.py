@@ -110,7 +110,10 @@ def _without(flag: str) -> str:
 
 
 def _whole(mode: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
+    """Give each worker all cores of the NUMA node, socket or core complex near its devices; workers may share them."""
+
     def part(core: Core) -> tuple[int, ...]:
+        """Return what identifies the part of the machine that holds this core."""
         match mode:
             case "numa" | "node":
                 return (core.numa_node,)

@@ -104,6 +104,7 @@ def stderr_matches(pattern: str) -> Predicate:
 
 
 def _search(pattern: str, text: str, without: str = "") -> Found | None:
+    """Return what `pattern` found in a text: the whole line, and each named group; None if nothing."""
     if not text:
         return None  # many workers say nothing, and to compile all patterns takes 6 ms of the end of a job
     text = searchable(text)

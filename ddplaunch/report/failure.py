@@ -201,7 +201,7 @@ def _cut(line: str) -> str:
 
 
 def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) -> list[str]:
-    """Return one line each for those that failed alike, failed otherwise, followed, had finished, were stopped."""
+    """Return one line for each group of other workers: failed alike, failed otherwise, followed, finished, stopped."""
     others = sorted((end for end in exits if end.rank != first.rank), key=lambda end: end.rank)
     likeness = _likeness(first)
     alike: list[WorkerExit] = []
@@ -259,6 +259,7 @@ def _alike(first: WorkerExit, alike: Sequence[WorkerExit], number: int) -> list[
 
 
 def _later(first: WorkerExit, later: Sequence[WorkerExit], cwd: str) -> list[str]:
+    """Return lines about workers that failed after the first: when, how and where."""
     lines = []
     for end in later[:_MOST_FAILURES]:
         what = what_failed(end).partition("\n")[0]
@@ -281,6 +282,7 @@ def _followers(first: WorkerExit, followers: Sequence[WorkerExit], cwd: str) -> 
 
 
 def _finished(first: WorkerExit, finished: Sequence[WorkerExit]) -> list[str]:
+    """Return a line about workers that had ended with status 0; none if there are none."""
     if not finished:
         return []
     who = these_ranks([end.rank for end in finished])
@@ -292,6 +294,7 @@ def _finished(first: WorkerExit, finished: Sequence[WorkerExit]) -> list[str]:
 
 
 def _stopped(stopped: Sequence[WorkerExit], others: int) -> list[str]:
+    """Return a line about workers that ddplaunch stopped, grouped by the signal that ended them."""
     if not stopped:
         return []
     groups: dict[int, list[WorkerExit]] = {}

@@ -37,6 +37,7 @@ class JobReporter:
     """Reports what concerns all nodes of a job, be they one or many."""
 
     def __init__(self, reporter: Reporter, spec: JobSpec) -> None:
+        """Report the job through this node's `reporter`."""
         self._reporter = reporter
         self._spec = spec
         self.print = reporter.print
@@ -172,7 +173,7 @@ class JobReporter:
         return plain(first_line) + newline, ending.outcome
 
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
-        """The line that closes a job which did not fail; None if it failed."""
+        """Return the line that closes a job which did not fail; None if the job failed."""
         now, began = self._reporter.clock(), self._reporter.began
         exits = () if state.ended_idle else state.exits
         match state.why:
@@ -193,6 +194,7 @@ class JobReporter:
         return None
 
     def _failure(self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int) -> str:
+        """Return the report that fits how the job failed: a hang, a failed start, a lost node, or the first failure."""
         first, start_failure = state.failure, state.start_failure
         if state.why is Why.HUNG:
             return render_hang(self.found, self._spec.hang_timeout or 0.0, state, traces, self._reporter.home)
@@ -211,6 +213,7 @@ class JobReporter:
     def _full_report(
         self, first: WorkerExit, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int
     ) -> str:
+        """Return the full report of a first failure, with its cause as far as the evidence shows it."""
         from ddplaunch.report.causes import classify  # most jobs do not fail
         from ddplaunch.report.evidence import Evidence
         from ddplaunch.report.failure import FailureReport, render
@@ -248,6 +251,7 @@ class JobReporter:
 
 
 def _node_lost(state: State) -> str:
+    """Return the report of a job that ended because a node was lost."""
     first, *others = state.lost
     lines = [f"error: {first.replace(': ', ' was lost: ', 1)}"]
     lines += [f"  then {other}" for other in others]

@@ -19,7 +19,7 @@ def announcement(ports: Mapping[int, int]) -> str:
 
 
 def launch_json(ports: Mapping[int, int]) -> str:
-    """Write the file: a configuration for each rank, and one for all of them if they are several."""
+    """Write VS Code's launch.json: a configuration for each rank, and, for several ranks, one that attaches to all."""
     configurations = [
         {
             "name": f"rank {rank}",

@@ -70,6 +70,7 @@ def shell(plan: Plan) -> str:
 
 
 def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> list[tuple[str, ...]]:
+    """Return the rows about the whole job: name, value, reason."""
     devices = {device for worker in plan.workers for device in worker.devices}
     threads = {worker.variables["OMP_NUM_THREADS"] for worker in plan.workers}
     where = plan.workers[0].host if plan.nnodes == 1 else count(plan.nnodes, "node")
@@ -138,7 +139,7 @@ def _owned(workers: Sequence[WorkerPlan]) -> list[str]:
 
 
 def _commands(plan: Plan) -> Block:
-    """Show each command once, with the ranks that run it unless all do."""
+    """Return each command once, with the ranks that run it; no ranks are named if all run the same command."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for worker in plan.workers:
         ranks.setdefault(worker.argv, []).append(worker.rank)

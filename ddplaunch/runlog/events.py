@@ -109,7 +109,7 @@ Named = tuple[str, Mapping[str, "Any"]]  # the name of an event and its fields
 
 
 def of_event(event: node.Event) -> Named | None:
-    """Return the public event of what happened, if that is all there is to report of it."""
+    """Return the public event for an event of the decision; None if other parts report that event."""
     match event:
         case node.WorkerRaised(rank, error, _):
             return "worker_raised", {"rank": rank, "type": error.type, "message": error.message}
@@ -208,6 +208,7 @@ def progress_data(progress: Progress | None) -> dict[str, Any] | None:
 
 
 def _first_failure(first: WorkerExit | StartFailure | None) -> dict[str, Any] | None:
+    """Return the first failure as the event `job_ended` holds it; None if no worker failed."""
     if first is None:
         return None
     if isinstance(first, StartFailure):

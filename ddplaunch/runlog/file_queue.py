@@ -159,7 +159,7 @@ class FileQueue:
             self.put(MISSING, b"%d" % self._missing.pop(log), log)
 
     def put(self, kind: bytes, data: bytes = b"", log: int = 0) -> None:
-        """Hand a message over, or keep it until there is room."""
+        """Send a message to the writer, or keep the message until there is room."""
         if self._sock is None or (kind == EVENT and self.size > LIMIT + _ROOM):
             return
         self._handed_over += HEADER + len(data)

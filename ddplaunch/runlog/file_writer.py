@@ -67,6 +67,7 @@ class _Writer:
     """The files that are open, and how much is done."""
 
     def __init__(self, sock: int, shared: int, listener: int) -> None:
+        """Take messages from `sock`; `shared` is the memory in which the agent reads how far the writer is."""
         self._sock = sock
         self._shared = shared
         self._listener = listener
@@ -120,6 +121,7 @@ class _Writer:
         self._note_done(0)
 
     def _do(self, kind: bytes, log: int, data: bytes) -> None:
+        """Carry out one message of the agent; an error of the disk is reported, and the job goes on."""
         try:
             if kind == MAKE:
                 self._make(**marshal.loads(data))
@@ -175,7 +177,7 @@ class _Writer:
             self._tidying = old_runs.tidy(runs, keep)
 
     def _tidy(self, messages: BufferedReader) -> None:
-        """Remove old runs while no message is there, a file at a time, so that no job begins or ends later for it."""
+        """Remove old runs while no message waits, one file at a time, so that no job begins or ends later for them."""
         if self._tidying is None:
             return
         sock = messages.fileno()
@@ -228,7 +230,7 @@ class _Writer:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self._path}/events.jsonl")
 
     def _replace(self, name: str, content: bytes) -> None:
-        """Write one file, whole or not at all."""
+        """Write one file, whole or not at all: under another name first, then renamed."""
         if self._folder < 0:
             return
         self._make_between(name)

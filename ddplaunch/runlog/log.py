@@ -147,6 +147,7 @@ class BoundedLog:
         self._files.clear()
 
     def _join(self, copied: Callable[[], None]) -> None:
+        """Append the later segments to the first, with a note on the bytes that are left out between them."""
         if not self._files:
             return
         whole = self._files[0]
@@ -162,6 +163,7 @@ class BoundedLog:
         file.append(b"%b[ddplaunch: %b]\n" % (b"\n" if file.midline else b"", text.encode()))
 
     def _copy(self, source: _File, target: _File, copied: Callable[[], None]) -> None:
+        """Append a segment to another; undo that if the disk is full, so that nothing stands there twice."""
         before = target.size
         try:
             for offset in range(0, source.size, _PIECE):
@@ -212,6 +214,7 @@ def offset_at(folder: str, name: str, at: float) -> int:
 
 @cache  # there may be thousands of logs, and lines of all of them in one file; what was written before that time stays
 def _offsets_at(folder: str, at: float) -> Mapping[bytes, int]:
+    """Return how long each log was at a time, by name, as the file of times says."""
     offsets: dict[bytes, int] = {}
     try:
         with open_regular(f"{folder}/{TIMES}") as file:

@@ -91,6 +91,7 @@ def tidy(runs: str, days: int) -> Generator[None, None, None]:
 
 
 def _tidy(runs: str, days: int) -> Iterator[None]:
+    """Remove runs that are too old, too large together, or in the way of a full disk; yield between steps."""
     now = time.time()
     names = os.listdir(runs)
     # from another one each time: jobs that are too short to look at all of them look at some
@@ -210,6 +211,7 @@ def _measure(runs: str, run: Run) -> Generator[None, None, Run]:
 
 
 def _remove(runs: str, run: Run, why: str) -> Iterator[None]:
+    """Remove a run and note why in the list of removed runs; yield between files. A run that goes on stays."""
     if goes_on(f"{runs}/{run.name}"):  # a job of the same name may have begun since the run was looked at
         return
     going = f"{runs}/{_GOING}{run.name}"

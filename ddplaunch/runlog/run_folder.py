@@ -40,7 +40,7 @@ class RunFolder:
         torchrun_layout: bool,
         keep: int = 0,
     ) -> None:
-        """Have the folder `name` made below `root`, or one with a number if that is taken; without a name, keep nothing.
+        """Have the folder `name` made below `root`, with a number behind a name that is taken; without a name, keep nothing.
 
         Those in `runs`, the folder of all runs, are kept for `keep` days, 0: for ever.
         """
@@ -55,7 +55,7 @@ class RunFolder:
             self.path, self.is_made = None, True
             self.problem = "no logs are kept: there is no room for one more process"
         elif name:
-            files.replied = self._replied
+            files.replied = self._on_reply
             files.put(MAKE, pack({"root": root, "name": name, "runs": runs, "keep": keep}))
 
     @classmethod
@@ -65,7 +65,8 @@ class RunFolder:
         folder.problem = problem
         return folder
 
-    def _replied(self, reply: Mapping[str, Any]) -> None:
+    def _on_reply(self, reply: Mapping[str, Any]) -> None:
+        """Take a reply of the writer: the folder is made, cannot be made, or has a problem."""
         match reply:
             case {"made": path, "unsafe": unsafe}:
                 self.path, self.is_made = path, True

@@ -78,6 +78,7 @@ class Board:
     """The workers of all nodes, one of them selected."""
 
     def __init__(self) -> None:
+        """Make an empty table; `replies` is set before each showing."""
         self.replies: RunReplies
         self.selected: int | None = None  # its rank
         self._rows: list[_Row] = []

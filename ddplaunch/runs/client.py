@@ -85,7 +85,7 @@ def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list
 def replies_of(
     sock: socket.socket, asked: Question | requests.StopRun | requests.Attach, within: float
 ) -> Iterator[requests.Reply]:
-    """Ask one run, and yield each reply as it comes, until the run ends the conversation; `within` limits the first reply alone.
+    """Ask a run, and yield each reply as it comes until the run has finished; `within` limits the first reply alone.
 
     Raises:
         TimeoutError: it is silent for longer.
@@ -141,6 +141,7 @@ class _Conversation:
         return len(self._nodes) <= _MOST_REPLIES
 
     def _take(self, reply: requests.Reply) -> bool:
+        """Keep a reply of a run; return whether the run will send more."""
         replies = self._replies
         match reply:
             case requests.TypedHere():

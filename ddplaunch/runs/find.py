@@ -219,7 +219,7 @@ def _slurm_job(folder: str) -> str:
 
 
 def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str, str]]:
-    """Return the names that complete what was typed, each with what it is: running jobs first, the newest first.
+    """Return the names that complete what was typed, with a description: running jobs first, newest first.
 
     Runs that have ended are offered to `logs` only, which alone shows them.
     """
@@ -253,7 +253,7 @@ def workers_of(replies: RunReplies) -> Iterator[tuple[NodeReply, WorkerStatus]]:
 
 
 def silent(nodes: Iterable[NodeReply]) -> list[str]:
-    """Say which nodes have not answered, and why: each in a line of its own, or more than a few for one reason together."""
+    """Return which nodes have not answered, and why; more than a few nodes with one reason share a line."""
     by_reason: dict[str, list[NodeReply]] = {}
     for node in nodes:
         if isinstance(node.answer, NoAnswer):
@@ -334,7 +334,7 @@ def heading(run: Known) -> str:
 
 
 def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) -> Known:
-    """Return the running job that is meant: by its name, script, a part of its name, or folder; without any, the only one.
+    """Return the running job that was named: by name, script, part of the name, or folder. Without a name: the only job.
 
     `verb` and `options` are what was typed besides, for hints.
     """
@@ -384,6 +384,7 @@ def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb:
 
 
 def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Known]) -> Known:
+    """Return the running job whose folder is `named`; ask the socket in a folder that no listing shows."""
     path = os.path.realpath(named)
     for known in here:
         run = known.replies.run if known.replies is not None else None
@@ -403,7 +404,7 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Known]) -> Kno
 
 
 def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
-    """Return the error for a removed run of this name, or, unless `exactly`, one whose name begins so; None if there is none."""
+    """Return the error for a removed run with this name, or, unless `exactly`, this beginning; None if there is none."""
     runs = runs_folder(env)
     removed = old_runs.removals(runs) if runs is not None else {}
     found = [one for name, one in removed.items() if named in (name, short(name))]
@@ -435,6 +436,7 @@ def no_such_ranks(run: str, ranks: Collection[int], world_size: int) -> LaunchEr
 def _none(
     env: Mapping[str, str], what: str, there: Sequence[Elsewhere], typed: Sequence[str], meant: str | None = None
 ) -> LaunchError:
+    """Return the error for a verb that found no job, with a hint to the job that was probably meant."""
     if there:
         run = there[-1]
         verb, *options = typed

@@ -64,7 +64,7 @@ def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bo
 
 
 def beginning(since: str, now: float) -> float:
-    """Read a time span until now, a time of day, the last one that was, or a date; in seconds since 1970."""
+    """Read a time span until now, a time of day (the last such time), or a date; return seconds since 1970."""
     from datetime import datetime, timedelta  # few commands need it
 
     try:
@@ -312,6 +312,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _logs_in(root: str) -> Iterator[LogFile]:
+    """Yield the log files in a folder: those of ddplaunch, or of torchrun, which has a folder for each rank."""
     ranks: dict[int, int] | None = None
     for name in _names(root):
         if found := _OURS.fullmatch(name):
@@ -375,6 +376,7 @@ class LogReader:
             yield rest + b"\n"
 
     def _open(self) -> bool:
+        """Open the current segment of the log, at the first line since the time that was asked for."""
         name = f"{self._log.name}.tail-{self._segment}" if self._segment else self._log.name
         try:
             with open_regular(f"{self._log.folder}/{name}") as file:

@@ -41,7 +41,7 @@ _STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
 
 
 def show(env: Mapping[str, str], *, as_json: bool) -> str:
-    """Ask all running jobs how they are, and return the answer for stdout."""
+    """Ask all running jobs for their state, and return the text for stdout."""
     found = find.look(env)
     here, there = found.here, found.there
     if as_json:
@@ -92,6 +92,7 @@ def _on_disk(replies: RunReplies) -> str:
 
 
 def _row(node: NodeReply, worker: WorkerStatus) -> dict[str, str | Words]:
+    """Return a worker's row of the table, by column."""
     alive = worker.pid != 0 and worker.state != "ended"
     return {
         "rank": str(worker.rank),
@@ -139,6 +140,7 @@ def _render_elsewhere(run: Elsewhere) -> Block:
 
 
 def _data(replies: RunReplies) -> dict[str, Any]:
+    """Return what --json prints about one run."""
     run = replies.run
     facts = {name: getattr(run, name) for name in run.__struct_fields__} if run is not None else {}
     return {

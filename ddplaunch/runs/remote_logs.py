@@ -102,7 +102,7 @@ class _Reader:
 
 
 def _write(readers: Sequence[_Reader]) -> None:
-    """Write the lines of all readers as they come, until all have ended."""
+    """Write the lines of all readers as they come, until every reader has ended."""
     out = sys.stdout.buffer
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         for reader in readers:

@@ -99,6 +99,7 @@ def of(
 
 
 def _ask(run: Known, *, threads: bool, native: bool) -> RunReplies:
+    """Ask a run for the stacks of its workers; raise LaunchError if no node has answered."""
     assert run.replies is not None
     within = _NATIVE if native else WITHIN
     asked = AskStacks(within, threads, native)

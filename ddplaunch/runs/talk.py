@@ -73,6 +73,7 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
 
 
 def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:
+    """Carry the conversation with the debugger of a rank; return the exit status."""
     name = run.name
     try:
         for reply in client.replies_of(sock, requests.Attach(rank), _DEBUGGER_WITHIN):

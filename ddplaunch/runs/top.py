@@ -39,7 +39,7 @@ _KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
 def show(env: Mapping[str, str], named: str | None, say: Callable[[str], None]) -> int:
-    """Show the job that is meant until it ends or `q` is pressed; `say` writes a line to stderr. Return the exit status.
+    """Show the chosen job until the job ends or `q` is pressed; return the exit status. `say` writes a line to stderr.
 
     Raises:
         LaunchError: there is no terminal, or it is not clear which job is meant.
@@ -118,6 +118,7 @@ class _Top:
     """What is shown, and what the keys do."""
 
     def __init__(self, env: Mapping[str, str], run: Known, say: Callable[[str], None], *, colour: bool) -> None:
+        """Prepare the table of this run; `say` writes a line to stderr."""
         assert run.replies is not None
         self._env = env
         self._run = run

@@ -132,7 +132,7 @@ def status_of(job: JobRecord, restarts: int) -> JobStatus:
 
 
 def why_ending(env: Mapping[str, str], timeout: float) -> ClusterEnding:
-    """Say why Slurm is ending this job; empty if it is not, or if that is unknown. `timeout`: seconds for each query."""
+    """Return why Slurm is ending this job; empty if Slurm is not, or did not say. `timeout`: seconds for each query."""
     try:
         job = query_job(env, timeout)
     except ScontrolError:
@@ -156,6 +156,7 @@ def lost_nodes(given: str, left: str) -> tuple[str, ...]:
 
 
 def _describe_lost(env: Mapping[str, str], left: str, timeout: float) -> str:
+    """Return which nodes of the job were lost; `left` is the list of nodes that the job has left."""
     given = env.get("SLURM_JOB_NODELIST", "")
     lost: Sequence[str] = lost_nodes(given, left)
     if len(lost) != 1 and given:
@@ -211,6 +212,7 @@ class SlurmRequeue(Struct, frozen=True):
         return Intent(job=job, requeues=reason is None, text=text)
 
     def _reason_against(self, job: str, notice: str) -> str | None:
+        """Return why the job is not requeued after this notice, in a sentence; None if it can be requeued."""
         if not job:
             return f"the job is not requeued after {notice}: not inside a Slurm job (SLURM_JOB_ID is not set)"
         before = restarts(self.env)
@@ -254,7 +256,7 @@ class SlurmRequeue(Struct, frozen=True):
         return f"job {job_id(self.env)} may not be requeued: {_UNANSWERED}"
 
     def _retry(self, ask: Callable[[], _Reply]) -> _Reply:
-        """Ask slurmctld, which may be restarted just now, until it replies, for `retry_for` seconds."""
+        """Ask slurmctld until it replies, for at most `retry_for` seconds: slurmctld may be restarting."""
         until = time.monotonic() + self.retry_for
         while True:
             try:

@@ -51,7 +51,7 @@ _GPU_SIGNS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLU
 
 
 def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
-    """Start the step, watch it, and give the exit status of the job.
+    """Start the step, watch the step until its end, and return the exit status of the job.
 
     Raises:
         LaunchError: nothing was started.
@@ -93,7 +93,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
 
 
 def _no_terminal(spec: JobSpec, allocation: Allocation) -> LaunchError:
-    """The error for a job that wants a terminal, with what gives it one: `srun --pty`, but on the first node alone."""
+    """Return the error for a job that wants a terminal; its hint is `srun --pty`, which gives the first node one."""
     asked, nodes = spec.wants_terminal, len(allocation.start)
     each, rank = spec.nproc_per_node, spec.debug_rank
     on_first = rank == 0 or (rank is not None and isinstance(each, int) and rank < each)
@@ -145,7 +145,7 @@ def argv(
 
 
 def _on(hosts: Sequence[str], gpus: Grants) -> tuple[str, ...]:
-    """The options of srun for one agent on each of these nodes."""
+    """Return the options of srun that start one agent on each of these nodes."""
     return (
         "--quiet",
         f"--nodes={len(hosts)}",

@@ -53,6 +53,7 @@ def scontrol(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -
 
 
 def _run(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -> str:
+    """Run scontrol and return its stdout; raise ScontrolMissing, Unreachable, or ScontrolError with its last line."""
     import subprocess  # takes 10 ms, and few jobs need it
 
     try:
@@ -126,7 +127,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 def show_jobs(
     env: Mapping[str, str], job_id: str, timeout: float, *, cluster: str | None = None, details: bool = False
 ) -> tuple[JobRecord, ...]:
-    """Return the records of a job: one, or one for each element of an array or component of a heterogeneous job.
+    """Return the records of a job; an array has one for each element, a heterogeneous job one for each component.
 
     Raises:
         UnknownJob: there is no such job.
@@ -149,6 +150,7 @@ def parse_jobs(output: str) -> tuple[JobRecord, ...]:
 
 
 def _parse_job(line: str) -> JobRecord | None:
+    """Return the record in a line of `scontrol show job -o`; None if the line holds none."""
     fields = dict(_FIELD.findall(line))
     if "JobState" not in fields:
         return None

@@ -110,7 +110,7 @@ def start_step(job: StepJob) -> Srun:
 
 
 def _be_parent(job: StepJob, connection: socket.socket) -> NoReturn:
-    """Start srun, pass signals on to it, kill it if the connection ends, and report how it ended."""
+    """Start srun, pass signals on to srun, and report how it ended; kill srun if the connection ends."""
     try:
         os.setsid()
         for signum in job.signals:  # those for ddplaunch are not for this process
@@ -123,6 +123,7 @@ def _be_parent(job: StepJob, connection: socket.socket) -> NoReturn:
 
 
 def _run(job: StepJob, connection: socket.socket) -> tuple[int, StartError | None]:
+    """Run srun to its end; return its wait status, or why srun could not be started."""
     try:
         # keyboard input is for the shell
         stdin = os.dup(0) if job.reads_stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -141,6 +142,7 @@ def _report(status: int, never: StartError | None) -> bytes:
 
 
 def _wait(child: Child, connection: socket.socket) -> int:
+    """Pass the signals of the connection on to srun until srun ends; kill srun if the connection ends first."""
     poll = select.poll()
     for fd in (child.pidfd, connection.fileno()):
         poll.register(fd, select.POLLIN)

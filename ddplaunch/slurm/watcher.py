@@ -37,9 +37,10 @@ class Watcher:
     """The loop's state."""
 
     def __init__(self, loop: Loop, job: StepJob, pipes: FrontPipes) -> None:
+        """Prepare to start the step and to reach its coordinator; `run` does both."""
         self._job = job
         self._loop = loop
-        loop.handle = self._handle
+        loop.handle = self._on_event
         self._queue = OutputQueue(loop, pipes.output[1])
         self._signals = SignalSource(
             loop,
@@ -98,11 +99,11 @@ class Watcher:
         while self._queue.size:
             self._loop.run_once()
 
-    def _handle(self, event: object) -> None:
+    def _on_event(self, event: object) -> None:
         """Take a signal of the user, the loss of the front, or the end of the job; no workers are started here."""
         match event:
             case node.SignalReceived() if not event.is_copy or event.signum in self._job.stops:
-                self._signalled(event)
+                self._on_signal(event)
             case node.FrontLost():
                 self._queue.abandon()
                 if not self._signum:
@@ -111,9 +112,9 @@ class Watcher:
             case FrontWaits():
                 self._signals.let_front_stop(all_stopped=True)
             case JobEnd():
-                self._ended_with(event)
+                self._on_job_end(event)
 
-    def _ended_with(self, end: JobEnd) -> None:
+    def _on_job_end(self, end: JobEnd) -> None:
         """Record the job's status."""
         self._quit = end
         self._link.close()
@@ -124,7 +125,8 @@ class Watcher:
 
     # --- signals
 
-    def _signalled(self, event: node.SignalReceived) -> None:
+    def _on_signal(self, event: node.SignalReceived) -> None:
+        """Take a signal of the user: stop the job, kill its workers at a second signal to stop, or forward the signal."""
         signum = event.signum
         if signum not in self._job.stops:
             self._forwards.append(signum)
@@ -143,7 +145,7 @@ class Watcher:
             self._end_within(HELLO_TIMEOUT)
 
     def _send_pending(self) -> None:
-        """Send pending signals to the coordinator, as soon as it is reached."""
+        """Send pending signals to the coordinator, as soon as the coordinator is reached."""
         if not self._link.is_reached:
             return
         for signum in self._forwards:
@@ -190,6 +192,7 @@ class Watcher:
         return self._signum if never_began and self._signum in self._job.notices else 0
 
     def _requeue(self, notice: int) -> None:
+        """Decide whether Slurm is to requeue the job after this notice, print that, and requeue the job."""
         requeue = self._job.requeue
         intent = self._signals.wait_for(self._loop.ask(partial(requeue.decide, notice), requeue.undecided(notice)))
         self._notify(intent.text)
@@ -205,6 +208,7 @@ class Watcher:
             self._write(f"ddplaunch: {below(text)}\n")
 
     def _status(self) -> int:
+        """Return the exit status: the job's if node 0 sent it, else that of the signal, of a lost node, or of srun."""
         if self._quit is not None:
             return self._quit.status
         if self._signum:

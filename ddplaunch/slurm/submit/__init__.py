@@ -238,6 +238,7 @@ def check_output(path: str, pattern: str) -> None:
 
 
 def _together(request: SubmitRequest) -> None:
+    """Refuse options of `ddplaunch submit` that contradict each other."""
     for first, second, hint in (
         ("follow", "parsable", "both write to stdout: leave one out"),
         ("follow", "print", "--print runs no job whose output could be shown: leave one out"),
@@ -255,6 +256,7 @@ def _together(request: SubmitRequest) -> None:
 
 
 def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
+    """Refuse a --nodes of sbatch that contradicts the number of nodes of the job."""
     found = _NODES.fullmatch(request.value("nodes") or "")
     if found is None:
         return

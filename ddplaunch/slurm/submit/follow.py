@@ -81,6 +81,7 @@ def _interrupt(signum: int, _frame: FrameType | None) -> NoReturn:
 
 class _Watch:
     def __init__(self, job: Submitted, tails: Sequence[Tail], follow: bool) -> None:
+        """Watch a submitted job; with `follow`, show the files of `tails` as they grow."""
         self._job = job
         self._tails = {tail.path: tail for tail in tails}
         self._shown: Mapping[str, int] = {}  # the job's output files, and the stream for each
@@ -92,6 +93,7 @@ class _Watch:
         self._dropped: set[int] = set()  # streams that cannot be written
 
     def run(self) -> int:
+        """Report each change of the job's state, and show its output, until the job is over; return the exit status."""
         pause, query_at = FIRST_INTERVAL, 0.0
         while True:
             now = time.monotonic()
@@ -107,7 +109,7 @@ class _Watch:
             time.sleep(POLL_INTERVAL if self._follow else max(query_at - time.monotonic(), 0))
 
     def _query(self, now: float) -> bool:
-        """Query the state of the job, report it, and return whether it changed."""
+        """Query the state of the job and report a change; return whether the state changed."""
         try:
             jobs = show_jobs(os.environ, self._job.id, POLL_TIMEOUT, cluster=self._job.cluster)
         except UnknownJob:
@@ -143,6 +145,7 @@ class _Watch:
         return anything
 
     def _show_the_rest(self) -> None:
+        """Show the output that came last; wait a little for files that a file server has not shown yet."""
         deadline = time.monotonic() + FILE_TIMEOUT
         while True:
             self._show(end=True)
@@ -155,6 +158,7 @@ class _Watch:
                 self.print_below(f"{path} cannot be seen from here")
 
     def _write(self, stream: int, data: bytes) -> None:
+        """Write all of `data` to stdout or stderr; a stream that fails is named, and dropped from then on."""
         if stream in self._dropped:
             return
         self._mid_line = not data.endswith(b"\n")
@@ -285,7 +289,7 @@ def has_run(job: JobRecord) -> bool:
 
 
 def end_of(job: JobRecord) -> JobEnding:
-    """Say how a job ended: with the exit status of its script, or one for the reason why it has none."""
+    """Return how a job ended: the exit status of its script, or a status for the reason why there is none."""
     state = job.state
     if job.reason == _LAUNCH_FAILURE:
         text = "could not be started: the folder or the file of its output cannot be written, or the node is broken"
@@ -309,7 +313,7 @@ def _is_over(job: JobRecord, since: float) -> bool:
 
 
 def _state(jobs: Sequence[JobRecord]) -> str:
-    """The state of a job, as it follows its id in a sentence; "" if it is not reported."""
+    """Return the state of a job, to follow the job's id in a sentence; "" if Slurm reports none."""
     running = [job for job in jobs if job.state == "RUNNING"]
     job = running[0] if running else jobs[0]
     if job.array_id and running:

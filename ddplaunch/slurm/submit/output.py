@@ -17,7 +17,7 @@ _LONGEST = 4  # bytes of a character in UTF-8
 
 
 def expand(pattern: str, known: Mapping[str, str]) -> str:
-    """Replace the letters behind % that are known; leave the others."""
+    """Replace % and its letter by the value in `known`: "%x-%j.out" gives "train-84.out". Unknown letters stay."""
 
     def replace(found: re.Match[str]) -> str:
         width, letter = found.groups()
@@ -84,6 +84,7 @@ class Tail:
         return data[:cut]
 
     def _new(self) -> bytes:
+        """Return what was appended to the file since the last call; start again if another file has its name."""
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:  # it does not exist yet, or not on this host

@@ -159,7 +159,7 @@ def _in_directive(value: str) -> str:
 
 
 def _command(command: Sequence[str], job: Sequence[str], program: int) -> str:
-    """The command line; a long one is broken between arguments, but not between an option and its value."""
+    """Return the command line of the job; a long line is broken between arguments, never behind an option's flag."""
     whole = " ".join(map(quote, (*command, *job)))
     if len(whole) <= WIDTH:
         return whole
