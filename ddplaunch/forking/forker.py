@@ -49,7 +49,7 @@ class Forker:
         self._is_late = loop.timer(None, self._say_that_it_takes_long)
 
     def prepare(self, plan: Plan, caller: Mapping[str, str], handled: Collection[int]) -> None:
-        """Make ready for a generation: start the fork server, if this plan needs one, and none that fits is there already.
+        """Prepare a generation: start the fork server, unless the plan needs none, or one that fits is running.
 
         `handled` are the signals that this process has a handler for.
         """
@@ -114,7 +114,7 @@ class Forker:
         return self._guard.leftovers() if self._guard is not None else []
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Child]:
-        """Fork workers, which begin together; none, where they are to be fresh processes.
+        """Fork workers, which begin together; return nothing if they are to be fresh processes.
 
         Raises:
             StartError: the machine cannot create another process.

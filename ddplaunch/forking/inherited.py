@@ -43,7 +43,7 @@ _MOST_NODES = 1024  # of memory
 
 
 def visible(pid: int) -> dict[str, str]:
-    """Return what /proc shows of a process of ours, by name (proc(5)); what it does not show is ""."""
+    """Return what /proc shows of one of our processes, by name (proc(5)); "" for what /proc does not show."""
     found = {name: _read(f"/proc/{pid}/{name}") for name in _FILES}
     for name in (*(f"ns/{name}" for name in _NAMESPACES), "root"):
         try:
@@ -80,7 +80,7 @@ def named(name: str) -> str:
 
 
 def own() -> dict[str, str] | None:
-    """Return all of it for this process; None on machines whose system calls are unknown."""
+    """Return everything that a child of this process inherits; None on machines whose system calls are unknown."""
     calls = _CALLS.get(platform.machine())
     if calls is None:
         return None

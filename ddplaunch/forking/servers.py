@@ -77,7 +77,7 @@ class ForkRequests:
         return self._socket.fileno()
 
     def read(self) -> None:
-        """Read the lines that the server sends while it starts.
+        """Read the lines that the server sends while the server starts.
 
         Raises:
             ServerLost: the server cannot serve.

@@ -29,7 +29,7 @@ class Kept(Struct, frozen=True):
 
 
 def kept(name: str) -> Kept | None:
-    """Ask the one with this socket; None if there is none any more, or it does not answer.
+    """Return the state of the interpreter with this socket; None if that interpreter has ended.
 
     Raises:
         OSError: it does not answer.
@@ -45,7 +45,7 @@ def kept(name: str) -> Kept | None:
 
 
 def show(env: Mapping[str, str], *, stop: bool) -> str:
-    """Show all of them, or end them: those that run workers with their last."""
+    """Return what is shown of all interpreters that are kept warm; `stop` ends them, each with the last worker that it runs."""
     rows: list[Sequence[str]] = []
     sentences = []
     for name in warm.names():
@@ -75,7 +75,7 @@ def _stopped(name: str, found: Kept) -> str:
 
 
 def _silent(name: str, *, stop: bool) -> str:
-    """Say so of one that does not answer, as while it imports; end it."""
+    """Return a sentence about an interpreter that does not answer, as while it imports; with `stop`, kill it."""
     with suppress(OSError), warm.connect(name) as sock:
         pid = run_socket.pid_of(sock)
         with open(f"/proc/{pid}/environ", "rb") as file:

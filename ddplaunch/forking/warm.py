@@ -115,7 +115,7 @@ def guard_at(interpreter: Interpreter, output: int) -> Guard:
 
 
 def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
-    """Return the interpreter that fits this plan, whether one listens there or not.
+    """Return the interpreter that fits this plan, whether such a process listens or not.
 
     Raises:
         CannotKeep: none may be kept here.
@@ -176,7 +176,7 @@ def _stamp(path: str) -> str:
 
 
 def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
-    """Find the interpreter for a plan, or start one; return it, and why one that was there is not used, or "".
+    """Find or start the interpreter for a plan; return it, and why an older interpreter was not used, or "".
 
     To be called before this process becomes a subreaper: the interpreter is to be no descendant of any run, and to outlive this
     one.
@@ -210,7 +210,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
 
 @contextmanager
 def _lock() -> Iterator[None]:
-    """Let no other run start one meanwhile."""
+    """Hold the lock under which runs start interpreters, so that two runs do not start the same one."""
     folder = run_socket.open_runtime_folder(make=True)
     until = time.monotonic() + LOCK_TIMEOUT
     try:
@@ -228,7 +228,7 @@ def _lock() -> Iterator[None]:
 
 
 def _make_room() -> None:
-    """Remove the sockets of interpreters that were killed. Have those end that were taken longest ago, if one more is too many.
+    """Remove sockets of interpreters that were killed; if there are too many, end those that were used longest ago.
 
     One that serves a run ends with its last run.
     """

@@ -140,7 +140,7 @@ class _Table(Generic[T]):
 
 
 def sent(samples: Iterable[Sample], *, threads: bool) -> NodeStacks:
-    """Return samples as they are sent; without `threads` only the main ones."""
+    """Return samples in the form of the answer; without `threads`, only with their main threads."""
     stacks, members = _Table[tuple[Frame, ...]](MAX_STACKS), _Table[tuple[int, ...]](MAX_SETS)
     processes = tuple(_process(sample, stacks, members, threads) for sample in list(samples)[:MAX_PROCESSES])
     return NodeStacks(

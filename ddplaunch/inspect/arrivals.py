@@ -138,7 +138,7 @@ def read_arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> 
 
 
 def _of_worker(path: str, every: int, found: list[Arrivals]) -> Iterator[bool]:
-    """Add what a worker's recorders tell to `found`; yields to wait. What fails with one worker concerns no other."""
+    """Add the arrivals in a worker's recorders to `found`; yield to wait. Any error drops this worker alone."""
 
     def take(
         body: bytes,

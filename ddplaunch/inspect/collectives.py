@@ -48,7 +48,7 @@ def explain(samples: Iterable[Sample], cwd: str) -> list[str]:
 
 
 def awaited(samples: Iterable[Sample]) -> tuple[frozenset[int], str]:
-    """Return the ranks that others wait for while they wait in no collective, and a sentence that says so; "" for none."""
+    """Return the ranks that other ranks wait for while they are in no collective, and a sentence about them; "" for none."""
     ranks = {sample.rank: sample for sample in samples if not sample.child}
     groups = _groups(ranks)
     waits = _waits(groups, ranks)
@@ -82,7 +82,7 @@ def _calls(group: Group) -> list[Call]:
 
 
 def _wait(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> Wait | None:
-    """Return who waits in the first call of a group that is not done, and who has not come to it; None if nobody waits."""
+    """Return who waits in the first unfinished call of a group, and who has not come to that call; None if nobody waits."""
     pending = {
         rank: next((call.number for call in _calls(group) if not call.done), None) for rank, group in of_rank.items()
     }
@@ -121,7 +121,7 @@ def _lines_of(
     *,
     located: bool = False,
 ) -> tuple[list[str], frozenset[int]]:
-    """Return the lines about one wait, and the ranks whose location they name; `located`: of those that wait, too."""
+    """Return lines about one wait, and the ranks whose location the lines name; `located`: also where the waiting ranks are."""
     of_rank = groups[wait.name]
     calls = {rank: call for rank, group in of_rank.items() for call in _calls(group) if call.number == wait.number}
     first = calls[wait.waiting[0]]
@@ -264,7 +264,7 @@ def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> Where
 
 
 def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
-    """Return where the workers of a job that hangs are, and for whom they wait."""
+    """Return where the workers of a hanging job are, and for whom they wait."""
     workers = [sample for sample in samples if not (sample.child or sample.ended)]
     waits = explain(samples, cwd)
     first, head = awaited(samples)

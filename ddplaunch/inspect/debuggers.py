@@ -129,7 +129,7 @@ class Debuggers:
             self._drop(sock, rank)
 
     def _hung_up(self) -> None:
-        """Have workers whose visitors have left look at that: one that runs to a breakpoint reads nothing until it is there."""
+        """Signal workers whose visitors have left: a worker that runs to a breakpoint would read of that only there."""
         left = {fd for fd, _ in self._hang_ups.poll(0)}
         for rank, (sock, visitor) in list(self._attached.items()):
             if visitor.fileno() in left:
@@ -240,7 +240,7 @@ def _why_not(worker: RunningWorker) -> str:
 
 
 def _why_deadly(worker: RunningWorker) -> str:
-    """Say, as a predicate, why the signal would not reach our handler, and perhaps kill; "" if it does, now or later."""
+    """Return why the signal to attach might kill a worker, or not reach our handler, as a predicate; "" if it is safe."""
     status = read_status(worker.pid)
     if status is None:
         return "has ended"

@@ -115,7 +115,7 @@ class Line(Struct, frozen=True):
 
 
 def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[Line]:
-    """Write groups: each in a line, and the stack below it, where there is more of it than the line says."""
+    """Return groups of workers as text: a line each, and the stack below unless the line says it all."""
     written: list[Line] = []
     for group in groups:
         sample = group.samples[0]
@@ -137,7 +137,7 @@ def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[L
 
 
 def _stack(frames: Sequence[Frame], cwd: str, indent: str) -> list[Line]:
-    """Write a stack, innermost frame first; of libraries' frames that follow each other the first one."""
+    """Return the lines of a stack, innermost frame first; of neighbouring frames in libraries, only the first."""
     written: list[Line] = []
     for folded, run in groupby(frames, is_library):
         found = list(run)

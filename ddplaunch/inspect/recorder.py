@@ -53,7 +53,7 @@ def ask(path: str, found: list[list[Group]]) -> Iterator[bool]:
 
 
 def answers(path: str, take: Callable[[bytes], None]) -> Iterator[bool]:
-    """Ask each recorder of a worker, and call `take` with what it answers; yields to wait."""
+    """Ask each recorder of a worker, and call `take` with each answer; yield to wait."""
     for name in _NAMES:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as asked:
             try:

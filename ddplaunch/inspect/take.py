@@ -128,7 +128,7 @@ def _contained(
 
 
 def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> Iterator[bool]:
-    """Take one worker's, and then, since they share a file, those of its children one after another; yields to wait."""
+    """Take the stacks of a worker, then of its children in turn, since all share one file; yield to wait."""
     worker = look(target.pid)
     if worker is None or worker.state in "ZX":
         found.append(Sample(rank=target.rank, pid=target.pid, host=host, state="it has ended", ended=True))
@@ -355,7 +355,7 @@ def _read(pid: int, name: str) -> str:
 
 
 def parse_dump(text: str) -> tuple[Thread, ...]:
-    """Return the threads of a dump, the main one marked: that which took the signal, as the kernel prefers, else the last."""
+    """Return the threads of faulthandler's dump. The main thread is the one that took the signal, else the last one."""
     threads: list[tuple[bool, str, list[Frame]]] = []
     for line in text.split("\n"):
         if len(line) > _LONGEST_LINE:

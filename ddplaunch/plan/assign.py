@@ -251,7 +251,7 @@ def _asks_for_cpus(spec: JobSpec, allocation: Allocation) -> bool:
 
 
 def _why_unusable(spec: JobSpec, node: Node) -> str | None:
-    """Why workers cannot use accelerators here, "torch 2.13.0+cpu is a CPU build"; None if they can."""
+    """Return why workers cannot use accelerators here: "torch 2.13.0+cpu is a CPU build"; None if they can."""
     found = node.hardware.devices
     if not found:
         return node.hardware.notes[0] if node.hardware.notes else _why_none(node)

@@ -70,7 +70,7 @@ def bind(mode: str, owned: Owned, cores: Sequence[Core], *, all_devices: Sequenc
 def _place(
     devices: Iterable[Device], cores: Sequence[Core], used: Container[Device], *, guess: bool
 ) -> tuple[NumaNodes, list[str]]:
-    """Find the NUMA node near each device, of those with allowed CPUs; `guess` node 0 where it is unknown."""
+    """Return the NUMA node near each device that has allowed CPUs, and notes; `guess` node 0 where the node is unknown."""
     nodes = {core.numa_node for core in cores}
     guess = guess and 0 in nodes
     numa_nodes: dict[Device, int] = {}
@@ -155,7 +155,7 @@ def _complex(device: Device, cores: Iterable[Core], numa_nodes: NumaNodes) -> tu
 
 
 def _disjoint(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> tuple[list[Share], list[str]]:
-    """Divide each node among the workers whose devices are near it; without such, all cores among all workers."""
+    """Divide each NUMA node among the workers with a device near it; without devices, all cores among all workers."""
     claims = [{numa_nodes[device] for device in own if device in numa_nodes} for own in owned]
     if not any(claims):
         return _spread(flag, cores, len(owned)), []
@@ -172,7 +172,7 @@ def _disjoint(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNo
 
 
 def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
-    """Divide each node among the devices near it, then the share of a device among the workers that own it."""
+    """Divide each NUMA node among the devices near it, then each device's share among the workers that own the device."""
     # a device that has no node here and that no worker uses gets nothing
     devices = list(dict.fromkeys(chain(numa_nodes, *owned)))
     claims = [{numa_nodes[device]} if device in numa_nodes else set() for device in devices]
@@ -224,7 +224,7 @@ def _by_node(claims: Sequence[set[int]], cores: Sequence[Core]) -> list[Share]:
 
 
 def _spread(flag: str, cores: Sequence[Core], workers: int) -> list[Share]:
-    """Cut all cores into equal shares, on one node each if shares that differ by at most one core allow that."""
+    """Cut all cores into equal shares; each share is on one NUMA node if sizes then differ by at most one core."""
     cpus = _threads(cores)
     if cpus < workers:
         raise LaunchError(

@@ -36,7 +36,7 @@ def make_plan(
     agents: tuple[PlannedAgent, ...] | None = None,
     ranks: Sequence[range] | None = None,
 ) -> Plan:
-    """Decide everything about the job; until something is agreed with other nodes they are taken to be like this one.
+    """Decide everything about the job. Until `agreed` is known, all other nodes count as equal to this node.
 
     `interface` is the network interface that leads to the other nodes. `agents` are all that were agreed on, and
     `ranks` theirs, from a caller that makes the plans of many nodes and counts them once.
@@ -133,7 +133,7 @@ class _Cpus(Struct, frozen=True):
 
 
 def _cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Owned) -> _Cpus:
-    """Bind the workers to CPUs, and count those that they can use."""
+    """Bind the workers to CPUs, and count the CPUs that all workers can use."""
     # commands that were started for each rank share the CPUs of the node, and each binds its own worker only
     of_all = assign.sharing_workers(task, node.hardware, node.devices) if task is not None else None
     sharing = of_all or owned
@@ -203,7 +203,7 @@ def _here(
 
 
 def _worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPlan:
-    """Return the plan of a worker, which is the one at `index` here; it gets the variables `common` besides its own."""
+    """Return the plan of the worker with this index on this node; `common` are the variables that all workers get."""
     spec, node, task = here.spec, here.node, here.allocation.task
     rank, owned = here.ranks[index], here.owned[index]
     local_rank = index if task is None else task.local_rank
@@ -257,7 +257,7 @@ class _Start(Struct, frozen=True, kw_only=True):
 
 
 def _start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
-    """Decide whether a fork server starts the workers, and whether it stays for the next run."""
+    """Decide whether a fork server starts the workers, and whether that server stays for the next run."""
     spec, node, usable = here.spec, here.node, here.cpus.usable
     # workers that have a CPU each import at the same time: to fork them saves nothing
     may = len(plans) > usable and b"torch" in node.script and not (node.hardware.devices or node.hardware.granted)
@@ -368,7 +368,7 @@ def _has_terminal(spec: JobSpec, node: Node, rank: int, world_size: int) -> bool
 
 
 def is_shown_as_it_is(spec: JobSpec, world_size: int) -> bool:
-    """Whether the output of a worker is to come as the worker writes it: of a single one, unless options ask otherwise.
+    """Whether the output of a worker is shown unchanged: that of a single worker is, unless options ask otherwise.
 
     So the single worker has the terminal itself, if there is one.
     """

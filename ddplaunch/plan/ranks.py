@@ -56,7 +56,7 @@ def agents_like(allocation: Allocation, own_index: int, node: Node, workers: int
 
 
 def workers_of_node(spec: JobSpec, devices: Sequence[Device], hardware: Hardware) -> tuple[int, str]:
-    """Return the number of workers of this node and where it came from.
+    """Return the number of workers of this node, and which option or device count decided that.
 
     Raises:
         LaunchError: "gpu" on a node without accelerators, or fewer devices than one worker needs.

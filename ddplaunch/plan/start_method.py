@@ -26,7 +26,7 @@ _OF_EACH_PROCESS = ("LD_PRELOAD", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CO
 def modules(
     spec: JobSpec, workers: Sequence[WorkerPlan], caller: Mapping[str, str], script: bytes = b""
 ) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return what a fork server imports; or None, and if it was asked for why workers are fresh processes nevertheless."""
+    """Return the modules that a fork server imports; or None, and why workers are fresh although the user asked for a fork."""
     if spec.start_method == "auto":
         changes = any(worker.terminal or worker.cpus for worker in workers) or any(map(caller.get, _OF_EACH_PROCESS))
         if changes or not import_torch(script):
@@ -62,7 +62,7 @@ _OF_A_WORKER = ("TORCHELASTIC_RUN_ID", "DDPLAUNCH_RUN_ID")
 def keep_warm(
     spec: JobSpec, preload: Sequence[str] | None, allocation: Allocation, caller: Mapping[str, str]
 ) -> tuple[int | None, str]:
-    """Return for how many seconds the fork server is kept for the next run; or None, and if it was asked for why it is not."""
+    """Return for how many seconds the fork server stays, and ""; or None, and why it does not stay although the user asked."""
     if spec.keep_warm is None or preload is None:
         return None, ""
     why = ""
@@ -106,7 +106,7 @@ _PLAIN = (
 
 
 def import_torch(text: bytes) -> bool:
-    """Whether this script imports torch before it does anything that torch could notice."""
+    """Whether this script imports torch before it does anything that could change how torch is imported."""
     for harmless in _NO_TELLTALES:
         text = text.replace(harmless, b"")
     if any(telltale in text for telltale in _TELLTALES):
@@ -126,7 +126,7 @@ def _before_torch(statements: Iterable[_ast.stmt]) -> bool | None:
 
 
 def _step(statement: _ast.stmt) -> bool | None:
-    """The same for one statement."""
+    """Return True if one statement imports torch, False if it might change how torch is imported, None if neither."""
     imported: list[str] = []
     match statement:
         case _ast.Import(names=names):

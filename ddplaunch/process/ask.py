@@ -27,7 +27,7 @@ class AskedEnded(Exception):
 
 
 def ask(question: Callable[[], T], timeout: float) -> T:
-    """Return what `question` gives, or raise what it raises; that is called in a child, which takes no signal.
+    """Call `question` in a child that takes no signal, and return or raise what the call did.
 
     Raises:
         AskedEnded: there is no answer, or only the beginning of one.
@@ -48,7 +48,7 @@ def ask(question: Callable[[], T], timeout: float) -> T:
 def fork_asked(
     question: Callable[[], object], descriptors: Sequence[int] = (), within: float | None = None
 ) -> tuple[int, int]:
-    """Start a child that answers; give its pid and the pipe that it writes to.
+    """Start a child that calls `question`; return its pid and the pipe that its answer comes through.
 
     After `within` seconds the kernel ends the child, whatever it does then.
     """
@@ -86,7 +86,7 @@ def unpack(received: bytes) -> Any:
 
 
 def _read(pipe: int, until: float) -> bytes | None:
-    """Read to the end; None if that does not come in time."""
+    """Return everything up to the end of the pipe; None if the end does not come in time."""
     received = b""
     with selectors.PollSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -98,6 +98,7 @@ def _read(pipe: int, until: float) -> bytes | None:
 
 
 def _answer(parent: int, question: Callable[[], object], kept: Sequence[int], within: float | None) -> None:
+    """Call the question in the child, write the answer or the exception to descriptor 3, and exit."""
     try:
         signal_at_end_of(parent, signal.SIGKILL)
         detach(*kept)

@@ -121,7 +121,7 @@ def start(
     cpus: Iterable[int] = (),
     open_files: tuple[int, int] | None = None,
 ) -> Child:
-    """Start `argv` in a session of its own; it is killed when this process ends, whatever ends it.
+    """Start `argv` in a session of its own. The kernel kills the child when this process ends, whatever ends it.
 
     `handled` are `handled_signals()`, which a caller that starts many computes once; `cpus` binds it to these logical
     CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns before exec:
@@ -180,6 +180,7 @@ def _exec_program(
     open_files: tuple[int, int] | None,
     failure: int,
 ) -> NoReturn:
+    """Become the program, in the child: set up session, streams, CPUs, limits and signals; exec, or write errno if exec fails."""
     try:
         os.setsid()
         signal_at_end_of(parent, signal.SIGKILL)
@@ -288,7 +289,7 @@ class RunningWorker:
         return why_not_started(self._child, program)
 
     def signal(self, signum: int) -> None:
-        """Send a signal to it, or to its process group."""
+        """Send a signal to the worker, or to its process group."""
         if not self._child.is_kept:
             return
         try:
@@ -302,7 +303,7 @@ class RunningWorker:
             pass  # all in the group have changed their user
 
     def end(self, signum: int, at: float, *, had_it: bool = False) -> None:
-        """Send a signal that is meant to end it, unless it had that already, and note so if it still lives."""
+        """Send a signal that is meant to end the worker, unless the worker has had it; note the stop if the worker lives."""
         if self.look() is None:
             self.stopped_with = int(signum)
             if self.stopped_at is None:

@@ -46,7 +46,7 @@ class Clock:
     def select(
         self, selector: selectors.BaseSelector, deadline: float, rest_until: float = inf
     ) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events, until the deadline and for a beat at most; without a deadline (inf), as long as it takes.
+        """Wait for events until the deadline, but one beat at most; without a deadline (inf), as long as it takes.
 
         `rest_until` is no deadline, but a time at which it would be good to wake: a pause until then counts as time.
         """

@@ -35,7 +35,7 @@ def open_regular(path: str, *, dir_fd: int | None = None) -> BinaryIO:
 
 
 def read_json(path: str) -> object:
-    """Return what a JSON file holds; None if it cannot be read, is longer than `LONGEST_JSON`, or holds something else."""
+    """Return the content of a JSON file; None if the file cannot be read, is too long, or is not JSON."""
     import json  # no job needs it before it has something to write
 
     try:

@@ -41,6 +41,7 @@ def check(program: Program, path: str | None) -> None:
 
 
 def _check_script(target: str, path: str | None, *, ours: bool) -> None:
+    """Check that the script can be read again by every worker, and is Python; `ours`: for our version of Python."""
     if target == "-":
         raise LaunchError(
             "a script cannot come from standard input: every worker would need all of it",
@@ -82,6 +83,7 @@ def _missing(target: str) -> str:
 
 
 def _missing_hint(target: str, path: str | None) -> str | None:
+    """Return a hint for a script that does not exist: a similar name, a module, a command, or where it was looked for."""
     if os.path.islink(target):
         return None
     folder, name = os.path.split(target)
@@ -102,6 +104,7 @@ def _missing_hint(target: str, path: str | None) -> str | None:
 
 
 def _directory_hint(target: str) -> str:
+    """Return a hint for a directory that Python cannot run: the script in it that was probably meant."""
     try:
         scripts = sorted(entry for entry in os.listdir(target) if entry.endswith(".py") and entry != "__init__.py")
     except OSError:
@@ -113,6 +116,7 @@ def _directory_hint(target: str) -> str:
 
 
 def _check_module(target: str, *, ours: bool) -> None:
+    """Check that -m names a module, and, for our interpreter, one that is there."""
     if not _is_dotted(target):
         dotted = target.removesuffix(".py").strip("./").replace("/", ".")
         raise LaunchError(
@@ -137,7 +141,7 @@ def _is_dotted(name: str) -> bool:
 
 
 def _top_level(module: str) -> object | None:
-    """The module that `module` begins with, as a worker started here would find it; imports nothing."""
+    """Return the spec of the package that `module` begins with, as a worker here would find it; import nothing."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec  # takes a millisecond, and most jobs do not need it
 
@@ -149,6 +153,7 @@ def _top_level(module: str) -> object | None:
 
 
 def _check_command(target: str, path: str | None, hint: str | None = None) -> None:
+    """Check that a command is an executable file, on PATH or at its path; `hint` is for the error."""
     files = [target] if "/" in target or target in (".", "..") else list(_on_path(target, path))
     if any(_is_program(file) for file in files):
         return
@@ -213,7 +218,7 @@ def _check_language(target: str, content: bytes, *, is_whole: bool) -> None:
 
 
 def _other_kind(target: str, content: bytes) -> tuple[str, str] | None:
-    """Return the kind of a file that is no Python, and what to type; None if it may be Python."""
+    """Return what kind of file a script is that is not Python, and what to type; None if it may be Python."""
     stem, suffix = os.path.splitext(target)
     if suffix == ".ipynb":
         return "notebook", (
@@ -237,6 +242,7 @@ def _other_kind(target: str, content: bytes) -> tuple[str, str] | None:
 
 
 def _syntax_error(target: str, source: bytes) -> str | None:
+    """Return the first syntax error of a source; None if there is none."""
     import warnings  # few scripts have another name
 
     with warnings.catch_warnings():

@@ -14,7 +14,7 @@ Modes = list["Any"]  # as termios has them
 
 
 def modes() -> Modes | None:
-    """Return the modes; None if stdin is no terminal, or another job of the shell has it."""
+    """Return the modes of the terminal; None if stdin is no terminal, or another job of the shell has the terminal."""
     if not os.isatty(_STDIN):
         return None
     import termios  # an extension module that nothing else here needs
@@ -26,7 +26,7 @@ def modes() -> Modes | None:
 
 
 def size_of(fd: int) -> os.terminal_size | None:
-    """Return the size of the terminal behind a descriptor; None if another job of the shell has it."""
+    """Return the size of the terminal behind a descriptor; None if another job of the shell has the terminal."""
     try:
         if os.tcgetpgrp(fd) != os.getpgrp():
             return None
@@ -69,7 +69,7 @@ def belongs_to_another_job() -> bool:
 
 
 def set_modes(wanted: Modes | None) -> None:
-    """Set the modes that the terminal had, unless it has them or is not ours."""
+    """Give the terminal these modes, unless it has them, or another job of the shell has the terminal."""
     now = modes()
     if wanted is None or now is None or now == wanted:
         return

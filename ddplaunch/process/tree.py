@@ -109,7 +109,7 @@ def _children_by_scan(pid: int) -> list[int]:
 
 
 def is_orphaned_group() -> bool:
-    """Whether nothing could continue our process group once stopped: no ancestor outside it is in its session (POSIX 3.264)."""
+    """Whether no shell could continue our process group once it stops: no ancestor outside it is in its session (POSIX 3.264)."""
     group, process = os.getpgrp(), look(os.getpid())
     while process is not None and process.parent > 1:
         try:
@@ -122,7 +122,7 @@ def is_orphaned_group() -> bool:
 
 
 def descendants(pid: int, but_for: Collection[int] = ()) -> Iterator[Process]:
-    """Return every process below `pid`, but for these and what is below them; dead ones that wait to be reaped are left out."""
+    """Return all living processes below `pid`, except for the processes `but_for` and all below those."""
     seen: set[int] = set()
     # no recursion: a chain of processes may be deeper than Python's stack is. A parent that ends before its children are read
     # leaves them to `pid`, if that is a subreaper: so the children of this one are read until there is no new one
@@ -157,7 +157,7 @@ def ends_within(child: int, seconds: float) -> bool:
 
 
 def signal_process(process: Process, signum: int) -> bool:
-    """Send a signal to this very process, never to another one that got its pid since; False if that is not allowed."""
+    """Send a signal to this very process, never to a later process with its pid; return whether that was allowed."""
     try:
         fd = os.pidfd_open(process.pid)
     except OSError:
@@ -227,7 +227,7 @@ class Footprint(Struct, frozen=True):
 
 
 def footprint(pid: int) -> Footprint:
-    """Return the footprint of a process and all below it; of one that is gone, nothing is left."""
+    """Return the footprint of a process and of all processes below it; an empty one if the process is gone."""
     pids = frozenset({pid, *(process.pid for process in descendants(pid))})
     used = {each: found for each in pids if (found := usage(each)) is not None}
     return Footprint(

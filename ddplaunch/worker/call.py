@@ -69,7 +69,7 @@ class CallerConnection:
         self.socket.sendall(data)
 
     def _receive_some(self, descriptors: "list[int]") -> None:
-        """Receive the descriptors that come beside one byte."""
+        """Receive one byte, and the descriptors that come beside that byte."""
         room = socket.CMSG_SPACE(AT_ONCE * struct.calcsize("i"))
         data, messages, flags, _ = self.socket.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in messages:
@@ -107,7 +107,7 @@ class Descriptor:
 
 
 def main() -> None:
-    """Receive the call, run its function, send what it returned or raised."""
+    """Receive the call, run its function, and send back the result or the exception."""
     try:
         caller = CallerConnection(os.environ.pop("DDPLAUNCH_CALL").partition("\n")[0])
         call, pickled, descriptors = caller.receive()
@@ -179,7 +179,7 @@ def watch(call: "dict[str, Any]", descriptors: "list[int]") -> None:
 
 
 def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
-    """Record the exception as the bootstrap would, send it to the caller, and end with status 1."""
+    """Record the exception as the bootstrap would, send the exception to the caller, and end with status 1."""
     strip(error)
     description = describe(error)
     record(error)
@@ -191,7 +191,7 @@ def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
 
 
 def dump(result: object, limit: int) -> memoryview:
-    """Pickle the result by value; it may have at most `limit` bytes."""
+    """Return the result, pickled by value, in at most `limit` bytes."""
     buffer = Limited(limit)
     try:
         pickler(buffer).dump(result)
@@ -255,7 +255,7 @@ def advice(result: object) -> str:
 
 
 def describe(error: BaseException) -> "dict[str, Any]":
-    """Return the exception as it is sent to the caller."""
+    """Return the exception in the form in which the caller receives it."""
     text = load_sibling("error_file")
     return {
         "type": text["type_of"](error),

@@ -29,7 +29,7 @@ CONTINUING = -1  # `stoplineno` of a debugger that stops at breakpoints only
 
 
 def post_mortem(error: BaseException, address: str) -> None:
-    """Open a debugger where `error` was raised, before it ends the program; not if the program chose to exit."""
+    """Open a debugger where `error` was raised, before `error` ends the program; do nothing if the program chose to exit."""
     if not isinstance(error, Exception) or type(error).__name__ == "BdbQuit" or error.__traceback__ is None:
         return
     what = traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
@@ -50,7 +50,7 @@ def post_mortem(error: BaseException, address: str) -> None:
 
 
 def ask(address: str, what: str) -> "socket.socket | None":
-    """Connect to the agent and send it `what`; return the connection, None if there is no agent of this user."""
+    """Connect to the agent and send `what`; return the connection, None if this user has no agent."""
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         agent.connect("\0" + address)
@@ -65,7 +65,7 @@ def ask(address: str, what: str) -> "socket.socket | None":
 
 
 def receive(agent: socket.socket, most: int) -> "list[int]":
-    """Wait for at most `most` descriptors from the agent; return them, [] if it refuses."""
+    """Wait for at most `most` descriptors from the agent; return them, [] if the agent refuses."""
     number = struct.Struct("i")
     try:
         _, ancillary, _, _ = agent.recvmsg(16, socket.CMSG_SPACE(most * number.size))
@@ -87,6 +87,7 @@ class Terminal:
         self.streams: tuple[Any, ...] = ()
 
     def __enter__(self) -> None:
+        """Put the descriptors of the terminal in place of the streams 0 to 2, and keep the old ones."""
         self.streams = sys.stdin, sys.stdout, sys.stderr
         flush()
         for target, fd in enumerate(self.terminal):
@@ -101,6 +102,7 @@ class Terminal:
         sys.stdout, sys.stderr = (open(fd, "w", buffering=1, closefd=False) for fd in (1, 2))  # noqa: SIM115
 
     def __exit__(self, *_: object) -> None:
+        """Put the old streams back."""
         flush()
         sys.stdin, sys.stdout, sys.stderr = self.streams
         for target, fd in enumerate(self.kept):
@@ -161,7 +163,7 @@ def wait_for_client(address: str, load: "Callable[[str], dict[str, Any]]") -> "s
 
 
 def meet(address: str) -> "Session | None":
-    """Ask the agent for the client that wants to attach; None if it has gone."""
+    """Return a session with the client that wants to attach; None if the client has gone."""
     agent = ask(address, "A")
     if agent is None:
         return None

@@ -44,7 +44,7 @@ VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> None:
-    """Destroy the process group at exit, unless the program `has_failed`: that could mean waiting for others in vain."""
+    """Destroy the process group at exit. A program that `has_failed` does not: it could wait for other workers in vain."""
     worker = os.getpid()
 
     def destroy() -> None:
@@ -54,6 +54,7 @@ def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> Non
             pass
 
     def at_exit() -> None:
+        """Destroy the group in a thread, for at most LIMIT seconds; then wait for gloo's threads."""
         if os.getpid() != worker:
             return
         try:
@@ -69,7 +70,7 @@ def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> Non
 
 
 def _wait_for_gloo(limit: float) -> None:
-    """Wait until no thread of gloo computes: one that waits, waits for work or for the GIL, which it gets here."""
+    """Wait until no thread of gloo computes; threads that wait, wait for work, or for the GIL, which this releases."""
     until = time.monotonic() + limit
     states = _states_of_gloo()
     while states and time.monotonic() < until:
@@ -79,7 +80,7 @@ def _wait_for_gloo(limit: float) -> None:
 
 
 def _states_of_gloo() -> "list[str]":
-    """Return the states (proc_pid_stat(5)) of the threads of gloo's process groups, known by the name that torch gives them."""
+    """Return the states (proc_pid_stat(5)) of the threads that torch has named as gloo's."""
     states = []
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -106,6 +107,7 @@ def hold_for_reducers(distributed: "Any") -> None:
         held[id(reference)] = (reference, *objects)
 
     def after(kind: type, name: str, then: "Callable[[Any, Any], None]", position: int) -> None:
+        """Have `then` called after the method `name`, with the object and the argument at `position`."""
         original = getattr(kind, name)
 
         @functools.wraps(original)
@@ -128,7 +130,7 @@ def hold_for_reducers(distributed: "Any") -> None:
 
 
 def raise_timeouts(distributed: "Any") -> None:
-    """Give every process group that the program makes a LONG timeout, whatever it asks for."""
+    """Give every process group of the program a LONG timeout, whatever timeout the program asks for."""
     module: Any = distributed.distributed_c10d
     make = module._new_process_group_helper
 
@@ -217,7 +219,7 @@ def ranges_of(ranks: "Iterable[int]") -> str:
 
 
 def _quietly(make: "Callable[[], Any]") -> "Any":
-    """Call `make` and return its result; drop the line that it writes to stderr, and keep those of others."""
+    """Call `make` and return its result; drop its line "Server listening" from stderr, and keep all other lines."""
     stderr = os.dup(2)
     in_memory = hasattr(os, "memfd_create")  # not where Python was built with an old glibc
     file = os.memfd_create("stderr") if in_memory else os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)

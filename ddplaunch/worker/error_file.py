@@ -116,6 +116,7 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def _write(path: str, content: bytes) -> None:
+    """Write a file whole or not at all: under another name first, then renamed."""
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "wb") as file:

@@ -171,7 +171,7 @@ def _fork_all(control: "Any", number: int) -> "int | None":
 
 
 def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "list[str]":
-    """Make this forked process like a fresh one, and return its arguments once a byte comes from the pipe `release`.
+    """Make this forked process like a fresh one; once a byte comes from the pipe `release`, return its arguments.
 
     `content` holds CPUs, the number of arguments, arguments and variables, each ended by a zero byte. `agent` is the pid that
     must be this process's parent: the guard's, where the interpreter is kept warm.
@@ -205,7 +205,7 @@ def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "lis
 
 
 def _move(fd: int, target: int) -> None:
-    """Give a descriptor this number, unless an imported module has taken it, or a low limit of open files forbids it."""
+    """Give a descriptor the number `target`; close it instead if that number is in use, or above the limit."""
     if fd == target:
         return
     try:
@@ -225,7 +225,7 @@ def _is_open(fd: int) -> bool:
 
 
 def _open_stdin() -> None:
-    """Make sys.stdin again for the file that descriptor 0 is now: it remembers the kind of file for which it was made."""
+    """Make sys.stdin again for the file that descriptor 0 is now: a stream remembers what kind of file it was made for."""
     import io
 
     old: Any = sys.__stdin__
@@ -425,7 +425,7 @@ def wait(pid: int) -> int:
 
 
 def _repeat(variables: "dict[str, tuple[str | None, str | None]]") -> None:
-    """Change each variable as the imports did, from its value before to that after, where this process has the one before."""
+    """Change variables as the imports did, each from its value before to its value after, if it still has the value before."""
     for name, (before, after) in variables.items():
         if os.environ.get(name) == before:
             if after is None:

@@ -23,7 +23,7 @@ INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def pin(device: str) -> None:
-    """Make `device`, torch's name of one like "cuda:2", the current one when torch first uses a device of its kind."""
+    """Make `device`, such as "cuda:2", the current device when torch first uses a device of that kind."""
     kind, _, number = device.partition(":")
     index = int(number)
     visible = _visible()
@@ -118,7 +118,7 @@ def search(name: str, path: "Sequence[str] | None", target: "ModuleType | None")
 
 
 def execute_by(loader: "Any", call: "Callable[[Execute, ModuleType], None]") -> None:
-    """Have the loader leave the next module to `call`, with the function that executes it; not a loader with slots."""
+    """Have `call` execute the next module of this loader, with the loader's own function; a loader with slots stays as it is."""
     execute = loader.exec_module
 
     def exec_module(module: "ModuleType") -> None:
@@ -161,6 +161,7 @@ class Timed:
         return spec
 
     def _execute(self, execute: "Execute", module: "ModuleType") -> None:
+        """Execute a module, and note how long that took if that is worth naming; nested imports count for the outermost."""
         import time
 
         if self._is_busy:

@@ -68,7 +68,7 @@ class Lifecycle:
             self._load("debugger")["post_mortem"](error, self._debugger)
 
     def _prepare_torch(self) -> None:
-        """Have torch set up as the variables say, when the program imports it."""
+        """Have torch set up, as our variables say, at the moment when the program imports torch."""
         device = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")
         sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
         port = os.environ.get("MASTER_PORT", "")
@@ -100,7 +100,7 @@ class Lifecycle:
             pass
 
     def _record(self, error: BaseException) -> None:
-        """Write the error file, if there is one to write; never raises, so that the program ends as it would without us."""
+        """Write the error file, if the agent wants one; never raise, so that the program ends as it would without us."""
         try:
             if self._error_file:
                 _make_room_for_files()
@@ -111,7 +111,7 @@ class Lifecycle:
             pass
 
     def _notify(self, what: bytes) -> None:
-        """Send the agent a byte through its pipe, see RAISED and the others in report/error_file.py.
+        """Send the agent one byte through its pipe: RAISED, or another of the bytes in report/error_file.py.
 
         A pipe, since a signal could hit a process that has got the pid of an agent that ended.
         """

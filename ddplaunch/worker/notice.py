@@ -74,7 +74,7 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
 
 
 def _in_child() -> None:
-    """Give a forked child the handlers that the program had; it ignores signals without one, if they are not to end children."""
+    """Give a forked child the program's own handlers; signals without one are ignored, except for those that end children."""
     global _received
     _received = False
     for signum in signals(os.environ):
@@ -97,7 +97,7 @@ class Ranks(NamedTuple):
 
 
 def ranks(env: Mapping[str, str]) -> Ranks:
-    """Return rank and world size, those of a single process if no launcher has set them.
+    """Return rank and world size; 0 and 1 if no launcher has set them.
 
     Raises: ValueError: one of the variables is missing, or they contradict each other.
     """

@@ -59,7 +59,7 @@ class _ProgressFile:
                 pass
 
     def write(self, step: int, total: int | None, metrics: dict[str, SupportsFloat]) -> None:
-        """Write how far the worker is; not in a forked child of it, such as a data loader's."""
+        """Write how far the worker is. A forked child of the worker, such as a data loader's, writes nothing."""
         if self._fd < 0 or os.getpid() != self._pid:
             return
         now = time.monotonic()

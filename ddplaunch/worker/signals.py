@@ -53,6 +53,7 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], di
     client: Any = None  # of the debugger that is open, or was open last
 
     def asked(_signum: int, frame: "FrameType | None") -> None:
+        """Open a debugger for a client that attaches; the handler of the signal. Do nothing in a forked child."""
         nonlocal client
         if os.getpid() != worker:
             return

@@ -38,7 +38,7 @@ PARAMETERS = (
 
 
 def host_for_clients(distributed: "Any", server: str, ask: "Callable[[], None]") -> None:
-    """Have TCPStore() host the store for its clients; `server` is the path of this file, `ask` asks the agent to host it."""
+    """Make TCPStore() host the store before a client connects; `server` is this file's path, `ask` asks the agent to host."""
     store = getattr(distributed, "TCPStore", None)
     if store is None:  # a torch that was built without torch.distributed
         return
@@ -51,6 +51,7 @@ def host_for_clients(distributed: "Any", server: str, ask: "Callable[[], None]")
     kept = []
 
     def host() -> None:
+        """Have a process of this job host the store, if no process does: this worker, a process of its own, or node 0's agent."""
         if is_hosted_within(0, address, port):
             return
         if is_rank_0:
@@ -100,7 +101,7 @@ def wait_for_rank_0(given: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def is_hosted_within(seconds: float, address: str, port: int) -> bool:
-    """Wait at most `seconds` until a process listens at this address; return whether one does."""
+    """Wait at most `seconds` until a process listens at this address; return whether a process does."""
     until = _now() + seconds
     try:
         found = getaddrinfo(address, port, type=SOCK_STREAM)  # once: a resolver may be slow
@@ -137,7 +138,7 @@ def _now() -> float:
 
 
 def main() -> None:
-    """Host the store until the agent has ended, or ends this process; exit if another process hosts it already.
+    """Host the store until the agent has ended or ends this process; exit if another process hosts the store already.
 
     Forked, and in a session of its own: the worker that started it may end before the others, or get a signal.
     """

@@ -147,7 +147,7 @@ class _Warm:
         return [*self.guards.values(), *(connection for _, connection in (*self._lost, *self._silent))]
 
     def _on_children(self) -> None:
-        """Reap guards that have ended, and kill the processes that they left; the end of each of these brings us here again."""
+        """Reap guards that have ended and kill the processes that they left; each further end calls this again."""
         for pid in [pid for pid in self.guards if os.waitpid(pid, os.WNOHANG)[0]]:
             now = time.monotonic()
             self._lost.append((now + _KILL_TIMEOUT, self.guards.pop(pid)))
@@ -177,7 +177,7 @@ class _Warm:
             self._silent.pop(0)[1].close()
 
     def _next_of(self, ready: "set[int]") -> "Any":
-        """Answer `ready` clients, until a guard is to serve one: return that. Close clients that are silent for too long."""
+        """Answer the `ready` clients; return the first client that asks for a guard. Close clients that are silent too long."""
         now = time.monotonic()
         for client in self._silent[:]:
             until, connection = client
@@ -192,7 +192,7 @@ class _Warm:
         return None
 
     def _asks_for_guard(self, connection: "Any") -> bool:
-        """Read the line of a client and answer it; return whether a guard is to serve it."""
+        """Read and answer the line of a client; return whether the client asks for a guard."""
         try:
             line = connection.recv(_LONGEST_LINE)
             what, _, rest = os.fsdecode(line).rstrip("\n").partition(" ")
@@ -231,7 +231,7 @@ class _Warm:
         return "ok\n", what == "guard"
 
     def _refusal(self, connection: "Any", folder: str) -> str:
-        """Return why no guard may serve a script in `folder`, "" if one may; accept no further run if that holds for all."""
+        """Return why no guard may serve a script in `folder`, "" if a guard may; take no more runs if no script can be served."""
         ours = {one.fileno() for one in (self._listener, connection, *self._connections())}
         if why := self.imported.why_unsafe(ours, {*self._children.now()} - self._of_imports):
             refusal = f"unsafe {why}\n"
@@ -376,7 +376,7 @@ class _Guard:
                 os.close(fd)
 
     def next_request(self) -> "tuple[bytes, list[int]]":
-        """Return the next request to fork; serve all others meanwhile, and exit when the agent has ended."""
+        """Return the next request to fork a worker; meanwhile serve other requests, and exit when the agent has ended."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._children.fd, select.POLLIN)
@@ -414,7 +414,7 @@ class _Guard:
         os.close(folder)
 
     def _report_ends(self) -> None:
-        """Report how workers have ended, keep their pids until the agent frees them; reap orphans; pass SIGCHLD on."""
+        """Report how workers ended; keep their pids until the agent frees them. Reap orphans, and pass SIGCHLD on."""
         for worker, pipe in self.running.items():
             end = os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT | os.WNOHANG) if pipe >= 0 else None
             if end is not None:
@@ -433,7 +433,7 @@ class _Guard:
                 pass
 
     def _reap(self, worker: int) -> None:
-        """Free the pid of a worker that has ended, and answer what it used."""
+        """Free the pid of a worker that has ended, and send the agent the worker's usage."""
         pipe = self.running.pop(worker, -1)
         if pipe >= 0:
             os.close(pipe)
