@@ -197,6 +197,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     tee: StreamChoice = StreamChoice()
     timestamps: bool = False
     log_dir: str | None = None
+    notify: str | None = None  # a command of the shell
+    metrics_file: str | None = None  # path
     keep_runs: int = 30  # days for which the folders of runs stay; 0: for ever
     local_ranks_filter: frozenset[int] | None = None  # local ranks shown on the console; None: all
     duplicate_stdout_filters: tuple[str, ...] = ()

@@ -39,6 +39,7 @@ from ddplaunch.supervise.outcome import WorkerExit
 
 if TYPE_CHECKING:
     from ddplaunch.agent.job import Connect
+    from ddplaunch.agent.outward import Errands
     from ddplaunch.agent.workers import Workers
     from ddplaunch.coordinator.orders import Report
 
@@ -88,6 +89,7 @@ class Agent:
         self._deadline = loop.timer(None, self._deadline_reached)
         self._rest = loop.timer(None, self._deadline_reached, may_rest=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
+        self._outward = self._tell_outward()
 
     def run(self, connect: Connect) -> int:
         """Run the loop until everything is gone; give the job's exit status."""
@@ -110,10 +112,20 @@ class Agent:
             while self._state.phase is not Phase.ENDED or not link.is_over:
                 self._before_sleep()
                 self._loop.run_once()
+            self._shutdown.wait_for(self._outward)
         assert self._state.status is not None
         assert link.end is not None
         self._shutdown.leave(self._state, self._exits, link.end)
         return self._state.status
+
+    def _tell_outward(self) -> list[Errands]:
+        """Begin to tell programs outside of the job what the user wants them to know; return what does it."""
+        inputs = self._context.inputs
+        if not inputs.reports_job or not (inputs.spec.notify or inputs.spec.metrics_file):
+            return []
+        from ddplaunch.agent import outward  # few jobs need it
+
+        return outward.begin(self._loop, self._context, lambda: (self._state, self._workers))
 
     def _before_sleep(self) -> None:
         """Adapt to how much output waits, and to whether there is more to start."""

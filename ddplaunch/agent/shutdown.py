@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from ddplaunch.supervise.outcome import Intent, Why, WorkerExit
 
 if TYPE_CHECKING:
     from ddplaunch.agent.job import Requeue
+    from ddplaunch.agent.outward import Errands
 
 OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm before the job is queued again
 
@@ -41,7 +43,7 @@ class Shutdown:
         if end.requeue:
             self._reporter.left_after(end.requeue)
         if self._own_requeue(end) is None:
-            self._reporter.write_summary(state, exits, end.why, at)
+            self._reporter.write_summary(state, exits, end.why, end.text, at)
             self._reporter.print_end(end.why, end.text)
             self._advise()
 
@@ -54,6 +56,12 @@ class Shutdown:
             if text := advice_on_imports(self._context.error_files.slow_imports, preload):
                 self._reporter.print(text)
 
+    def wait_for(self, errands: Iterable[Errands]) -> None:
+        """Wait until what is told to programs outside is told, unless the user does not wait; each has a time limit."""
+        before = self._signals.stop_signals
+        while any(one.is_busy for one in errands) and self._signals.stop_signals == before:
+            self._loop.run_once()
+
     def leave(self, state: State, exits: list[WorkerExit], end: JobEnd) -> None:
         """End this agent: requeue the job if that is due, which may end this process, too; then hand over all output."""
         if (requeue := self._own_requeue(end)) is not None:
@@ -62,7 +70,7 @@ class Shutdown:
             self._reporter.print_end(end.why, end.text)
             failed = self._submit(requeue, decision, state)
             self._reporter.left_after(end.requeue, decision, failed)
-            self._reporter.write_summary(state, exits, end.why, at)
+            self._reporter.write_summary(state, exits, end.why, end.text, at)
         self.leave_early(state)
 
     def leave_early(self, state: State) -> None:

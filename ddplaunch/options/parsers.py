@@ -102,6 +102,13 @@ def path(value: str) -> str:
     return value
 
 
+def command_line(value: str) -> str:
+    """Take a command of the shell."""
+    if not value.strip() or "\0" in value:
+        raise BadValue("expected a command of the shell")
+    return value
+
+
 def switch(value: str) -> bool:
     """Read a flag's value from a variable or a setting; torchrun reads 1 and 0, and letters in --rdzv-conf."""
     match value.lower():

@@ -249,6 +249,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="keep_runs", group=_OUTPUT, metavar="DAYS", parse=parsers.number(0), example="90", default="30",
            help="How long the folders of runs are kept without --log-dir: 30 days, if it is not given, and of runs older than a "
                 "day 2 GiB at most; 0: for ever."),
+    Option(name="notify", group=_OUTPUT, metavar="COMMAND", parse=parsers.command_line, example="./tell.sh",
+           help="Run this shell command at the start and the end of the job, at each restart and notice, with the event as JSON "
+                "on its stdin; on node 0, for 10 s at most."),
+    Option(name="metrics_file", group=_OUTPUT, metavar="FILE", parse=parsers.path, path="file", example="job.prom",
+           help="Write figures of the job to this file every 15 s, as Prometheus reads them; on node 0."),
     Option(name="redirects", short="-r", group=_OUTPUT, metavar="STREAMS", pet=True, parse=parsers.streams, example="3",
            default="0",
            help="Streams that go to the log only: 1 stdout, 2 stderr, 3 both; 0:3,1:2 for some local ranks."),

@@ -13,7 +13,7 @@ from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process.clock import Pause
 from ddplaunch.report.closing import render_still_running, render_stopped, render_stopping
-from ddplaunch.report.paint import Paint
+from ddplaunch.report.paint import Paint, plain
 from ddplaunch.runlog.events import Event, Reader, left_after, of_action, of_event, summary
 from ddplaunch.runlog.folders import short
 from ddplaunch.runlog.run_folder import RunFolder
@@ -90,6 +90,7 @@ class Reporter:
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
         self.came_last: Mapping[str, Any] | None = None  # what it says of a rank that the others waited for
         self.pace: float | None = None  # steps in a second
+        self._closing = ""  # what was printed of the end
         self._is_announced = False
         self.master_port: int | None = None  # of the last generation
         self._kept_plan: Plan | None = None  # the one that the folder shows
@@ -100,6 +101,10 @@ class Reporter:
         self._dropped = 0  # bytes reported
         self._pause: Pause | None = None  # reported
         self._oom_kills_before = sysfs.oom_kills("/")
+
+    def also_tell(self, reader: Reader) -> None:
+        """Pass all events from now on to this reader, too."""
+        self._readers = (*self._readers, reader)
 
     def use(self, plan: Plan, folder: RunFolder) -> None:
         """Take the plan that is carried out, and the folder that keeps its record."""
@@ -253,11 +258,12 @@ class Reporter:
         """Note that all workers left after a notice, and whether the job was requeued; None: another process does that."""
         self._left_after = left_after(notice, intent, failed)
 
-    def write_summary(self, state: State, exits: list[WorkerExit], why: str, at: float) -> None:
-        """Record how the job ended; `why` is the coordinator's."""
+    def write_summary(self, state: State, exits: list[WorkerExit], why: str, text: str, at: float) -> None:
+        """Record how the job ended; `why` and `text` are the coordinator's."""
         if self._left_after is not None:
             self.emit("left_after_notice", **self._left_after)
-        self.emit("job_ended", status=state.status, why=why, seconds=round(at - self.began, 3))
+        text = plain(text or self._closing).partition("\n")[0].removeprefix("ddplaunch: ").removeprefix("error: ")
+        self.emit("job_ended", status=state.status, why=why, seconds=round(at - self.began, 3), text=text)
         ending = summary(state, exits, at - self.began, why, self.job_failure, self._left_after)
         if self._reply is not None:
             self._reply({"type": "outcome", **ending, "workers": ()})
@@ -280,6 +286,7 @@ class Reporter:
 
     def report(self, text: str) -> None:
         """Print why the job failed."""
+        self._closing = text
         if self._reply is None:
             self._write_last(text)
         else:
@@ -287,6 +294,7 @@ class Reporter:
 
     def print_closing(self, text: str) -> None:
         """Print in one line how a job ended that did not fail by itself."""
+        self._closing = text
         if self._reply is not None:
             self._reply({"type": "failure_text", "text": text})
         if self._verbosity >= 0:

@@ -90,6 +90,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
         "left_after_notice; with several nodes also not_met, "
         "not_reached, refused, left (this node alone), lost (node 0)",
         "seconds": "number",
+        "text": "string: the same as in a sentence",
     },
 }
 

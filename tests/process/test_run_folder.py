@@ -15,6 +15,7 @@ import pytest
 
 from ddplaunch.process.tree import children, look
 from ddplaunch.runlog.events import SCHEMA
+from ddplaunch.runlog.old_runs import last_tidied
 from tests.conftest import PATIENCE, Job, events_in, until
 from tests.process.terminal import child, held, stopped
 from tests.runs import aged, run_of
@@ -303,6 +304,7 @@ def test_the_run_of_a_job_goes_once_it_is_old_and_its_logs_are_said_to_be_remove
     (runs / "of-a-friend").rename(runs / "best")
     process = job.behave("all=default", options=("--run-id", "single-2"), workers=1)
     until(lambda: events_in(runs / "single-2", "worker_started"), "the events")
+    until(lambda: last_tidied(str(runs)), "the end of its own tidying")
     assert {path.name for path in runs.iterdir()} == {"single", "simulated", "best", "single-2"}
     for folder in runs.iterdir():
         aged(folder, 31)

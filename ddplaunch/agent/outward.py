@@ -1,0 +1,255 @@
+"""What node 0 tells programs outside of the job: events to the command of `--notify`, figures to the file of `--metrics-file`.
+
+Children run the command and write the file, one after another and each with a time limit: neither can hold the job up or end it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from ddplaunch import __version__
+from ddplaunch.loop.loop import Loop
+from ddplaunch.runlog.events import VERSION, Event
+from ddplaunch.runlog.folders import short
+from ddplaunch.supervise.outcome import Progress
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.context import AgentContext
+    from ddplaunch.agent.workers import Workers
+    from ddplaunch.supervise.node import State
+
+LIMIT = 10.0  # seconds that a command has, or a disk
+MOST = 32  # events that wait for a slow command; what comes then is dropped, but for the end of the job
+EVERY = 15.0  # seconds from one writing of the figures to the next
+_MARGIN = 2.0  # seconds for the child itself
+_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
+
+Now = Callable[[], "tuple[State, Workers | None]"]
+Errand = Callable[[], str]  # returns why it failed, "" if it did not
+
+
+def begin(loop: Loop, context: AgentContext, now: Now) -> list[Errands]:
+    """Tell programs outside of the job what its options ask for; return what does it. `now` returns how this node is."""
+    spec, reporter, found = context.inputs.spec, context.reporter, []
+    if spec.notify:
+        notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
+        reporter.also_tell(notifier)
+        found.append(notifier.errands)
+    if spec.metrics_file:
+        file = MetricsFile(loop, os.path.abspath(spec.metrics_file), Look(loop, context, now), reporter.warn)
+        reporter.also_tell(lambda event: file.ended() if event.name == "job_ended" else None)
+        found.append(file.errands)
+    return found
+
+
+class Errands:
+    """Has children do one thing after another, and warns once of the first that fails."""
+
+    def __init__(self, loop: Loop, warn: Callable[[str], None], name: str) -> None:
+        self._loop = loop
+        self._warn: Callable[[str], None] | None = warn
+        self._name = name  # the option, for the warning
+        self._waiting: deque[Errand] = deque()
+        self.is_busy = False
+
+    def add(self, errand: Errand, *, most: int) -> None:
+        """Do this after those that wait; of more than `most` that wait, the oldest are dropped."""
+        self._waiting.append(errand)
+        while len(self._waiting) > most:
+            self._waiting.popleft()
+        if not self.is_busy:
+            self._next()
+
+    def _next(self) -> None:
+        self.is_busy = bool(self._waiting)
+        if self.is_busy:
+            self._loop.ask(self._waiting.popleft(), "did not end in time", self._done, within=LIMIT + _MARGIN)
+
+    def _done(self, why: str) -> None:
+        if why and self._warn is not None:
+            self._warn(f"{self._name}: {why}")
+            self._warn = None
+        self._next()
+
+
+# --- --notify
+
+
+class Notifier:
+    """A reader of events, which hands the important ones to a command of the user."""
+
+    def __init__(self, loop: Loop, command: str, env: Mapping[str, str], warn: Callable[[str], None]) -> None:
+        """`env` is the environment of the command."""
+        self.errands = Errands(loop, warn, f"--notify {command}")
+        self._command = command
+        self._env = dict(env)
+        self._run: dict[str, Any] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Hand an event to the command."""
+        if event.name == "job_started":
+            run_id = event.fields["run_id"]
+            self._run = {"run_id": run_id, "name": short(run_id), "program": event.fields["program"]}
+        if event.name in _TOLD and self._run:
+            said = {"v": VERSION, "event": event.name, "at": time.time(), **self._run, **event.fields}
+            self.errands.add(partial(run_command, self._command, self._env, said), most=MOST)
+
+
+def run_command(command: str, env: Mapping[str, str], said: Mapping[str, Any]) -> str:
+    """Run a shell's command with an event as JSON on its stdin; return why it failed, "" if it did not."""
+    import json
+    from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+
+    process = Popen(
+        ["/bin/sh", "-c", command],
+        stdin=PIPE,
+        stdout=DEVNULL,
+        stderr=DEVNULL,
+        env=env,
+        start_new_session=True,
+        # this child takes no signals; it has one thread
+        preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, ()),  # noqa: PLW1509
+    )
+    try:
+        process.communicate(json.dumps(said).encode() + b"\n", LIMIT)
+    except TimeoutExpired:
+        return f"killed, for it had not ended after {LIMIT:g} s"
+    finally:
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(process.pid, signal.SIGKILL)
+    code = process.returncode
+    return "" if code == 0 else f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+# --- --metrics-file
+
+
+class Figures(Struct, frozen=True):
+    """What is known of a job at one moment; times in seconds since the epoch."""
+
+    run_id: str
+    program: str
+    world_size: int
+    nnodes: int
+    restarts: int
+    started_at: float
+    progressed_at: float
+    progress: Progress | None = None
+    status: int | None = None  # exit status; None: the job runs
+
+
+class Look:
+    """Looks at the job, and remembers how far it was when it has ended."""
+
+    def __init__(self, loop: Loop, context: AgentContext, now: Now) -> None:
+        self._loop = loop
+        self._context = context
+        self._now = now
+        self._progress: Progress | None = None
+
+    def __call__(self) -> Figures | None:
+        """Return the figures of now; None before the workers are started."""
+        state, workers = self._now()
+        reporter, now, epoch = self._context.reporter, self._loop.now(), time.time()
+        plan = reporter.plan
+        if plan is None:
+            return None
+        ages = [now - state.idle_since]
+        told = {exit.rank: exit.progress for exit in state.exits if exit.progress is not None}
+        if workers is not None:
+            ages += workers.quiet.values()
+            told |= workers.progress
+        if told:
+            self._progress = told[min(told)]
+            ages.append(self._progress.age)
+        return Figures(
+            run_id=plan.run_id,
+            program=self._context.inputs.spec.program.target,
+            world_size=plan.world_size,
+            nnodes=plan.nnodes,
+            restarts=state.generation,
+            started_at=epoch - (reporter.clock() - reporter.began),
+            progressed_at=epoch - min(ages),
+            progress=self._progress,
+            status=state.status,
+        )
+
+
+class MetricsFile:
+    """Writes the figures of a job in Prometheus' text format, every 15 s and once it has ended."""
+
+    def __init__(self, loop: Loop, path: str, look: Callable[[], Figures | None], warn: Callable[[str], None]) -> None:
+        """`look` returns the figures of now, None before there are any."""
+        self.errands = Errands(loop, warn, f"--metrics-file {path}")
+        self._loop = loop
+        self._path = path
+        self._look = look
+        self._due = loop.timer(loop.now(), self._write, may_rest=True)
+
+    def _write(self) -> None:
+        if (figures := self._look()) is not None:
+            self.errands.add(partial(write_whole, self._path, render(figures)), most=1)
+        self._due.set(self._loop.now() + (EVERY if figures is not None else 1.0))
+
+    def ended(self) -> None:
+        """Write how the job has ended."""
+        self._write()
+        self._due.cancel()
+
+
+def write_whole(path: str, text: str) -> str:
+    """Replace a file as a whole; return why that failed, "" if it did not."""
+    unfinished = f"{path}.{os.getpid()}"  # node_exporter reads *.prom only
+    try:
+        with open(unfinished, "x") as file:
+            file.write(text)
+        os.replace(unfinished, path)
+    except OSError as error:
+        return f"could not be written: {error.strerror}"
+    return ""
+
+
+def render(figures: Figures) -> str:
+    """Return the figures in Prometheus' text format, version 0.0.4."""
+    labels = f'run="{_escaped(figures.run_id)}"'
+    lines: list[str] = []
+
+    def add(name: str, kind: str, text: str, value: object, more: str = "") -> None:
+        full = f"ddplaunch_{name}"
+        if f"# TYPE {full} {kind}" not in lines:
+            lines.extend([f"# HELP {full} {text}", f"# TYPE {full} {kind}"])
+        lines.append(f"{full}{{{labels}{more}}} {value}")
+
+    of_job = f',program="{_escaped(figures.program)}",version="{__version__}"'
+    add("info", "gauge", "The job.", 1, of_job)
+    add("running", "gauge", "Whether the job runs: 1 or 0.", int(figures.status is None))
+    if figures.status is not None:
+        add("exit_status", "gauge", "The exit status of ddplaunch.", figures.status)
+    add("workers", "gauge", "The world size.", figures.world_size)
+    add("nodes", "gauge", "How many nodes take part.", figures.nnodes)
+    add("restarts_total", "counter", "How often all workers were started again.", figures.restarts)
+    add("start_timestamp_seconds", "gauge", "When the job started.", round(figures.started_at, 3))
+    since = "When a worker of node 0 last made a step, wrote a line or was seen to compute."
+    add("last_progress_timestamp_seconds", "gauge", since, round(figures.progressed_at, 3))
+    if (progress := figures.progress) is not None:
+        add("step", "gauge", "The step that the job has reached.", progress.step)
+        if progress.total is not None:
+            add("steps", "gauge", "How many steps the job is to make.", progress.total)
+        for name, number in progress.metrics:
+            what = "A metric that the script reports."
+            add("metric", "gauge", what, {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(number, number),
+                f',name="{_escaped(name)}"')  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
