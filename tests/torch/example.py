@@ -21,7 +21,7 @@ LIGHT = {"PYTHONPATH": LIGHT_TORCH}  # two thirds of what an example computes is
 QUICK = {**LIGHT, "DDPLAUNCH_START_METHOD": "forkserver"}  # and torch is imported once for all workers of a node
 LONG = 180.0  # seconds; four imports of torch and scikit-learn on two busy cores
 
-TENSORS = 6  # of the model of train_ddp.py: of two convolutions and a linear layer, each with its bias
+TENSORS = 4  # of the model of train_ddp.py: of two linear layers, each with its bias
 
 # of a worker that raised: torch 2.13 sometimes aborts as it ends with a group that is still alive, whatever has launched it
 AFTER_EXCEPTION = (1, 128 + signal.SIGABRT)
