@@ -31,7 +31,7 @@ from ddplaunch.agent.pipes import (
 )
 from ddplaunch.agent.signals import SignalDeduplicator, SignalOrigin, passed_on
 from ddplaunch.process import clock
-from ddplaunch.process.terminal import modes, set_modes, size_of
+from ddplaunch.process.terminal import Modes, modes, set_modes, size_of
 from ddplaunch.process.tree import ends_within, has_ended, is_orphaned_group
 
 if TYPE_CHECKING:
@@ -74,6 +74,12 @@ def run(
     front.child_ended(signal.SIGCHLD, None)  # an agent that ended before has sent its signal to nobody
     signal.signal(signal.SIGALRM, front.interval_passed)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
+    _show_until_end(front, pid, pipes)
+    return _status_of_job(front, pid, pipes, before)
+
+
+def _show_until_end(front: _Front, pid: int, pipes: FrontPipes) -> None:
+    """Show the agent's messages until the agent has ended, or is killed because it does not respond."""
     try:
         front.output.show(pipes.output[0])
     except _Unread:
@@ -86,6 +92,10 @@ def run(
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _status_of_job(front: _Front, pid: int, pipes: FrontPipes, before: Modes | None) -> int:
+    """Reap the agent, give the terminal its modes of `before` if the agent was killed, and return the exit status."""
     if front.killed_agent:
         if ends_within(pid, child.KILL_TIMEOUT):
             child.reap_agent(pid, pipes)

@@ -313,10 +313,10 @@ def _job(ctx: click.Context) -> JobSpec:
 
 
 def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None:
-    """Check the program; `before` are the words before it.
+    """Check the program; `before` are the words before the program on the command line.
 
     Raises:
-        LaunchError: it does not exist, or is hardly meant.
+        LaunchError: the program does not exist, or the user probably meant something else.
     """
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:

@@ -192,9 +192,9 @@ def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
 
 
 def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
-    """The error for a SCRIPT that is another launcher or verb, a variable, a number, a URL, a whole command line or half a name.
+    """Return the error for a SCRIPT that is probably meant as something else, such as a launcher, a number or a URL; else None.
 
-    None: it is none of these. `before` are the words before it, the verb `plan` among them.
+    `before` are the words before the script, the verb `plan` among them.
     """
     target, *rest = program
     name = os.path.basename(target)
@@ -204,35 +204,14 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
         )
     if os.path.lexists(target):
         return None
-    if target in _LAUNCHERS:
-        meant, lost = _of_launcher(target, rest)
-        hint = _type(before, meant) + (f", which leaves out {' '.join(lost)}" if lost and meant else "")
-        return LaunchError(f"{target} is a launcher as ddplaunch is: one of them is enough", hint=hint)
-    if target in _IN_FRONT and (at := _first_script(rest)) is not None:
-        words = [word for word in rest[:at] if not _PYTHON.fullmatch(word)]
-        whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
-        return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
-    if target in _SERVES and "." not in "".join(rest[:1]):
-        return LaunchError(f"{target} is no verb of ddplaunch", hint=_SERVES[target])
-    if re.match(r"\w+://", target):
-        return LaunchError(
-            f"{target} is a URL, not a file",
-            hint=_type(before, [os.path.basename(target) or "train.py", *rest], "fetch it first, then "),
-        )
-    if error := _of_optional(before, program):
+    if error := _of_program(before, target, rest) or _of_optional(before, program):
         return error
     if "--" + _flag(target) in _FLAGS:
         return LaunchError(
             f"{target} is no script, but an option without its dashes", hint=_type([*before, f"--{target}"], rest)
         )
     if _ASSIGNMENT.fullmatch(target):
-        assigned = [target, *takewhile(_ASSIGNMENT.fullmatch, rest)]
-        behind = rest[len(assigned) - 1 :]
-        if not target.partition("=")[0].isupper():
-            hint = _type(before, [*behind[:1], *assigned, *behind[1:]] if behind else [])
-            return LaunchError(f"{target} is not a script; its arguments come after it", hint=hint)
-        env = [word for one in assigned for word in ("--env", one)]
-        return LaunchError(f"{target} is a variable, not a script", hint=_type([*before, *env], behind))
+        return _of_assignment(before, program)
     if meant := _of_last_value(before, program):
         return LaunchError(f"{target} does not exist", hint=_type([], meant, "a value is one word: "))
     if target.isdecimal():
@@ -249,6 +228,38 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
             hint=_type(before, [*unquoted, *rest], "without the quotes: "),
         )
     return _not_there(before, program)
+
+
+def _of_program(before: Sequence[str], target: str, rest: Sequence[str]) -> LaunchError | None:
+    """Return the error for a SCRIPT that is another launcher, a command that runs others, a verb, or a URL; else None."""
+    if target in _LAUNCHERS:
+        meant, lost = _of_launcher(target, rest)
+        hint = _type(before, meant) + (f", which leaves out {' '.join(lost)}" if lost and meant else "")
+        return LaunchError(f"{target} is a launcher as ddplaunch is: one of them is enough", hint=hint)
+    if target in _IN_FRONT and (at := _first_script(rest)) is not None:
+        words = [word for word in rest[:at] if not _PYTHON.fullmatch(word)]
+        whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
+        return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
+    if target in _SERVES and "." not in "".join(rest[:1]):
+        return LaunchError(f"{target} is no verb of ddplaunch", hint=_SERVES[target])
+    if re.match(r"\w+://", target):
+        return LaunchError(
+            f"{target} is a URL, not a file",
+            hint=_type(before, [os.path.basename(target) or "train.py", *rest], "fetch it first, then "),
+        )
+    return None
+
+
+def _of_assignment(before: Sequence[str], program: Sequence[str]) -> LaunchError:
+    """Return the error for NAME=VALUE in place of the script: a variable if NAME has capitals, else the script's argument."""
+    target, *rest = program
+    assigned = [target, *takewhile(_ASSIGNMENT.fullmatch, rest)]
+    behind = rest[len(assigned) - 1 :]
+    if not target.partition("=")[0].isupper():
+        hint = _type(before, [*behind[:1], *assigned, *behind[1:]] if behind else [])
+        return LaunchError(f"{target} is not a script; its arguments come after it", hint=hint)
+    env = [word for variable in assigned for word in ("--env", variable)]
+    return LaunchError(f"{target} is a variable, not a script", hint=_type([*before, *env], behind))
 
 
 def _not_there(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:

@@ -46,7 +46,7 @@ def prepare(
 ) -> JoinRequest:
     """Decide how this agent finds the other nodes; may look up a name. The secret, if there is one, is in `env`.
 
-    Imports what the agent needs for that, and only that: as a rule it is known whether the coordinator is here.
+    Imports the modules that `join` will need, while a failed import can still be reported.
     """
     rendezvous = allocation.rendezvous
     assert rendezvous is not None

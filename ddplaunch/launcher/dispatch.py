@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -64,8 +64,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     allocation, secret = _allocation(spec, env)
     if secret is not None:
         env = {**env, token.VARIABLE: secret}
-        for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
-            write_stderr(visible(f"ddplaunch: warning: {below(weakness)}\n"))
+        _warn_of_weak_token(spec, secret)
     if allocation.starter == "srun" and allocation.is_here and _stays_here(env, to_caller=to_caller):
         from ddplaunch.cluster.slurm import without_step
 
@@ -84,6 +83,25 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
         from ddplaunch.remote.start import run_over_ssh
 
         return run_over_ssh(spec, env, allocation, serve=serve, reports_to_caller=to_caller)
+    return _run_here(spec, env, allocation, screen, serve, to_caller=to_caller)
+
+
+def _warn_of_weak_token(spec: JobSpec, secret: str) -> None:
+    """Print what makes the secret easy to learn, unless the job is to be quiet."""
+    for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
+        write_stderr(visible(f"ddplaunch: warning: {below(weakness)}\n"))
+
+
+def _run_here(
+    spec: JobSpec,
+    env: Mapping[str, str],
+    allocation: Allocation,
+    screen: Screen | None,
+    serve: Callable[..., int],
+    *,
+    to_caller: bool,
+) -> int:
+    """Run this node's part of the job; if that cannot begin, tell the other nodes."""
     from ddplaunch.devices.node import inspect
     from ddplaunch.launcher import node
 

@@ -74,12 +74,7 @@ def run(
     Raises:
         LaunchError: nothing was started.
     """
-    if screen is None:
-        screen = Screen.here(env)
-        has_terminal = os.isatty(0) or bool(screen.terminals)
-    else:
-        has_terminal = False
-    node = replace(node, has_terminal=has_terminal)
+    node, screen = _with_screen(node, screen, env)
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
     several = allocation.rendezvous is not None and not spec.no_control
     _check_ports(spec, draft)
@@ -118,6 +113,14 @@ def run(
         return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again)
     finally:
         inputs.error_files.remove()  # an agent that was killed has left them
+
+
+def _with_screen(node: Node, screen: Screen | None, env: Mapping[str, str]) -> tuple[Node, Screen]:
+    """Return the node and the screen to write to: the terminal belongs to this node if the screen is our own."""
+    if screen is not None:
+        return replace(node, has_terminal=False), screen
+    screen = Screen.here(env)
+    return replace(node, has_terminal=os.isatty(0) or bool(screen.terminals)), screen
 
 
 def _policy(spec: JobSpec, draft: Plan) -> Policy:

@@ -115,7 +115,10 @@ def replaceable_by(path: str) -> str | None:
 
 
 def _unknown_owner() -> list[int]:
-    """Return the user as whom files of all others appear in a container's user namespace, which says nothing about them."""
+    """Return the overflow uid in a container, as which files of all unmapped users appear; [] outside.
+
+    A folder of that uid may belong to any user of the host, so its owner says nothing.
+    """
     try:
         with (
             open("/proc/self/uid_map", encoding="ascii") as file,

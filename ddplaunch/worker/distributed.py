@@ -94,7 +94,10 @@ def _states_of_gloo() -> "list[str]":
 
 
 def hold_for_reducers(distributed: "Any") -> None:
-    """Hold the group of each reducer until the reducer has ended."""
+    """Keep the process group of each DDP reducer until the reducer has ended, so that the reducer never is its last holder.
+
+    A group that ends together with a reducer keeps the GIL while it waits for its threads, one of which may need the GIL.
+    """
     if not hasattr(distributed, "Reducer"):  # a torch without process groups
         return
     held: dict[int, tuple[Any, ...]] = {}

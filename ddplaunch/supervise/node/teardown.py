@@ -39,10 +39,10 @@ Result = tuple[State, tuple[actions.Action, ...]]
 def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False, explained: bool = True) -> Result:
     """Ask all workers to end within one grace period, and report the stop; without workers, only report.
 
-    `by_cluster`: the cluster signals the workers itself. If ddplaunch received that signal on this node, they have had it too;
-    if the coordinator's order came first, it is still to come.
-    `explained`: the workers' stacks are captured before, where the user wants that and this kind of stop allows it. After Ctrl-C
-    they are in any case, to know later which workers stand where they stood.
+    `by_cluster`: the cluster signals the workers itself, so ddplaunch sends no signal; after an order of the coordinator, that
+    signal may still be on its way to this node.
+    `explained`: first capture the workers' stacks, if the user wants that and this kind of stop allows it. After Ctrl-C the
+    stacks are always captured, to know later which workers stand where they stood.
     """
     is_ordered = why in _ORDERED
     reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
