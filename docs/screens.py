@@ -167,7 +167,7 @@ def _svg(typed: str, screen: Emulator) -> Iterator[str]:
     width = 2 * _MARGIN + _CELL * max(map(len, rows))
     height = 2 * _MARGIN + _ROW * len(rows)
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}"'
-    yield ' font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace" font-size="14" xml:space="preserve">\n'
+    yield ' font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace" font-size="14">\n'
     yield f'<rect width="100%" height="100%" rx="8" fill="{_BEHIND}"/>\n'
     for number, row in enumerate(rows):
         y = _MARGIN + _ROW * (number + 0.75)
@@ -177,7 +177,7 @@ def _svg(typed: str, screen: Emulator) -> Iterator[str]:
             text = "".join(chars)
             if text.strip():
                 before = len(text) - len(text.lstrip())
-                shown = text.strip()
+                shown = text.strip().replace(" ", "\u00a0")  # browsers draw several blanks as one
                 x = _MARGIN + _CELL * (column + before)
                 length = f'textLength="{_CELL * len(shown):.1f}"'
                 yield f'<text x="{x:.1f}" y="{y:.1f}" {length} {_look(style)}>{escape(shown)}</text>\n'
