@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from ddplaunch.loop.loop import WRITE, Loop
-from ddplaunch.loop.stream import SendBuffer
+from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.stream import Outgoing
 from ddplaunch.process import clock
 from ddplaunch.process.tree import Process
 
@@ -151,29 +151,13 @@ class Replies:
         return self.has(any_of)
 
 
-class OutputQueue:
+class OutputQueue(Outgoing):
     """Output on its way to the front. Never blocks, never grows without end if its owner respects `full`."""
 
     def __init__(self, loop: Loop, sock: socket.socket) -> None:
-        self._loop = loop
-        self._sock = sock
-        self._buffer = SendBuffer(sock.sendmsg)
+        super().__init__(loop, sock, sock.sendmsg)
         self._last = b""  # the stream of the message that waits last
-        self.broken = False  # the front has ended: everything is dropped
-
-    def fileno(self) -> int:
-        """The descriptor that leads to the front."""
-        return self._sock.fileno()
-
-    @property
-    def size(self) -> int:
-        """The bytes that wait."""
-        return self._buffer.size
-
-    @property
-    def sent(self) -> int:
-        """The bytes that the front has taken, ever."""
-        return self._buffer.sent
+        self.fileno = sock.fileno
 
     @property
     def full(self) -> bool:
@@ -181,28 +165,22 @@ class OutputQueue:
         return self.size >= FULL
 
     def put(self, stream: bytes, data: bytes) -> None:
-        """Queue data for STDOUT, STDERR, OURS, BARS or CONTROL, and send what can be sent at once."""
-        if self.broken:
-            return
+        """Queue data for STDOUT, STDERR, OURS, BARS or CONTROL, and send what can be sent at once.
+
+        Data becomes messages of at most MESSAGE bytes, which end between lines where possible: lines of other hosts may come
+        between two messages.
+        """
         # a message that waits takes more memory than a line, and a turn of the front
         if stream == self._last and stream in (STDOUT, STDERR) and self._buffer.extend(data, most=MESSAGE + 1):
             return
-        try:
-            self._put_messages(stream, data)
-        except OSError:
-            self.abandon()
-        self._watch()
-
-    def _put_messages(self, stream: bytes, data: bytes) -> None:
-        """Put `data` into the buffer, cut into messages of at most MESSAGE bytes, between lines where possible."""
         self._last = stream
         view = memoryview(data)
         start = 0
-        while start < len(data):
+        while start < len(data) and not self.broken:
             end = start + MESSAGE
-            if end < len(data):  # whole lines, since those of other hosts may come between two messages
+            if end < len(data):
                 end = data.rfind(b"\n", start, end) + 1 or end
-            self._buffer.put(stream, view[start:end], joins=False)
+            self._put(stream, view[start:end], joins=False)
             start = end
 
     def put_bars(self, message: bytes) -> bool:
@@ -211,25 +189,6 @@ class OutputQueue:
             return False
         self.put(BARS, message or b"\n")  # what waits is counted in bytes
         return True
-
-    def _flush(self) -> None:
-        try:
-            self._buffer.flush()
-        except OSError:
-            self.abandon()
-        self._watch()
-
-    def _watch(self) -> None:
-        if self.size:
-            self._loop.watch(self._sock, self._flush, WRITE)
-        else:
-            self._loop.unwatch(self._sock)
-
-    def abandon(self) -> None:
-        """Drop what waits and whatever comes."""
-        self.broken = True
-        self._buffer.take()
-        self._loop.unwatch(self._sock)
 
 
 READER_TIMEOUT = 5.0  # seconds without progress after which the reader of our stdout no longer blocks the workers

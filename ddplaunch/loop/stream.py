@@ -1,6 +1,6 @@
 """A stream of bytes: what waits until the other side takes it, and frames, which are a length word and as many bytes.
 
-Opens and watches nothing, never blocks, looks into no frame. A frame above the limit is refused by its length word alone, so that
+Opens nothing, never blocks, looks into no frame. A frame above the limit is refused by its length word alone, so that
 the receiver never keeps more than one frame.
 """
 
@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ddplaunch.loop.loop import WRITE, Loop
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 _BLOCK = 1 << 16  # bytes of small pieces that wait together
 
@@ -81,6 +87,55 @@ class SendBuffer:
         self._blocks.clear()
         self.size = self._sent_of_first = 0
         return rest
+
+
+class Outgoing:
+    """A SendBuffer that a loop empties. Never blocks; bounded if the owner watches `size`."""
+
+    def __init__(self, loop: Loop | None, file: FileDescriptorLike, send: Callable[[Sequence[Buffer]], int]) -> None:
+        """Send to `file` by `send`, whenever the loop finds room there; without a loop, only `put` sends."""
+        self._loop = loop
+        self._file = file
+        self._buffer = SendBuffer(send)
+        self.broken = False  # the other side has closed: everything is dropped
+
+    @property
+    def size(self) -> int:
+        """The bytes that wait."""
+        return self._buffer.size
+
+    @property
+    def sent(self) -> int:
+        """The bytes that the other side has taken, ever."""
+        return self._buffer.sent
+
+    def abandon(self) -> None:
+        """Drop all bytes that wait, and all that come."""
+        self.broken = True
+        self._buffer.take()
+        self._watch()
+
+    def _put(self, *pieces: Buffer, joins: bool = True) -> None:
+        """Send these pieces as far as there is room, and keep the rest; see `SendBuffer.put`."""
+        try:
+            self._buffer.put(*pieces, joins=joins)
+        except OSError:
+            self.abandon()
+        self._watch()
+
+    def _on_room(self) -> None:
+        """Send what waits. Called by the loop."""
+        try:
+            self._buffer.flush()
+        except OSError:
+            self.abandon()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._loop is not None and self.size:
+            self._loop.watch(self._file, self._on_room, WRITE)
+        elif self._loop is not None:
+            self._loop.unwatch(self._file)
 
 
 WORD = 4  # bytes of the length word, big-endian

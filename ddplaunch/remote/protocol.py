@@ -14,8 +14,8 @@ from functools import partial
 from ddplaunch import __version__
 from ddplaunch.agent.pipes import BARS, CONTROL, OURS, STDERR, STDOUT
 from ddplaunch.loop import stream
-from ddplaunch.loop.loop import WRITE, Loop
-from ddplaunch.loop.stream import FrameError, SendBuffer
+from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.stream import FrameError, Outgoing
 from ddplaunch.process import clock
 
 PROTOCOL = 1
@@ -166,28 +166,16 @@ class InputPipe:
         os.close(self._fd)
 
 
-class OutputPipe:
-    """Frames to the other side. Never blocks; bounded if its user watches `size`."""
+class OutputPipe(Outgoing):
+    """Frames to the other side."""
 
     def __init__(self, fd: int, first: bytes = b"") -> None:
-        """Send `first` before any frame."""
+        """Send `first` before any frame; `attach` has a loop send what finds no room at once."""
         os.set_blocking(fd, False)
+        super().__init__(None, fd, partial(os.writev, fd))
         self._fd = fd
-        self._buffer = SendBuffer(partial(os.writev, fd))
-        self._loop: Loop | None = None
-        self.broken = False  # the reader has closed it: everything is dropped
         if first:
             self._put(first)
-
-    @property
-    def size(self) -> int:
-        """The bytes that wait."""
-        return self._buffer.size
-
-    @property
-    def sent(self) -> int:
-        """The bytes that were taken, ever."""
-        return self._buffer.sent
 
     def attach(self, loop: Loop) -> None:
         """Have the loop send what waits."""
@@ -199,34 +187,8 @@ class OutputPipe:
         if not self.broken:
             self._put(pack(tag, data))
 
-    def _put(self, data: bytes) -> None:
-        try:
-            self._buffer.put(data)
-        except OSError:
-            self.abandon()
-        self._watch()
-
-    def _flush(self) -> None:
-        try:
-            self._buffer.flush()
-        except OSError:
-            self.abandon()
-        self._watch()
-
-    def _watch(self) -> None:
-        if self._loop is not None and self.size:
-            self._loop.watch(self._fd, self._flush, WRITE)
-        elif self._loop is not None:
-            self._loop.unwatch(self._fd)
-
-    def abandon(self) -> None:
-        """Drop all output, queued and to come."""
-        self.broken = True
-        self._buffer.take()
-        self._watch()
-
     def close(self) -> None:
-        """Close it in this process."""
+        """Close the descriptor in this process."""
         if self._loop is not None:
             self._loop.unwatch(self._fd)
         os.close(self._fd)
