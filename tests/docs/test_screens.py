@@ -22,7 +22,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(picture: Path) -> set[str]:
     """What a picture says, without what differs from run to run: figures, bars, folders, the name of the run."""
     text = " ".join(ET.parse(picture).getroot().itertext())
-    return set(re.findall(r"(?<![\w/.-])[a-z]{3,}(?![\w/])", re.sub(r"/tmp/\S+|(?<=ddplaunch: )\w{4}(?=:)", "", text)))
+    return set(re.findall(r"(?<![\w/.-])[a-z]{3,}(?![\w/])", re.sub(r"/tmp/\S+|(?<=ddplaunch:\s)\w{4}(?=:)", "", text)))
 
 
 @pytest.mark.parametrize("name", SCREENS)
