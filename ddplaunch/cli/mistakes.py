@@ -6,44 +6,22 @@ import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 import click
 
 from ddplaunch.cli.command import VERBS
+from ddplaunch.cli.launchers import FLAGS, LAUNCHERS, PYTHON, first_script, flag_of, of_launcher
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import BadValue
-from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS, Option
+from ddplaunch.options.table import BY_NAME, OPTIONS
 from ddplaunch.words import did_you_mean, some
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
 _QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")
 _NUMBER = "--nproc-per-node"
 
-_FLAGS: Mapping[str, Option | None] = {
-    **{option.flag: option for option in OPTIONS},
-    **{option.short: option for option in OPTIONS if option.short},
-    **{alias.flag: BY_NAME[alias.option] for alias in ALIASES},
-    **dict.fromkeys(("--help", "--help-all", "--version")),
-}
-# options of other launchers, and ours of the same meaning, besides those of ALIASES; None: nothing has to be said here
-_OURS = {alias.flag: BY_NAME[alias.option].flag for alias in ALIASES}
-_MPIRUN = {"-H": "--hosts", "--host": "--hosts", "-x": "--env", "--allow-run-as-root": None, "--oversubscribe": None}
-_LAUNCH = {"--use-env": None}
-_DEEPSPEED = {"--no-local-rank": None, "--no-ssh": None}
-_LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
-    "torchrun": _LAUNCH,
-    "torch.distributed.run": _LAUNCH,
-    "torch.distributed.launch": _LAUNCH,
-    "accelerate": {"--multi-gpu": None},
-    "accelerate.commands.launch": {"--multi-gpu": None},
-    "deepspeed": _DEEPSPEED,
-    "deepspeed.launcher.runner": _DEEPSPEED,
-    "mpirun": _MPIRUN,
-    "mpiexec": _MPIRUN,
-    "horovodrun": _MPIRUN,
-}
 _IN_FRONT = (
     "env",
     "uv",
@@ -59,7 +37,6 @@ _IN_FRONT = (
 )  # they run any command
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 _NUMERAL = re.compile(r"[-+]?\d*\.?\d+")
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 # what people call our options
 _WORDS_FOR = {
     "nprocs": _NUMBER, "ngpus": _NUMBER, "num-workers": _NUMBER, "workers": _NUMBER, "world-size": _NUMBER,
@@ -158,7 +135,7 @@ def in_options(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
         case click.NoSuchOption(option_name=name):
             return _no_option(name, argv)
         case click.BadOptionUsage(option_name=name):
-            option = _FLAGS.get(name)
+            option = FLAGS.get(name)
             if option is None or option.is_flag:
                 return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
             return LaunchError(f"{name} needs a value", hint=f"type for example `{name} {option.example}`")
@@ -169,7 +146,7 @@ def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
     """Return the error for a word that looks like an option and is none, with what was probably meant."""
     at = next((at for at, word in enumerate(argv) if word.startswith(name)), None)
     if at is None:  # typed with _
-        at = next((at for at, word in enumerate(argv) if _flag(word).startswith(name)), 0)
+        at = next((at for at, word in enumerate(argv) if flag_of(word).startswith(name)), 0)
     typed = name if name.startswith("--") else argv[at]
     if wrong := not_typed(argv[at], argv[:at], argv[at + 1 :]):
         return wrong
@@ -178,7 +155,7 @@ def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
         return LaunchError(
             f"'{argv[at]}' is one word to the shell", hint=f"without the quotes: type `{' '.join(words)}`"
         )
-    if why := _NEEDLESS.get(_flag(typed).lstrip("-").lower()):
+    if why := _NEEDLESS.get(flag_of(typed).lstrip("-").lower()):
         return LaunchError(f"{name} is not an option", hint=f"leave it out: {why}")
     if whole := _of_sbatch(argv, at):
         return LaunchError(f"{name} is not an option", hint=f"sbatch has it: type `{whole}`")
@@ -186,7 +163,11 @@ def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
         return LaunchError(f"{typed} is not an option", hint=_type(argv[:at], [_NUMBER, typed[1:], *argv[at + 1 :]]))
     if typed == "-c":
         return LaunchError("-c is not an option: workers run a file", hint="write the code to a file, and name that")
-    meant = _option_meant(_flag(typed))
+    meant = _option_meant(flag_of(typed))
+    if meant and "ddplaunch" in meant:  # a command of its own, with the rest of the line
+        return LaunchError(
+            f"{name} is not an option", hint=f"type `{meant} {shlex.join([*argv[:at], *argv[at + 1 :]])}`"
+        )
     order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
     return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
 
@@ -198,7 +179,7 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
     """
     target, *rest = program
     name = os.path.basename(target)
-    if name.startswith("python") and _PYTHON.fullmatch(name):
+    if name.startswith("python") and PYTHON.fullmatch(name):
         return LaunchError(
             f"{target} is no script: ddplaunch starts python itself", hint=_type(before, _of_python(rest))
         )
@@ -206,7 +187,7 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
         return None
     if error := _of_program(before, target, rest) or _of_optional(before, program):
         return error
-    if "--" + _flag(target) in _FLAGS:
+    if "--" + flag_of(target) in FLAGS:
         return LaunchError(
             f"{target} is no script, but an option without its dashes", hint=_type([*before, f"--{target}"], rest)
         )
@@ -232,12 +213,12 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
 
 def _of_program(before: Sequence[str], target: str, rest: Sequence[str]) -> LaunchError | None:
     """Return the error for a SCRIPT that is another launcher, a command that runs others, a verb, or a URL; else None."""
-    if target in _LAUNCHERS:
-        meant, lost = _of_launcher(target, rest)
+    if target in LAUNCHERS:
+        meant, lost = of_launcher(target, rest)
         hint = _type(before, meant) + (f", which leaves out {' '.join(lost)}" if lost and meant else "")
         return LaunchError(f"{target} is a launcher as ddplaunch is: one of them is enough", hint=hint)
-    if target in _IN_FRONT and (at := _first_script(rest)) is not None:
-        words = [word for word in rest[:at] if not _PYTHON.fullmatch(word)]
+    if target in _IN_FRONT and (at := first_script(rest)) is not None:
+        words = [word for word in rest[:at] if not PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
         return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
     if target in _SERVES and "." not in "".join(rest[:1]):
@@ -275,7 +256,7 @@ def _not_there(before: Sequence[str], program: Sequence[str]) -> LaunchError | N
         hint = f"a verb comes first: `ddplaunch {verb} ...`" if late else f"did you mean `ddplaunch {verb} ...`?"
         return LaunchError(missing, hint=hint)
     is_word = target.isidentifier() and not os.path.lexists(f"{target}.py")
-    if is_word and rest and (_flag(rest[0]) in _FLAGS or (rest[0].endswith(".py") and os.path.isfile(rest[0]))):
+    if is_word and rest and (flag_of(rest[0]) in FLAGS or (rest[0].endswith(".py") and os.path.isfile(rest[0]))):
         return LaunchError(f"{target} is neither a verb of ddplaunch nor a script", hint=_type(before, rest))
     return None
 
@@ -283,7 +264,7 @@ def _not_there(before: Sequence[str], program: Sequence[str]) -> LaunchError | N
 def _of_optional(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
     """Return the error for a word that was meant as the optional value of the option before; None if it was not."""
     target, *rest = program
-    option = _FLAGS.get(before[-1].replace("_", "-")) if before else None
+    option = FLAGS.get(before[-1].replace("_", "-")) if before else None
     if option is None or option.optional is None or target.endswith(".py") or not any(map(os.path.isfile, rest[:1])):
         return None
     try:
@@ -307,9 +288,9 @@ def _of_optional(before: Sequence[str], program: Sequence[str]) -> LaunchError |
 def launcher_as_module(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
     """The error for -m with the module of another launcher; None: it is none."""
     target, *rest = program
-    if target not in _LAUNCHERS:
+    if target not in LAUNCHERS:
         return None
-    meant, lost = _of_launcher(target, rest)
+    meant, lost = of_launcher(target, rest)
     hint = _type([word for word in before if word not in ("-m", "--module")], meant)
     left_out = f", which leaves out {' '.join(lost)}" if lost and meant else ""
     return LaunchError(f"-m {target} is a launcher as ddplaunch is: one of them is enough", hint=hint + left_out)
@@ -347,7 +328,7 @@ def _option_meant(typed: str) -> str | None:
     if name in _WORDS_FOR:
         return _WORDS_FOR[name]
     known = [
-        flag[2:] for flag, option in _FLAGS.items() if flag.startswith("--") and (not option or option.flag == flag)
+        flag[2:] for flag, option in FLAGS.items() if flag.startswith("--") and (not option or option.flag == flag)
     ]
     close = did_you_mean(name, [*known, "json"], cutoff=0.7)
     return close and f"--{close}"
@@ -374,10 +355,10 @@ def behind_script(program: Sequence[str], before: Sequence[str], forms: Sequence
     """
     words = list(program[1:])
     ours = _OURS_ALONE.union(form.removeprefix("--") for form in forms)
-    at = next((at for at, word in enumerate(words) if _flag(word).removeprefix("--") in ours), None)
+    at = next((at for at, word in enumerate(words) if flag_of(word).removeprefix("--") in ours), None)
     if at is None or not words[at].startswith("--"):
         return None
-    name = _flag(words[at])
+    name = flag_of(words[at])
     text = text_of(program[0])
     if text is None or name[2:] in text or name[2:].replace("-", "_") in text:
         return None
@@ -390,7 +371,7 @@ def behind_script(program: Sequence[str], before: Sequence[str], forms: Sequence
 
 def _of_last_value(before: Sequence[str], program: Sequence[str]) -> list[str]:
     """Return the command line that was meant if the last value took the script with it; empty if it did not."""
-    option = _FLAGS.get(_flag(before[-2])) if len(before) > 1 else None
+    option = FLAGS.get(flag_of(before[-2])) if len(before) > 1 else None
     at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
     if option is None or option.is_flag or not at or program[at].startswith("-"):
         return []
@@ -410,44 +391,11 @@ def _of_python(words: Sequence[str]) -> list[str]:
         if words[at].startswith("-m"):
             module = words[at][2:] or "".join(words[at + 1 : at + 2])
             rest = list(words[at + (1 if words[at][2:] else 2) :])
-            return _of_launcher(module, rest)[0] if module in _LAUNCHERS else ["-m", module, *rest]
+            return of_launcher(module, rest)[0] if module in LAUNCHERS else ["-m", module, *rest]
         if words[at] == "-c":
             return []
         at += 2 if words[at] in ("-W", "-X") else 1
     return list(words[at:])
-
-
-def _of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What follows another launcher, as we take it, and what of it has no counterpart."""
-    known, meant, lost = _LAUNCHERS[name], list[str](), list[str]()
-    words = list(words[1:] if name == "accelerate" and words[:1] == ["launch"] else words)
-    end = _first_script(words)
-    if end is None:
-        return [], []
-    at = 0
-    while at < end:
-        typed, equals, value = words[at].partition("=")
-        flag = _flag(words[at])
-        ours = known.get(flag, _OURS.get(flag, flag if flag in _FLAGS else ""))
-        has_value = not equals and at + 1 < end and not words[at + 1].startswith("-")
-        option = _FLAGS.get(ours or "")
-        has_value = has_value and not (option is not None and option.is_flag)
-        value = words[at + 1] if has_value else value
-        if ours:
-            meant += [ours, value] if value else [ours]
-        elif ours == "" and not _PYTHON.fullmatch(os.path.basename(typed)):
-            lost.append(words[at] + (f" {value}" if has_value else ""))
-        at += 2 if has_value and _PYTHON.fullmatch(os.path.basename(value)) is None else 1
-    return [*meant, *words[end:]], lost
-
-
-def _first_script(words: Sequence[str]) -> int | None:
-    """Where the script is, or -m before a module."""
-    return next((at for at, word in enumerate(words) if word in ("-m", "--module") or word.endswith(".py")), None)
-
-
-def _flag(word: str) -> str:
-    return word.partition("=")[0].replace("_", "-")
 
 
 def _typed(word: str) -> str:
