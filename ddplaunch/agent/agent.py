@@ -238,9 +238,8 @@ class Agent:
                 self._report(event)
                 if self._workers is not None:
                     self._workers.suspend(isinstance(event, node.Suspend))
-                generations.output.show_bars_again(
-                    loop.now()
-                )  # when the job goes on, the shell has written to the screen
+                # when the job goes on, the shell has written to the screen
+                generations.output.show_bars_again(loop.now())
             case _ if isinstance(event, SentReport):
                 self._report(event)
             case _ if isinstance(event, node.Event):

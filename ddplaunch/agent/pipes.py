@@ -53,9 +53,8 @@ class FrontPipes(Struct, frozen=True):
     replies: tuple[int, int]  # pipe: the front reads, the agent writes a byte for each request that has a reply
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
     start: tuple[int, int]  # pipe with one byte, see `child.claim`
-    spared: tuple[
-        socket.socket, socket.socket
-    ]  # a line for each process that is to outlive the agent; no worker has a copy
+    # a line for each process that is to outlive the agent; no worker has a copy
+    spared: tuple[socket.socket, socket.socket]
 
     @classmethod
     def make(cls) -> FrontPipes:

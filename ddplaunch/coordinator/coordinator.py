@@ -86,9 +86,8 @@ class Coordinator:
         for action in actions:
             self._carry_out(action)
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
-            self._loop.timer(
-                self._loop.now(), lambda: self._reporter.prepare(self.state)
-            )  # once the workers have been asked
+            # once the workers have been asked
+            self._loop.timer(self._loop.now(), lambda: self._reporter.prepare(self.state))
         if self._agents is not None:
             self._agents.state_changed()
         if self._questions is not None and len(self.state.members) < len(before.members):

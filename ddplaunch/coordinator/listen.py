@@ -32,15 +32,8 @@ if TYPE_CHECKING:
     from ddplaunch.coordinator.link import JoinRequest
     from ddplaunch.report.reporter import Reporter
 
-_OF_ONE_NODE = (
-    "local_addr",
-    "log_dir",
-    "metrics_file",
-    "notify",
-    "quiet",
-    "run_id",
-    "verbose",
-)  # options that other nodes need not have
+# options that other nodes need not have
+_OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run_id", "verbose")
 
 
 def coordinate_if_here(

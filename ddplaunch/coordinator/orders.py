@@ -72,9 +72,8 @@ class NodeEnd(Struct, frozen=True, tag="ended"):
     generation: Number
     exits: tuple[WorkerExit, ...]
     start_failure: StartFailure | None
-    leftovers: Annotated[
-        tuple[Line, ...], Meta(max_length=MAX_LEFTOVERS)
-    ]  # processes that could not be ended, each as in a sentence
+    # processes that could not be ended, each as in a sentence
+    leftovers: Annotated[tuple[Line, ...], Meta(max_length=MAX_LEFTOVERS)]
     traces: Traces
 
 

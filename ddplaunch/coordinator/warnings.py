@@ -47,9 +47,8 @@ class Warnings:
 
     def _named(self, members: Collection[Member]) -> str:
         ordered = sorted(members, key=lambda member: (member.node_rank is None, member.node_rank))
-        hosts = list(
-            dict.fromkeys(member.host for member in ordered)
-        )  # where a command was started for each rank, one for each
+        # where a command was started for each rank, one for each
+        hosts = list(dict.fromkeys(member.host for member in ordered))
         if len(hosts) > 1 and len(hosts) == len({member.host for member in self._members()}):
             return f"all {len(hosts)} nodes"
         return compress(hosts[:_NAMED]) + (f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else "")

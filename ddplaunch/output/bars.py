@@ -288,9 +288,8 @@ class FinishedBars:
     def _join(self, rank: int, stream: Stream, line: bytes, key: str, at: float) -> _Line:
         """Add a rank to a waiting line with this key, or let the line wait for other ranks."""
         own = [at for at, line in enumerate(self._waiting) if line.stream is stream and rank in line.ranks]
-        for waiting in self._waiting[
-            own[-1] + 1 if own else 0 :
-        ]:  # an earlier one would come before what the rank wrote before
+        # an earlier one would come before what the rank wrote before
+        for waiting in self._waiting[own[-1] + 1 if own else 0 :]:
             if waiting.stream is stream and waiting.key == key:
                 waiting.ranks.append(rank)
                 return waiting

@@ -52,9 +52,8 @@ def remove(folder: str) -> Iterator[None]:
         if (fd := _remove_or_enter(folder, None)) is None:
             return
         try:
-            above: list[
-                tuple[os.stat_result, list[str], str]
-            ] = []  # folders, the names still in each, the one we are in
+            # folders, the names still in each, the one we are in
+            above: list[tuple[os.stat_result, list[str], str]] = []
             names = yield from _names(fd)
             while names or above:
                 if names:

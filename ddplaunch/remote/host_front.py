@@ -66,9 +66,8 @@ class HostFront:
         self._stops: Collection[int] = ()
         self._stopped = False
         self._prevented: tuple[int, str] | None = None  # status and text of an agent that never began
-        self.spared: tuple[
-            tuple[int, int], ...
-        ] = ()  # processes that outlive the agent: see `FrontPipes.spared_processes`
+        # processes that outlive the agent: see `FrontPipes.spared_processes`
+        self.spared: tuple[tuple[int, int], ...] = ()
         self._lost = False
         self._streams: Streams | None = None  # of commands where the job was typed, which ask the agent
         self._question: child.Question | None = None  # to an agent that has to end

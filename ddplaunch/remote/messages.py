@@ -44,9 +44,8 @@ class Order(Struct, frozen=True):
     given: tuple[tuple[bytes, bytes, bytes, bytes, bytes], ...]  # options, each as the fields of `Given`
     program: tuple[bytes, ...]  # and its arguments
     env: tuple[tuple[bytes, bytes], ...]
-    for_workers: tuple[
-        tuple[bytes, bytes, bytes], ...
-    ]  # variables: the name, the value, the file that it is from or b""
+    # variables: the name, the value, the file that it is from or b""
+    for_workers: tuple[tuple[bytes, bytes, bytes], ...]
     cwd: bytes
     node_rank: Number
     hosts: Annotated[tuple[Host, ...], Meta(max_length=MAX_AGENTS)]  # names by node rank

@@ -167,9 +167,8 @@ class JobReporter:
         if state.why is Why.FAILED:
             self._reporter.job_failure = state.start_failure or state.failure
         self._reporter.report(report)
-        first_line, newline, _ = report.partition(
-            "\n"
-        )  # which will do for the other nodes, whose stderr may have no colours
+        # which will do for the other nodes, whose stderr may have no colours
+        first_line, newline, _ = report.partition("\n")
         return plain(first_line) + newline, ending.outcome
 
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:

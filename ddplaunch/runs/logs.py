@@ -144,9 +144,8 @@ class _ShownLog:
     def rest(self) -> Iterator[bytes]:
         """Return all that is left, and close the log."""
         yield from self._draw(self._reader.lines(), 0.0)
-        yield from self._draw(
-            (last[:-1] for last in self._reader.rest()), 0.0
-        )  # it may be a bar, which ends its line itself
+        # it may be a bar, which ends its line itself
+        yield from self._draw((last[:-1] for last in self._reader.rest()), 0.0)
         yield from _split(self._drawn.end())
         self._reader.close()
 

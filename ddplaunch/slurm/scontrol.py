@@ -109,9 +109,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     run_time: str = "00:00:00"
     stdout: str = ""  # a path, in which some patterns are not expanded
     stderr: str = ""
-    grants: tuple[
-        tuple[str, str], ...
-    ] = ()  # with `details`: (host list, GRES on each of these nodes: "gpu:a100:2(IDX:0-1)")
+    # with `details`: (host list, GRES on each of these nodes: "gpu:a100:2(IDX:0-1)")
+    grants: tuple[tuple[str, str], ...] = ()
 
     @property
     def states(self) -> frozenset[str]:

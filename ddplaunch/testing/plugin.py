@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from ddplaunch.testing.rank import RankRequest
 
 NAME = "ddplaunch"
-DEFAULTS: Mapping[str, Any] = {
-    "timeout": 300,
-    "log_dir": os.devnull,
-}  # a run folder for each test would push others out
+# a run folder for each test would push others out
+DEFAULTS: Mapping[str, Any] = {"timeout": 300, "log_dir": os.devnull}
 _ABOUT = (
     f"{NAME}(nproc=2, timeout=300, **options): run the test in `nproc` workers, on every rank; `options` are those of "
     "the command ddplaunch, with _ for -"

@@ -81,9 +81,8 @@ def host_for_clients(distributed: "Any", server: str, ask: "Callable[[], None]")
             taken = "address already in use" in str(error).lower()
             if not (taken and given.get("is_master") and of_torch):
                 raise
-            construct(
-                self, **{**given, "is_master": False}
-            )  # another worker wanted the store earlier, and has it hosted
+            # another worker wanted the store earlier, and has it hosted
+            construct(self, **{**given, "is_master": False})
 
     store.__init__ = __init__
 

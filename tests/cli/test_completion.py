@@ -50,9 +50,8 @@ class Shell:
         """What stands in the line after these keys; a shell takes the next only when it has completed."""
         self.child.send(f"{typed}{keys}{CTRL_A}echo l''ine {ENTER}")
         self.child.expect(r"\nline ([^\r\n]*)\r+\n")
-        return (
-            str(self.child.match.group(1)).strip().rstrip("/")
-        )  # zsh takes the / of a folder away at the end of a line
+        # zsh takes the / of a folder away at the end of a line
+        return str(self.child.match.group(1)).strip().rstrip("/")
 
     def listed(self, typed: str) -> set[str]:
         """What is offered."""

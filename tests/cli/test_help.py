@@ -55,9 +55,8 @@ def test_help_keeps_to_the_terminal(
     text = "".join(capsys.readouterr())
     assert text.isascii()
     assert "\x1b" not in text
-    assert [
-        line for line in text.splitlines() if len(line) > width and "ddplaunch" not in line
-    ] == []  # commands stay whole
+    # commands stay whole
+    assert [line for line in text.splitlines() if len(line) > width and "ddplaunch" not in line] == []
 
 
 def test_help_shows_the_underscore_spelling_nowhere() -> None:

@@ -57,9 +57,8 @@ class Bed:
         self._services = {name: (services or {}).get(name, Services()) for name in hosts}
         self.has_uptimes = time_namespaces()  # the monotonic clock of each host is some days ahead of its neighbour's
         resolved: Sequence[Family] = ("4", "6") if names == "both" else (names,)
-        self.families: Sequence[Family] = (
-            ("6",) if names == "6" else ("4", "6") if has_ipv6() else ("4",)
-        )  # of the cards
+        # of the cards
+        self.families: Sequence[Family] = ("6",) if names == "6" else ("4", "6") if has_ipv6() else ("4",)
         self._plan = Addresses(hosts, networks, self.families, resolved, own_name_on_loopback)
         self._folder = Path(tempfile.mkdtemp(prefix=f"ddplaunch-bed-{os.getpid()}-"))
         self.home = self._folder / "root"  # root's, on all hosts

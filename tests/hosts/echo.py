@@ -37,9 +37,8 @@ def ask(host: str, port: str) -> None:
         connection.settimeout(float(patience))
         sent = os.urandom(int(size))
         owed += sent
-        threading.Thread(
-            target=send, args=(connection, sent), daemon=True
-        ).start()  # both ways at once: buffers have an end
+        # both ways at once: buffers have an end
+        threading.Thread(target=send, args=(connection, sent), daemon=True).start()
         try:
             word = "same" if all_back(connection, owed) else "other"
             print(f"{word} {time.monotonic() - began:.4f}", flush=True)

@@ -31,9 +31,8 @@ sys.meta_path.insert(0, Slow())
 def slow_files(tmp_path: Path) -> dict[str, str]:
     """The environment of a command whose agent waits in its imports, and which is installed in a folder of its own."""
     installed = tmp_path / "installed"
-    compiling = shutil.ignore_patterns(
-        "*.pyc.*"
-    )  # what another process writes just now, under a name for the time being
+    # what another process writes just now, under a name for the time being
+    compiling = shutil.ignore_patterns("*.pyc.*")
     shutil.copytree(Path(ddplaunch.__file__).parent, installed / "ddplaunch", ignore=compiling)
     (installed / "sitecustomize.py").write_text(SLOW)
     os.mkfifo(tmp_path / "slow")

@@ -305,9 +305,8 @@ def test_a_limit_that_an_import_lowers_is_that_of_the_workers_and_not_of_the_ser
 
 def test_where_an_import_has_lowered_a_limit_for_good_workers_are_fresh_processes(job, write):
     write("preloaded.py", IMPORTED + LOWERED.replace("(12, hard)", "(12, 12)"))
-    drop = partial(
-        ctypes.CDLL(None).prctl, 24, 24, 0, 0, 0
-    )  # PR_CAPBSET_DROP, CAP_SYS_RESOURCE: root too loses it by exec
+    # PR_CAPBSET_DROP, CAP_SYS_RESOURCE: root too loses it by exec
+    drop = partial(ctypes.CDLL(None).prctl, 24, 24, 0, 0, 0)
     options = ("--nproc-per-node", 2, "--start-method", "forkserver", "--preload", "preloaded")
     result = job.run(*options, write("train.py", SHOWS_LIMIT), preexec_fn=drop)
     assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] 12", "[1] 12"])

@@ -250,9 +250,8 @@ def test_a_guard_that_does_not_get_all_that_a_run_gives_it_is_done_without(keep)
     once = f"os.mkdir({str(keep.folder / 'imported')!r})"
     result = run_with(keep, f"import os\ntry:\n {once}\nexcept OSError:\n pass\nelse:\n{indent(few_files(2), ' ')}")
     assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] runs", "[1] runs"])
-    assert re.search(
-        r"is not used, and another one imports again|not by the fork server", result.err
-    )  # by when it was seen
+    # by when it was seen
+    assert re.search(r"is not used, and another one imports again|not by the fork server", result.err)
 
 
 def run_with(keep: Keep, imported: str) -> Result:

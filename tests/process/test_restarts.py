@@ -93,9 +93,8 @@ def test_a_script_whose_first_lines_fail_on_all_ranks_is_not_started_again_and_i
     job.nothing_left()
     assert result.status == 1
     assert "failed at the same import in the first lines of the program" in result.err
-    assert (
-        len(job.events("generation_started")) <= 2
-    )  # a rank that takes seconds longer than the others is stopped before
+    # a rank that takes seconds longer than the others is stopped before
+    assert len(job.events("generation_started")) <= 2
 
 
 def test_what_a_worker_left_behind_is_ended_between_the_generations(run, job):

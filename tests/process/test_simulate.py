@@ -172,12 +172,8 @@ def test_the_second_stop_signal_kills_on_all_nodes(job, start):
 def test_a_signal_to_all_processes_of_ddplaunch_at_once_reaches_every_worker_once(job, start):
     process = start("all=polite")
     known = processes(job)
-    for who in (
-        "loop",
-        "relay",
-        "agent",
-        "front",
-    ):  # the front last: then the hosts learn of it in two ways without haste
+    # the front last: then the hosts learn of it in two ways without haste
+    for who in ("loop", "relay", "agent", "front"):
         for each in known[who]:
             each.send_signal(SIGUSR1)
     for rank in range(4):

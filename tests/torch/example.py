@@ -35,9 +35,8 @@ def launched(job: Job, *words: object) -> Result:
     """Run the command to its end, and prove that nothing of it is left."""
     result = job.run(*words, env=QUICK, timeout=LONG)
     job.nothing_left()
-    result.out = re.sub(
-        r"^.*\[Gloo\] Rank .*\n", "", result.out, flags=re.MULTILINE
-    )  # torch 2.9 prints how gloo has connected
+    # torch 2.9 prints how gloo has connected
+    result.out = re.sub(r"^.*\[Gloo\] Rank .*\n", "", result.out, flags=re.MULTILINE)
     return result
 
 

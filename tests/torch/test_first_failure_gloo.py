@@ -14,14 +14,8 @@ pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
 ]
 
-TWO = (
-    "--nproc-per-node",
-    2,
-    "--start-method",
-    "forkserver",
-    "--preload",
-    "torch.distributed",
-)  # torch is imported once
+# torch is imported once
+TWO = ("--nproc-per-node", 2, "--start-method", "forkserver", "--preload", "torch.distributed")
 RAISED = "rank 1 failed: ValueError: rank 1 has seen a NaN"
 
 
@@ -75,9 +69,8 @@ def test_of_a_rank_that_ended_well_too_early_the_victim_and_that_end_are_told(fa
 def test_the_processes_of_data_loaders_are_gone_with_their_workers(job, program):
     """Those of the rank that failed, too."""
     result = job.run(*TWO, program("torch_loaders"))
-    for folder in (job.home / "tmp").glob(
-        "pymp-*"
-    ):  # multiprocessing's own; a Python that SIGTERM ends leaves it anywhere
+    # multiprocessing's own; a Python that SIGTERM ends leaves it anywhere
+    for folder in (job.home / "tmp").glob("pymp-*"):
         shutil.rmtree(folder)
     job.nothing_left()
     assert result.status in AFTER_EXCEPTION

@@ -111,9 +111,8 @@ def test_after_a_notice_all_save_after_the_same_step(job, program, signum, words
 
 
 def test_with_should_stop_in_use_a_failure_ends_the_others_at_once(job, program):
-    result = job.run(
-        *FORKED, "--grace-period", 600, program("saves_together"), "fail"
-    )  # longer than this test would wait
+    # longer than this test would wait
+    result = job.run(*FORKED, "--grace-period", 600, program("saves_together"), "fail")
     job.nothing_left()
     assert result.status in AFTER_EXCEPTION
     assert re.search(r"^error: rank 1 failed: ValueError: rank 1 has seen a NaN", result.err, re.MULTILINE)

@@ -33,9 +33,8 @@ class Phase(Enum):
 
     WAITING = auto()  # for the coordinator: there are no workers
     RUNNING = auto()
-    SETTLING = (
-        auto()
-    )  # a failure that only follows another one was seen, or a failed import; which others fail is waited for
+    # a failure that only follows another one was seen, or a failed import; which others fail is waited for
+    SETTLING = auto()
     STOPPING = auto()  # the workers were asked to end; the grace period runs
     KILLING = auto()  # SIGKILL was sent
     SWEEPING = auto()  # no worker lives; processes that workers left behind are being ended

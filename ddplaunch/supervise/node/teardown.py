@@ -27,10 +27,8 @@ KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process count
 
 _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
 _EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)  # their reports may show the workers' stacks
-_SOON = (
-    Why.FAILED,
-    Why.COORDINATOR,
-)  # of these, the stops that do not wait for stacks unless workers may wait for others
+# of these, the stops that do not wait for stacks unless workers may wait for others
+_SOON = (Why.FAILED, Why.COORDINATOR)
 _LEAST_CHECKS = 3  # that found no progress, before the coordinator stops a job that hangs
 
 Result = tuple[State, tuple[actions.Action, ...]]
