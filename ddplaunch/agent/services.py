@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 from ddplaunch.agent.context import WorkerSetup
 from ddplaunch.loop.loop import Loop
@@ -13,6 +14,7 @@ from ddplaunch.plan.variables import environment
 from ddplaunch.process.ask import AskedEnded, ask
 from ddplaunch.process.child import StartError, Stdio, handled_signals, start
 from ddplaunch.process.files import remove_within
+from ddplaunch.process.linux import signal_at_end_of
 
 START_TIMEOUT = 10.0  # seconds in which the daemon must have started
 QUIT_TIMEOUT = 5.0  # seconds for the command that tells it to quit
@@ -74,7 +76,7 @@ class Mps:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 check=False,
-                preexec_fn=_take_signals,
+                preexec_fn=partial(_end_with, os.getpid()),
             )
             stderr.seek(0)
             why = stderr.read().decode(errors="replace").strip()
@@ -95,15 +97,28 @@ class Mps:
         import subprocess
 
         null = subprocess.DEVNULL
-        subprocess.run([self._control], env=self._env, input=b"quit\n", stdout=null, stderr=null, check=False)
+        end_with_us = partial(_end_with, os.getpid())
+        subprocess.run(
+            [self._control],
+            env=self._env,
+            input=b"quit\n",
+            stdout=null,
+            stderr=null,
+            check=False,
+            preexec_fn=end_with_us,
+        )
 
     def remove(self) -> None:
         """Remove its folders, once it has ended."""
         remove_within(self._folder, _REMOVED_WITHIN)
 
 
-def _take_signals() -> None:
-    """For the daemon: in a child that is asked, all are blocked."""
+def _end_with(asked: int) -> None:
+    """Prepare NVIDIA's command in a child of the one that is `asked`: take signals, which that has blocked, and end with it.
+
+    A command that hangs has the name of the daemon, which a sweep spares. The daemon is a child of the command, and stays.
+    """
+    signal_at_end_of(asked, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
