@@ -225,14 +225,14 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         """What gives a worker the terminal, for a debugger, as it was written; None: nothing does."""
         if self.debug_on_error:
             return "--debug-on-error"
-        return None if self.debug_rank is None else self.asked("debug_rank", self.debug_rank)
+        return None if self.debug_rank is None else self.typed("debug_rank", self.debug_rank)
 
     def origin(self, name: str) -> str:
         """Return where the value of this field came from."""
         return self.origins.get(name, "default")
 
-    def asked(self, name: str, value: object) -> str:
-        """Return this field with `value`, as it is written at its origin."""
+    def typed(self, name: str, value: object) -> str:
+        """Return the option of this field with `value`, as the user typed it: "--nnodes 4", or "nnodes = 4 in pyproject.toml"."""
         origin = self.origin(name)
         if origin.startswith("-"):
             return f"{origin} {value}"

@@ -30,7 +30,7 @@ class _Sleepless(selectors.DefaultSelector):
         return ready
 
 
-class FakeAsked:
+class FakePending:
     """A question that no child is asked: the test answers it, with what it wants or with what the question gives."""
 
     def __init__(self, question: Callable[[], Any], otherwise: Any, answered: Callable[[Any], object]) -> None:
@@ -59,7 +59,7 @@ class FakeLoop(Loop):
         super().__init__(Clock(lambda: self._sleepless.time), self._sleepless)
         self.events: list[Any] = []
         self.handle = self.events.append
-        self.questions: list[FakeAsked] = []
+        self.questions: list[FakePending] = []
 
     def ask(
         self,
@@ -70,7 +70,7 @@ class FakeLoop(Loop):
         within: float | None = None,
     ) -> Any:
         """Note a question."""
-        asked = FakeAsked(question, otherwise, answered)
+        asked = FakePending(question, otherwise, answered)
         self.questions.append(asked)
         return asked
 

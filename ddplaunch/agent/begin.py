@@ -3,7 +3,7 @@
 The command imports only what it needs itself to find out all that an error could tell. What the agent alone needs is imported
 in the agent: the command stays small, a fork of it is quick, and no page of those modules is copied. The process that writes
 files is forked before that, and does its own imports meanwhile. A signal that asks for the end before all is imported has the
-front kill the agent, see `child.claim`: nothing has been started.
+front kill the agent, see `child.decide_start`: nothing has been started.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
         connect = job.link()
         with own_imports():
             from ddplaunch.agent import agent  # from the claim on all is here
-        if not child.claim(pipes):
+        if not child.decide_start(pipes):
             return exitcodes.BUG  # which nobody sees: the front ends this process
         return agent.run(job, connect, files, pipes)
     finally:

@@ -84,7 +84,7 @@ def _print(error: LaunchError) -> None:
     os.write(2, error.render().encode())
 
 
-def claim(pipes: FrontPipes) -> bool:
+def decide_start(pipes: FrontPipes) -> bool:
     """Take the byte by which it is decided, once and for all, that the job begins (the agent), or never will (the front)."""
     try:
         return bool(os.read(pipes.start[0], 1))
@@ -94,7 +94,7 @@ def claim(pipes: FrontPipes) -> bool:
 
 def prevent_start(agent: int, pipes: FrontPipes) -> bool:
     """Kill an agent that still gets ready, for which its files may have to come from far; False if the job has begun."""
-    if is_prevented := claim(pipes):
+    if is_prevented := decide_start(pipes):
         kill(agent)
     return is_prevented
 

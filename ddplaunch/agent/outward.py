@@ -164,12 +164,12 @@ class Look:
         if plan is None:
             return None
         ages = [now - state.idle_since]
-        told = {exit.rank: exit.progress for exit in state.exits if exit.progress is not None}
+        known = {exit.rank: exit.progress for exit in state.exits if exit.progress is not None}
         if workers is not None:
             ages += workers.quiet.values()
-            told |= workers.progress
-        if told:
-            self._progress = told[min(told)]
+            known |= workers.progress
+        if known:
+            self._progress = known[min(known)]
             ages.append(self._progress.age)
         return Figures(
             run_id=plan.run_id,

@@ -52,7 +52,7 @@ class FrontPipes(Struct, frozen=True):
     requests: tuple[int, int]  # pipe: the agent reads, the front writes REQUEST bytes at a time
     replies: tuple[int, int]  # pipe: the front reads, the agent writes a byte for each request that has a reply
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
-    start: tuple[int, int]  # pipe with one byte, see `child.claim`
+    start: tuple[int, int]  # pipe with one byte, see `child.decide_start`
     # a line for each process that is to outlive the agent; no worker has a copy
     spared: tuple[socket.socket, socket.socket]
 

@@ -35,7 +35,7 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:  # few jobs need it
-    from ddplaunch.loop.loop import Asked
+    from ddplaunch.loop.loop import Pending
 
 T = TypeVar("T")
 
@@ -147,14 +147,14 @@ class SignalSource:
         while timer.is_set:
             self._loop.run_once()
 
-    def wait_for(self, asked: Asked[T]) -> T:
+    def wait_for(self, pending: Pending[T]) -> T:
         """Return the answer when it has come, or what stands for it as soon as the user does not want to wait."""
         before = self.stop_signals
-        while asked.pid:
+        while pending.pid:
             self._loop.run_once()
             if self.stop_signals != before:
-                asked.give_up()
-        return asked.answer
+                pending.give_up()
+        return pending.answer
 
     def received(self, signum: int, source: SignalOrigin, *, by_cluster: bool = False, plain: bool = False) -> None:
         """Take a signal that came from there."""

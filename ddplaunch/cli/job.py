@@ -333,7 +333,7 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
             raise error
     check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     if spec.token_file is not None and not os.path.exists(spec.token_file):
-        raise LaunchError(f"{spec.asked('token_file', spec.token_file)}: no such file or directory")
+        raise LaunchError(f"{spec.typed('token_file', spec.token_file)}: no such file or directory")
 
 
 def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], forms: Sequence[str]) -> Iterator[str]:

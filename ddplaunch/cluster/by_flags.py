@@ -39,7 +39,7 @@ def alone(
     """Return the allocation of a job that has this node and no other."""
     if spec.node_rank:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)}: the job has one node, and its rank is 0",
+            f"{spec.typed('node_rank', spec.node_rank)}: the job has one node, and its rank is 0",
             hint="leave --node-rank out",
         )
     # the endpoint of torchrun's static rendezvous is that of the workers; its others are for agents only, which one node
@@ -89,7 +89,7 @@ def discover_static(facts: ClusterFacts) -> Allocation | None:
     _check_rank(spec)
     if spec.rdzv_endpoint and (spec.rdzv_backend or "").startswith("etcd"):
         raise LaunchError(
-            f"{spec.asked('rdzv_backend', spec.rdzv_backend)}: etcd is not supported",
+            f"{spec.typed('rdzv_backend', spec.rdzv_backend)}: etcd is not supported",
             hint="--rdzv-backend c10d --rdzv-endpoint HOST:PORT, with a host of the job",
         )
     if spec.rdzv_endpoint and spec.rdzv_backend != "static" and (spec.node_rank is None or spec.rdzv_backend == "c10d"):
@@ -104,7 +104,7 @@ def _check_rank(spec: JobSpec) -> None:
     max_nodes = spec.nnodes[1]
     if spec.node_rank is not None and spec.node_rank >= max_nodes:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)}: ranks go from 0 to {max_nodes - 1}, since {checks.asked_nnodes(spec)}",
+            f"{spec.typed('node_rank', spec.node_rank)}: ranks go from 0 to {max_nodes - 1}, since {checks.asked_nnodes(spec)}",
             hint="give each node a rank of its own, from 0 on",
         )
 
@@ -116,13 +116,13 @@ def _incomplete(spec: JobSpec, hostname: str) -> Allocation:
     nodes = checks.asked_nnodes(spec)
     if spec.node_rank is not None:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)}: the address of node 0 is not given",
+            f"{spec.typed('node_rank', spec.node_rank)}: the address of node 0 is not given",
             hint="add --master-addr HOST, the name or the address of node 0",
         )
     if spec.master_addr or spec.rdzv_endpoint:
         name = "master_addr" if spec.master_addr else "rdzv_endpoint"
         raise LaunchError(
-            f"{nodes} and {spec.asked(name, getattr(spec, name))}: the rank of this node is not given",
+            f"{nodes} and {spec.typed(name, getattr(spec, name))}: the rank of this node is not given",
             hint=f"add --node-rank: 0 on node 0, {spec.nnodes[1] - 1} on the last; or let node 0 assign the ranks: "
             f"--rdzv-backend c10d --rdzv-endpoint {spec.master_addr or spec.rdzv_endpoint}",
         )
@@ -165,7 +165,7 @@ def _is_coordinator(spec: JobSpec) -> bool | None:
     by_setting = {"1": True, "0": False}.get(spec.rdzv_conf.get("is_host", ""))
     if by_rank is not None and by_setting is not None and by_setting != by_rank:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)} and is_host={int(by_setting)} in {spec.origin('rdzv_conf')} contradict "
+            f"{spec.typed('node_rank', spec.node_rank)} and is_host={int(by_setting)} in {spec.origin('rdzv_conf')} contradict "
             "each other: the host of the endpoint is node 0",
             hint="leave one of them out",
         )
@@ -175,9 +175,9 @@ def _is_coordinator(spec: JobSpec) -> bool | None:
 def _ignored(spec: JobSpec) -> list[str]:
     # as with torchrun; and the port is often that of the endpoint, where the agents listen
     given = [(name, getattr(spec, name)) for name in ("master_addr", "master_port")]
-    where = spec.asked("rdzv_endpoint", spec.rdzv_endpoint)
+    where = spec.typed("rdzv_endpoint", spec.rdzv_endpoint)
     return [
-        f"{spec.asked(name, value)} has no effect: with {where} node 0 chooses it" for name, value in given if value
+        f"{spec.typed(name, value)} has no effect: with {where} node 0 chooses it" for name, value in given if value
     ]
 
 

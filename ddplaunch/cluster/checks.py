@@ -80,7 +80,7 @@ def nnodes_asked(spec: JobSpec) -> bool:
 
 def asked_nnodes(spec: JobSpec) -> str:
     """Write the number of nodes as it was asked for."""
-    return spec.asked("nnodes", write_nnodes(spec.nnodes))
+    return spec.typed("nnodes", write_nnodes(spec.nnodes))
 
 
 def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
@@ -97,7 +97,7 @@ def node_rank(spec: JobSpec, found: int, source: str) -> int:
     """Return the rank of this node as `source` says."""
     if spec.node_rank is not None and spec.node_rank != found:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)}, but {source} says that this is node {found}",
+            f"{spec.typed('node_rank', spec.node_rank)}, but {source} says that this is node {found}",
             hint="leave --node-rank out; or add --master-addr, then only flags count",
         )
     return found
@@ -106,7 +106,7 @@ def node_rank(spec: JobSpec, found: int, source: str) -> int:
 def one_worker(spec: JobSpec, source: str, *, hint: str) -> None:
     """Check that each command is one worker, where `source` started one for each rank."""
     if spec.nproc_per_node not in (None, 1):
-        asked = spec.asked("nproc_per_node", spec.nproc_per_node)
+        asked = spec.typed("nproc_per_node", spec.nproc_per_node)
         raise LaunchError(f"{asked}, but {source} started ddplaunch once for each rank", hint=hint)
 
 
@@ -116,7 +116,7 @@ def workers_of_one_node(spec: JobSpec, nnodes: int) -> None:
     if nnodes == 1 or not isinstance(workers, int) or alias is None or not alias.of_all_nodes:
         return
     raise LaunchError(
-        f"{spec.asked('nproc_per_node', workers)} would count the workers of all {nnodes} nodes; here they are counted on each",
+        f"{spec.typed('nproc_per_node', workers)} would count the workers of all {nnodes} nodes; here they are counted on each",
         hint=f"type `--nproc-per-node {workers // nnodes}`" if workers % nnodes == 0 else "--nproc-per-node N",
     )
 
@@ -126,14 +126,14 @@ def refuse_host_filters(spec: JobSpec, source: str) -> None:
     for name in ("include", "exclude"):
         value = getattr(spec, name)
         if value and (devices := value.removeprefix("localhost:")) != value and name == "include":  # DeepSpeed's
-            raise LaunchError(f"{spec.asked(name, value)}: no hosts are listed", hint=f"type `--devices {devices}`")
+            raise LaunchError(f"{spec.typed(name, value)}: no hosts are listed", hint=f"type `--devices {devices}`")
         if value and not spec.origin(name).endswith(".toml"):  # written for a list of hosts that may not be used now
             raise LaunchError(
-                f"{spec.asked(name, value)}: {source}, so there are no hosts to choose from",
+                f"{spec.typed(name, value)}: {source}, so there are no hosts to choose from",
                 hint="--hosts or --hostfile lists hosts",
             )
 
 
 def endpoint_unused(spec: JobSpec, why: str) -> list[str]:
     """Note that an endpoint has no effect, if one was given."""
-    return [f"{spec.asked('rdzv_endpoint', spec.rdzv_endpoint)} has no effect: {why}"] if spec.rdzv_endpoint else []
+    return [f"{spec.typed('rdzv_endpoint', spec.rdzv_endpoint)} has no effect: {why}"] if spec.rdzv_endpoint else []

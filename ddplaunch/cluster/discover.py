@@ -105,7 +105,7 @@ def _forced(facts: ClusterFacts, name: str) -> Allocation:
             f"not inside a job of this kind, which sets {kind.needs}" if kind.variables else f"it needs {kind.needs}"
         )
         hint = "leave --cluster out to see what is found"
-        raise LaunchError(f"{facts.spec.asked('cluster', name)}: {missing}", hint=hint)
+        raise LaunchError(f"{facts.spec.typed('cluster', name)}: {missing}", hint=hint)
     return found
 
 

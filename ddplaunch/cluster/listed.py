@@ -34,7 +34,7 @@ def allocate(
     spec = facts.spec
     if spec.node_rank is not None:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)}: ddplaunch starts all nodes of {source} itself, in their order",
+            f"{spec.typed('node_rank', spec.node_rank)}: ddplaunch starts all nodes of {source} itself, in their order",
             hint="leave --node-rank out",
         )
     found = _filtered(spec, hosts)
@@ -87,7 +87,7 @@ def _with_workers(spec: JobSpec, host: Host) -> Host:
         return host
     if isinstance(wanted, int) and wanted > host.slots:
         raise LaunchError(
-            f"{spec.asked('nproc_per_node', wanted)}, but {host.address} has {count(host.slots, 'slot')}",
+            f"{spec.typed('nproc_per_node', wanted)}, but {host.address} has {count(host.slots, 'slot')}",
             hint=f"list it as {host.address}:{wanted}",
         )
     return replace(host, slots=wanted if isinstance(wanted, int) else None)
@@ -120,11 +120,11 @@ def discover_ssh(facts: ClusterFacts) -> Allocation | None:
     """
     spec = facts.spec
     if spec.hosts:
-        source = spec.asked("hosts", spec.hosts)
+        source = spec.typed("hosts", spec.hosts)
         found = hostlist.parse_hosts(spec.hosts, spec.origin("hosts"))
     elif spec.hostfile:
         source = spec.hostfile
-        asked = spec.asked("hostfile", spec.hostfile)
+        asked = spec.typed("hostfile", spec.hostfile)
         found = hostlist.parse_hostfile(facts.text_of(spec.hostfile, asked), spec.hostfile)
     else:
         return None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.coordinator.straggler_check import StragglerCheck
     from ddplaunch.coordinator.warnings import Warnings
     from ddplaunch.inspect import Sample
-    from ddplaunch.loop.loop import Asked
+    from ddplaunch.loop.loop import Pending
 
 _EXPLAINED_WITHIN = 5.0  # seconds
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
@@ -51,8 +51,8 @@ class Coordinator:
         self._loop = loop
         self._draft = draft
         self._reporter = reporter
-        self._explaining: Asked[Whereabouts] | None = None  # where the workers were, the last time
-        self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
+        self._explaining: Pending[Whereabouts] | None = None  # where the workers were, the last time
+        self._explaining_end: Pending[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state, _ = job.begin(policy, loop.now())
         self._deadline = loop.timer(None, self._on_deadline)  # of the state
         self._take_order: Callable[[Order], None]  # of the coordinator's own agent
@@ -309,7 +309,7 @@ class Coordinator:
             if question is None:
                 report(ClusterEnding())
             else:
-                self._asked = self._loop.ask(question, ClusterEnding(), report)
+                self._explaining_end = self._loop.ask(question, ClusterEnding(), report)
 
         if not self._samples:
             explained(Whereabouts())
@@ -322,8 +322,8 @@ class Coordinator:
         """Report what waits to be reported, without what is not known yet."""
         if self._explaining is not None:
             self._explaining.give_up()
-        if self._asked is not None:
-            self._asked.give_up()
+        if self._explaining_end is not None:
+            self._explaining_end.give_up()
 
     def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
         """Report the end of the job, and send it to all agents; they have QUIT_TIMEOUT to take note."""

@@ -145,7 +145,7 @@ class Incoming:
             self.agents.watchers.discard(id)
             self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._loop.now()))
         else:
-            self._coordinator.feed(job.Left(id, reason, self._loop.now()))
+            self._coordinator.feed(job.AgentLost(id, reason, self._loop.now()))
 
     # --- one kind of message each
 

@@ -27,7 +27,7 @@ class Asker(Struct, frozen=True, kw_only=True):
     done: Callable[[], None]
 
 
-class _Asked:
+class _PendingQuestion:
     def __init__(self, asker: Asker, members: Mapping[int, Member], until: float, within: float) -> None:
         self.asker = asker
         self.within = within
@@ -48,43 +48,43 @@ class Questions:
         self._members = members
         self._send = send
         self._timer = loop.timer(None, self._give_up_late)
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingQuestion] = {}
         self._last = 0  # number given
 
     def ask(self, question: Question, within: float, asker: Asker) -> None:
         """Ask all members; who has not answered in `within` seconds does not count any more."""
         members = self._members()
         self._last += 1
-        self._asked[self._last] = _Asked(asker, members, self._loop.now() + within, within)
+        self._pending[self._last] = _PendingQuestion(asker, members, self._loop.now() + within, within)
         self._send(tuple(members), Ask(self._last, question))
         self._close_complete()
 
     def take(self, id: int, report: Answered) -> None:
         """Take an answer; one that was not asked for, or comes too late, changes nothing."""
-        asked = self._asked.get(report.number)
+        asked = self._pending.get(report.number)
         if asked is not None and (member := asked.missing.pop(id, None)) is not None:
             asked.asker.answered(member, report.answer)
             self._close_complete()
 
     def drop_departed(self, members: Mapping[int, Member]) -> None:
         """Take note of which members there still are."""
-        for asked in list(self._asked.values()):
+        for asked in list(self._pending.values()):
             for id in asked.missing.keys() - members.keys():
                 asked.asker.answered(asked.missing.pop(id), NoAnswer("was lost before it had answered"))
         self._close_complete()
 
     def forget(self, asker: Asker) -> None:
         """Call this one no more, and have nobody go on with an answer: it has gone."""
-        for number, asked in list(self._asked.items()):
+        for number, asked in list(self._pending.items()):
             if asked.asker is asker:
-                del self._asked[number]
+                del self._pending[number]
                 self._send(tuple(asked.missing), Forget(number))
         self._set_timer()
 
     def _give_up_late(self) -> None:
         """Give up those that have not answered in time."""
         now = self._loop.now()
-        for asked in list(self._asked.values()):
+        for asked in list(self._pending.values()):
             if now >= asked.until:
                 for id in list(asked.missing):
                     reason = f"has not answered within {asked.within:g} s"
@@ -92,13 +92,13 @@ class Questions:
         self._close_complete()
 
     def _close_complete(self) -> None:
-        for number, asked in list(self._asked.items()):
-            if not asked.missing and self._asked.pop(number, None) is not None:
+        for number, asked in list(self._pending.items()):
+            if not asked.missing and self._pending.pop(number, None) is not None:
                 asked.asker.done()
         self._set_timer()
 
     def _set_timer(self) -> None:
-        self._timer.set(min((asked.until for asked in self._asked.values()), default=None))
+        self._timer.set(min((asked.until for asked in self._pending.values()), default=None))
 
 
 class NodeStreams:

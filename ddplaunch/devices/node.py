@@ -108,7 +108,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
     hardware = probe({**env, **dict(spec.env)})  # the workers' variables determine what they will see
     if divided_by > 1:
         hardware = replace(hardware, cpu_quota=hardware.usable_cpus / divided_by)
-    devices = choose(hardware, spec.devices, spec.asked("devices", ",".join(spec.devices or ())))
+    devices = choose(hardware, spec.devices, spec.typed("devices", ",".join(spec.devices or ())))
     return Node(
         host=os.uname().nodename,
         hardware=hardware,

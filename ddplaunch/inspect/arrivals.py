@@ -140,7 +140,6 @@ def read_arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> 
 def _of_worker(path: str, every: int, found: list[Arrivals]) -> Iterator[bool]:
     """Add the arrivals in a worker's recorders to `found`; yield to wait. Any error drops this worker alone."""
 
-    # taken apart at once: kept whole, the answers of a node's workers would be a gigabyte
     # parses at once: kept whole, the answers of a node's workers would be a gigabyte
     def take(body: bytes) -> None:
         members = {name: compress(ranks) for name, ranks in members_of(path).items()}

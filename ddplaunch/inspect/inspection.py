@@ -26,7 +26,7 @@ from ddplaunch.supervise import node
 
 if TYPE_CHECKING:
     from ddplaunch.control.questions import Answer, Answered, Question
-    from ddplaunch.loop.loop import Asked
+    from ddplaunch.loop.loop import Pending
     from ddplaunch.output.streams import Written
     from ddplaunch.plan import Plan
     from ddplaunch.supervise.outcome import Progress
@@ -49,7 +49,7 @@ class Inspection:
         self._loop = loop
         self._host = host
         self._running = running
-        self._asked: dict[int, Asked[Any]] = {}  # the children that answer, by the number of the question
+        self._children: dict[int, Pending[Any]] = {}  # the children that answer, by the number of the question
         self.begin()
 
     def begin(self) -> None:
@@ -71,7 +71,7 @@ class Inspection:
         native: bool = False,
         stacks: bool = True,
         ras: bool = False,
-    ) -> Asked[T | None]:
+    ) -> Pending[T | None]:
         """Capture the stacks of these workers and of their children in so many seconds.
 
         `made` makes, in the child that asks them, what `reply` gets; that gets None if there is no room for a child. `native`:
@@ -100,7 +100,7 @@ class Inspection:
         within: float,
         reply: Callable[[T | None], None],
         descriptors: Sequence[int] = (),
-    ) -> Asked[T | None]:
+    ) -> Pending[T | None]:
         def guarded() -> T | None:
             try:
                 return question()
@@ -216,14 +216,14 @@ class Inspection:
         from ddplaunch.control.questions import Answered, AskStacks, AskStatus, NoAnswer, NodeArrivals  # few are asked
         from ddplaunch.inspect import answers
 
-        if number in self._asked:
+        if number in self._children:
             return None  # it was asked before
 
         def answered(answer: Answer | None) -> None:
-            self._asked.pop(number, None)
+            self._children.pop(number, None)
             reply(Answered(number, answer or NoAnswer("could not create the process that asks the workers")))
 
-        if len(self._asked) >= MAX_QUESTIONS:
+        if len(self._children) >= MAX_QUESTIONS:
             return answered(NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
         if isinstance(question, AskStatus):
             return answered(answers.status(plan.workers, self._running, written, progress, debugged))
@@ -239,12 +239,12 @@ class Inspection:
             read = partial(answers.arrivals, recorders, until=until, every=question.every)
             asked = self._ask(read, question.within, answered)
         if asked.pid:
-            self._asked[number] = asked
+            self._children[number] = asked
         return None
 
     def forget(self, number: int) -> None:
         """Have the child that would answer this question end."""
-        if (asked := self._asked.get(number)) is not None:
+        if (asked := self._children.get(number)) is not None:
             asked.give_up()
 
 

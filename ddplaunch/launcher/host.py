@@ -22,7 +22,7 @@ from ddplaunch.errors import LaunchError, own_imports
 from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
 from ddplaunch.fields import Malformed
 from ddplaunch.remote import messages
-from ddplaunch.remote.protocol import COORDINATOR, ORDER, PLAIN_SIGNAL, SIGNAL, InputPipe, claim_stdio
+from ddplaunch.remote.protocol import COORDINATOR, ORDER, PLAIN_SIGNAL, SIGNAL, InputPipe, reserve_stdio
 from ddplaunch.words import why_failed
 
 if TYPE_CHECKING:  # for the others see main
@@ -41,7 +41,7 @@ class _JobEnded(Exception):
 
 def main() -> int:
     """Wait for the order of the ddplaunch that has started this host, carry the order out, and return the exit status."""
-    input_pipe, output_pipe = claim_stdio()  # sends the greeting before anything heavy is imported
+    input_pipe, output_pipe = reserve_stdio()  # sends the greeting before anything heavy is imported
     frame = input_pipe.wait(_ORDER_TIMEOUT)
     if frame is None or frame[0] != ORDER:
         return NODE_LOST

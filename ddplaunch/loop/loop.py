@@ -27,7 +27,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 T = TypeVar("T")
 LONGEST = 256 << 20  # bytes of an answer
-KILL_TIMEOUT = 1.0  # seconds that a child that was asked has to end; it waits for no disk itself
+KILL_TIMEOUT = 1.0  # seconds that a child has to end after its answer, or when the loop gives up
 
 
 class Timer:
@@ -61,8 +61,8 @@ class Timer:
         self.set(None)
 
 
-class Asked(Generic[T]):
-    """One question."""
+class Pending(Generic[T]):
+    """A question that a child answers, as long as nobody gives it up."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Asked(Generic[T]):
         self._answered = answered
         self.answer = otherwise  # until there is another
         self._received = bytearray()
-        self.pid = 0  # of the child while it is asked: only this object may reap it
+        self.pid = 0  # of the child while it lives: only this object may reap it
         try:
             self.pid, self._pipe = fork_asked(question, descriptors, within)
         except OSError:  # the machine has no room for it
@@ -134,7 +134,7 @@ class Loop:
         self._watched = self._selector.get_map()
         self._timers: set[Timer] = set()
         self._events: deque[Any] = deque()
-        self._asked: list[Asked[Any]] = []
+        self._pending: list[Pending[Any]] = []
 
     # --- what is waited for
 
@@ -174,16 +174,16 @@ class Loop:
         answered: Callable[[T], object] = lambda _: None,
         descriptors: Sequence[int] = (),
         within: float | None = None,
-    ) -> Asked[T]:
-        """Have a child answer a question that may take long, within so many seconds; see `Asked`."""
-        asked = Asked(self, question, otherwise, answered, descriptors, within)
-        self._asked = [*(one for one in self._asked if one.pid), asked]
-        return asked
+    ) -> Pending[T]:
+        """Have a child answer a question that may take long, within so many seconds; see `Pending`."""
+        pending = Pending(self, question, otherwise, answered, descriptors, within)
+        self._pending = [*(one for one in self._pending if one.pid), pending]
+        return pending
 
     @property
     def asked_pids(self) -> frozenset[int]:
         """The children that have not answered yet."""
-        return frozenset(asked.pid for asked in self._asked if asked.pid)
+        return frozenset(pending.pid for pending in self._pending if pending.pid)
 
     # --- waiting
 
@@ -215,12 +215,12 @@ class Loop:
         return min((timer.at for timer in self._timers if timer.may_rest is may_rest), default=inf)
 
     def give_up_questions(self) -> None:
-        """Have all that was asked answered by what stands for an answer."""
-        for asked in self._asked:
-            asked.give_up()
+        """Answer all pending questions with their `otherwise`, at once."""
+        for pending in self._pending:
+            pending.give_up()
 
     def close(self) -> None:
-        """Give up what is asked, and watch nothing any more."""
+        """Give up all pending questions, and watch nothing any more."""
         self.give_up_questions()
         self._timers.clear()
         self._selector.close()

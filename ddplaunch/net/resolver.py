@@ -11,7 +11,7 @@ from msgspec import Struct
 from ddplaunch.loop.loop import Loop
 
 if TYPE_CHECKING:
-    from ddplaunch.loop.loop import Asked
+    from ddplaunch.loop.loop import Pending
 
 Target = tuple[int, tuple[Any, ...]]  # address family and sockaddr, as getaddrinfo gives them
 Found = Sequence[Target] | str  # the addresses of a host, or why there are none
@@ -50,9 +50,9 @@ class Resolver:
             host: found for host in hosts if not isinstance(found := _look_up(host, socket.AI_NUMERICHOST), str)
         }
         unknown = [host for host in hosts if host not in self._known]
-        self._asked: Asked[Mapping[str, Found]] | None = None
+        self._pending: Pending[Mapping[str, Found]] | None = None
         if unknown:
-            self._asked = loop.ask(
+            self._pending = loop.ask(
                 lambda: {host: _look_up(host) for host in unknown},
                 dict.fromkeys(unknown, "the lookup was killed, or could not be started"),
                 self._answer,
@@ -63,8 +63,8 @@ class Resolver:
     def close(self) -> None:
         """End a lookup that is still under way; `answered` will not be called any more."""
         self._answered = lambda _: None
-        if self._asked is not None:
-            self._asked.give_up()
+        if self._pending is not None:
+            self._pending.give_up()
 
     def _answer(self, looked_up: Mapping[str, Found]) -> None:
         """Answer all queries; `looked_up` is the result of `_look_up` for each host that is not numeric."""

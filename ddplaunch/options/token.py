@@ -33,7 +33,7 @@ def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
     origin = spec.origin("token_file")
     if spec.token_file is None or (from_variable and origin.endswith(".toml")):
         return from_variable
-    asked = spec.asked("token_file", spec.token_file)
+    asked = spec.typed("token_file", spec.token_file)
     from_file = _read(spec.token_file, asked)
     if from_variable and from_variable != from_file and not origin.startswith("--"):
         raise LaunchError(f"{asked} and {VARIABLE} hold different secrets", hint="unset one of them")
@@ -50,7 +50,7 @@ def weaknesses(spec: JobSpec, secret: str) -> list[str]:
     if spec.token_file is not None and _is_open_to_all(spec.token_file):
         import shlex  # few jobs need it
 
-        asked = spec.asked("token_file", spec.token_file)
+        asked = spec.typed("token_file", spec.token_file)
         found.append(
             f"{asked}: every user of this host has access to the file: chmod 600 {shlex.quote(spec.token_file)}"
         )

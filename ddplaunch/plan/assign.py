@@ -60,7 +60,7 @@ def too_few_devices(spec: JobSpec, workers: int, devices: Sequence[Device]) -> L
     fit = len(devices) // each
     hint = f"--gpus-per-worker {len(devices)}" if devices else "leave --gpus-per-worker out"
     return LaunchError(
-        f"{spec.asked('gpus_per_worker', each)}: {_need(workers, workers * each, devices)}",
+        f"{spec.typed('gpus_per_worker', each)}: {_need(workers, workers * each, devices)}",
         hint=f"--nproc-per-node {fit}" if fit else hint,
     )
 
@@ -68,7 +68,7 @@ def too_few_devices(spec: JobSpec, workers: int, devices: Sequence[Device]) -> L
 def _too_many_workers(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
     sharing = spec.workers_per_gpu or 1
     return LaunchError(
-        f"{spec.asked('workers_per_gpu', sharing)}: {_need(workers, -(-workers // sharing), devices)}",
+        f"{spec.typed('workers_per_gpu', sharing)}: {_need(workers, -(-workers // sharing), devices)}",
         hint=f"--nproc-per-node {sharing * len(devices)}" if devices else "leave --workers-per-gpu out",
     )
 
@@ -122,11 +122,11 @@ def choose_pin(spec: JobSpec, owned: Owned) -> tuple[str, str]:
         return "visible", spec.origin("virtual_local_rank")
     if spec.pin == "device" and command:
         raise LaunchError(
-            f"{spec.asked('pin', spec.pin)}: it works inside python, but --no-python runs a command",
+            f"{spec.typed('pin', spec.pin)}: it works inside python, but --no-python runs a command",
             hint="--pin visible",
         )
     if spec.pin == "device" and mig and len(devices) > 1:
-        raise LaunchError(f"{spec.asked('pin', spec.pin)}: {_ONE_INSTANCE}", hint="--pin visible")
+        raise LaunchError(f"{spec.typed('pin', spec.pin)}: {_ONE_INSTANCE}", hint="--pin visible")
     if spec.pin:
         return spec.pin, spec.origin("pin")
     if any(len(own) > 1 for own in owned):
@@ -233,7 +233,7 @@ def check_granted(spec: JobSpec, allocation: Allocation, node: Node, owned: Owne
     why = _why_unusable(spec, node)
     if spec.backend in ("nccl", "xccl") and (why or not all(owned)):
         reason = why or f"there is no accelerator for {'some workers' if any(owned) else 'the workers'}"
-        raise LaunchError(f"{spec.asked('backend', spec.backend)}: {reason}", hint="--backend gloo")
+        raise LaunchError(f"{spec.typed('backend', spec.backend)}: {reason}", hint="--backend gloo")
     granted = node.hardware.granted
     if not granted or not why:
         return ""

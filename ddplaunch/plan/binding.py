@@ -156,13 +156,13 @@ def _complex(device: Device, cores: Iterable[Core], numa_nodes: NumaNodes) -> tu
 
 def _disjoint(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> tuple[list[Share], list[str]]:
     """Divide each NUMA node among the workers with a device near it; without devices, all cores among all workers."""
-    claims = [{numa_nodes[device] for device in own if device in numa_nodes} for own in owned]
-    if not any(claims):
+    near = [{numa_nodes[device] for device in own if device in numa_nodes} for own in owned]
+    if not any(near):
         return _spread(flag, cores, len(owned)), []
-    _assign_unclaimed(claims, cores)
-    oversubscribed = _oversubscribed(claims, cores)
+    _assign_rest(near, cores)
+    oversubscribed = _oversubscribed(near, cores)
     if oversubscribed is None:
-        return _by_node(claims, cores), []
+        return _by_node(near, cores), []
     node, workers, cpus = oversubscribed
     note = (
         f"{workers} workers share NUMA node {node}, of which the job may use only {count(cpus, 'CPU')}: "
@@ -175,12 +175,12 @@ def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaN
     """Divide each NUMA node among the devices near it, then each device's share among the workers that own the device."""
     # a device that has no node here and that no worker uses gets nothing
     devices = list(dict.fromkeys(chain(numa_nodes, *owned)))
-    claims = [{numa_nodes[device]} if device in numa_nodes else set() for device in devices]
-    _assign_unclaimed(claims, cores)
+    near = [{numa_nodes[device]} if device in numa_nodes else set() for device in devices]
+    _assign_rest(near, cores)
     # torchrun cuts a node in the order of its CPU numbers
     cores = sorted(cores, key=lambda core: core.cpus)
     shares: list[Share] = [[] for _ in owned]
-    for device, share in zip(devices, _by_node(claims, cores), strict=True):
+    for device, share in zip(devices, _by_node(near, cores), strict=True):
         owners = [local_rank for local_rank, own in enumerate(owned) if device in own]
         if _threads(share) < len(owners):
             raise LaunchError(
@@ -194,31 +194,31 @@ def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaN
     return shares
 
 
-def _assign_unclaimed(claims: Sequence[set[int]], cores: Iterable[Core]) -> None:
-    """Assign to each claim without a node the one with the most cores per claim."""
+def _assign_rest(near: Sequence[set[int]], cores: Iterable[Core]) -> None:
+    """Add to each empty set the NUMA node with the most cores for each set that names it."""
     sizes = Counter(core.numa_node for core in cores)
-    demand = Counter(chain.from_iterable(claims))
-    for claim in claims:
-        if not claim:
-            claim.add(max(sizes, key=lambda node: sizes[node] / (demand[node] + 1)))
-            demand.update(claim)
+    demand = Counter(chain.from_iterable(near))
+    for nodes in near:
+        if not nodes:
+            nodes.add(max(sizes, key=lambda node: sizes[node] / (demand[node] + 1)))
+            demand.update(nodes)
 
 
-def _oversubscribed(claims: Iterable[set[int]], cores: Sequence[Core]) -> tuple[int, int, int] | None:
-    """A node with more claims than CPUs: the node, its claims, its CPUs."""
-    for node, wanted in Counter(chain.from_iterable(claims)).items():
+def _oversubscribed(near: Iterable[set[int]], cores: Sequence[Core]) -> tuple[int, int, int] | None:
+    """Return a NUMA node that more workers or devices are near than it has CPUs: the node, their number, its CPUs."""
+    for node, wanted in Counter(chain.from_iterable(near)).items():
         cpus = _threads([core for core in cores if core.numa_node == node])
         if cpus < wanted:
             return node, wanted, cpus
     return None
 
 
-def _by_node(claims: Sequence[set[int]], cores: Sequence[Core]) -> list[Share]:
-    shares: list[Share] = [[] for _ in claims]
-    for node in sorted(set().union(*claims)):
-        claimants = [i for i, claim in enumerate(claims) if node in claim]
+def _by_node(near: Sequence[set[int]], cores: Sequence[Core]) -> list[Share]:
+    shares: list[Share] = [[] for _ in near]
+    for node in sorted(set().union(*near)):
+        sharing = [i for i, nodes in enumerate(near) if node in nodes]
         pool = [core for core in cores if core.numa_node == node]
-        for i, part in zip(claimants, _cut(pool, len(claimants)), strict=True):
+        for i, part in zip(sharing, _cut(pool, len(sharing)), strict=True):
             shares[i] += part
     return shares
 

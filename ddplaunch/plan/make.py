@@ -120,7 +120,7 @@ def _check_debugged_ranks(spec: JobSpec, *, world_size: int) -> None:
             f"--debugpy: there is no rank {max(spec.debugpy_ranks)}, the job has {has}", hint="--debugpy 0"
         )
     if spec.debug_rank is not None and spec.debug_rank >= world_size:
-        raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")
+        raise LaunchError(f"{spec.typed('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")
 
 
 class _Cpus(Struct, frozen=True):

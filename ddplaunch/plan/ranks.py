@@ -64,7 +64,7 @@ def workers_of_node(spec: JobSpec, devices: Sequence[Device], hardware: Hardware
     asked = spec.nproc_per_node
     if isinstance(asked, int):
         return asked, spec.origin("nproc_per_node")
-    origin = f"{spec.asked('nproc_per_node', asked)}: " if asked else ""
+    origin = f"{spec.typed('nproc_per_node', asked)}: " if asked else ""
     if asked == "gpu" and not devices:
         raise LaunchError(
             f"{origin}this node has no accelerator ({hardware.device_source})", hint="--nproc-per-node cpu, or a number"

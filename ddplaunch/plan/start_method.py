@@ -82,8 +82,8 @@ def keep_warm(
 def asked(spec: JobSpec) -> str:
     """The option that asks for a fork server, as it was given."""
     if spec.keep_warm is not None and spec.origin("start_method") == spec.origin("keep_warm"):
-        return spec.asked("keep_warm", spec.keep_warm)
-    return spec.asked("start_method", spec.start_method)
+        return spec.typed("keep_warm", spec.keep_warm)
+    return spec.typed("start_method", spec.start_method)
 
 
 # --- what a script does before it imports torch, as its text says

@@ -78,11 +78,11 @@ def of_terminal(columns: int, lines: int, *, highest: int) -> dict[str, str]:
     and others write colours for FORCE_COLOR. rich, tqdm and shutil.get_terminal_size read COLUMNS and LINES. What stands
     around a row of a job up to the rank `highest` is left free: the ranks before it, "slowest" behind it.
     """
-    told = {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}
+    of_terminal = {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}
     if columns and lines:
         around = min(len(f"[0-{highest}] "), _WIDEST_RANKS + 1) + len(" slowest ")
-        told |= {"COLUMNS": str(max(_NARROWEST, columns - around)), "LINES": str(lines)}
-    return told
+        of_terminal |= {"COLUMNS": str(max(_NARROWEST, columns - around)), "LINES": str(lines)}
+    return of_terminal
 
 
 _WIDEST_RANKS = 14  # characters, as the status area shows them

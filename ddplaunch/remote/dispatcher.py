@@ -40,7 +40,7 @@ def run(job: RemoteJob, pipes: FrontPipes) -> int:
     """Run the job and return its exit status. Runs in a process of its own."""
     gc.freeze()
     gc.enable()
-    child.claim(pipes)
+    child.decide_start(pipes)
     return Dispatcher(Loop(), job, pipes).run()
 
 

@@ -278,7 +278,7 @@ class HostFront:
 
 def _send_error(error: LaunchError, pipes: FrontPipes) -> None:
     """From the agent, send this as its last message: to the dispatcher, which names the host, unless the job has begun."""
-    begun = not child.claim(pipes)
+    begun = not child.decide_start(pipes)
     last = (OURS, error.render().encode()) if begun else (CONTROL, messages.encode(messages.refusal(error)))
     with suppress(OSError):  # the front has ended, or does not read
         pipes.output[1].sendmsg(last)

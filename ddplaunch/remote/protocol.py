@@ -194,7 +194,7 @@ class OutputPipe(Outgoing):
         os.close(self._fd)
 
 
-def claim_stdio() -> tuple[InputPipe, OutputPipe]:
+def reserve_stdio() -> tuple[InputPipe, OutputPipe]:
     """Send the greeting; from now on stdin and stdout are for frames alone: other code reads /dev/null and prints to stderr."""
     pipes = InputPipe(os.dup(0)), OutputPipe(os.dup(1), greeting())
     devnull = os.open(os.devnull, os.O_RDWR)

@@ -65,7 +65,7 @@ class JobReporter:
                 emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="timed_out")
             case job.Joined(member, _):
                 emit("node_joined", host=member.host, workers=member.workers, node_rank=member.requested_rank)
-            case job.Left(id, reason, _) if id in before.members:
+            case job.AgentLost(id, reason, _) if id in before.members:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
             case job.NodeStopping(id, why, _, _) if id in before.members:

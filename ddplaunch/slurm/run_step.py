@@ -176,7 +176,7 @@ def _is_for_the_step(name: str) -> bool:
 
 def run(job: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
     """Watch the step and give the job's exit status. Runs in a process of its own, in which signals are still blocked."""
-    child.claim(pipes)  # srun has been started: from here on there is something to be stopped
+    child.decide_start(pipes)  # srun has been started: from here on there is something to be stopped
     from ddplaunch.loop.loop import Loop
     from ddplaunch.slurm.watcher import Watcher  # takes about as long as srun does to start the agents
 

@@ -94,7 +94,7 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise.node import SignalReceived
 
 def agent(pipes):
-    child.claim(pipes)
+    child.decide_start(pipes)
     received = []
     def take(event):
         if isinstance(event, SignalReceived):
@@ -218,7 +218,7 @@ from ddplaunch.remote.host_front import HostFront
 from ddplaunch.remote.protocol import InputPipe, OutputPipe
 
 def agent(pipes):
-    child.claim(pipes)
+    child.decide_start(pipes)
     SignalSource(Loop(), pipes, stops=frozenset(), end_within=99).listen(())
     os.write(2, b"ready\\n")
     os.kill(os.getpid(), signal.SIGSTOP)

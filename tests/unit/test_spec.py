@@ -16,7 +16,7 @@ PROGRAM = Program(kind=ProgramKind.SCRIPT, target="train.py")
 )
 def test_a_value_is_written_as_it_stands_at_its_origin(origin: str, written: str) -> None:
     spec = JobSpec(program=PROGRAM, gpus_per_worker=3, origins={"gpus_per_worker": origin})
-    assert spec.asked("gpus_per_worker", 3) == written
+    assert spec.typed("gpus_per_worker", 3) == written
 
 
 def test_what_was_not_given_comes_from_the_defaults() -> None:

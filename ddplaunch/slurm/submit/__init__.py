@@ -206,7 +206,7 @@ def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None
     for name in ("hostfile", "token_file"):
         path = getattr(spec, name)
         if path is not None:
-            _readable(path, spec.asked(name, path))
+            _readable(path, spec.typed(name, path))
     _nodes(request, spec)
     if spec.requeue_on and request.has("no-requeue"):
         raise LaunchError(
@@ -269,7 +269,7 @@ def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
     min_nodes, max_nodes = spec.nnodes
     if "nnodes" in spec.origins and not min_nodes <= given <= max_nodes:
         raise LaunchError(
-            f"--nodes {found[0]} of sbatch and {spec.asked('nnodes', write_nnodes(spec.nnodes))} do not go together",
+            f"--nodes {found[0]} of sbatch and {spec.typed('nnodes', write_nnodes(spec.nnodes))} do not go together",
             hint="leave --nnodes out: the job has all nodes that Slurm gives it",
         )
 

@@ -16,7 +16,7 @@ class Joined(Struct, frozen=True):
     at: float
 
 
-class Left(Struct, frozen=True):
+class AgentLost(Struct, frozen=True):
     """The connection of an agent has ended."""
 
     id: int
@@ -131,7 +131,7 @@ class DeadlineReached(Struct, frozen=True):
 
 Event = (
     Joined
-    | Left
+    | AgentLost
     | NodeGivenUp
     | Withdrawn
     | NodeStopping

@@ -54,8 +54,8 @@ def step(state: State, event: events.Event) -> Result:
         # members
         case events.Joined(member, at):
             return _on_joined(state, member, at)
-        case events.Left(id, reason, at):
-            return _on_left(state, id, reason, at) if id in state.members else (state, ())
+        case events.AgentLost(id, reason, at):
+            return _on_agent_lost(state, id, reason, at) if id in state.members else (state, ())
         case events.NodeGivenUp(at):
             state = replace(state, given_up=state.given_up + 1)
             return _start(state, at) if state.phase is Phase.RENDEZVOUS and _is_complete(state) else (state, ())
@@ -127,7 +127,7 @@ def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
     return state, (actions.Print(text),)
 
 
-def _on_left(state: State, id: int, reason: str, at: float) -> Result:
+def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:
     """Go on without this agent, if the job can: start with the other agents, or stop what runs and decide then."""
     member = state.members[id]
     state = replace(state, members=state.members.without(id))
@@ -215,7 +215,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     if id != SELF_ID:
         takes_no_part = state.members[id].node_rank is None
         if why is Why.FRONT_LOST or (takes_no_part and not state.needs_all):
-            state, then = _on_left(state, id, _CUT_OFF if state.policy.called else OWN_END, at)
+            state, then = _on_agent_lost(state, id, _CUT_OFF if state.policy.called else OWN_END, at)
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
@@ -305,7 +305,7 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     state = replace(state, members=members, regroup_at=at + REGROUP)
     if not member.runs:
         starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
-        state, then = _on_left(state, id, OWN_END, at)
+        state, then = _on_agent_lost(state, id, OWN_END, at)
         if state.phase is Phase.PAUSING:
             state = replace(state, phase_deadline=max(state.phase_deadline or at, state.regroup_at))
         return state, (*((announces,) if starts_again else ()), *then, actions.Release(id, event.signum))

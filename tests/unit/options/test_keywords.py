@@ -54,7 +54,7 @@ def test_a_keyword_has_the_type_that_python_has_for_it(keywords, field, value):
 
 
 def test_where_a_value_came_from_is_the_call():
-    assert spec(nproc_per_node=4).asked("nproc_per_node", 4) == "nproc_per_node=4 in launch()"
+    assert spec(nproc_per_node=4).typed("nproc_per_node", 4) == "nproc_per_node=4 in launch()"
 
 
 @pytest.mark.parametrize("value", [True, 3 + 4j, object(), {"a": 1}, b"3"])

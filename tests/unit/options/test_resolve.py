@@ -548,7 +548,7 @@ def test_options_with_effect_leave_none(words: str) -> None:
 
 def test_what_is_kept_warm_forks_the_workers() -> None:
     kept = spec("--keep-warm 5")
-    assert (kept.keep_warm, kept.start_method, kept.asked("start_method", "...")) == (
+    assert (kept.keep_warm, kept.start_method, kept.typed("start_method", "...")) == (
         5,
         "forkserver",
         "--keep-warm ...",

@@ -65,7 +65,7 @@ def test_options_keep_their_origin_and_their_text():
                         {"PET_RDZV_CONF": "join_timeout=60,last_call_timeout=7", "DDPLAUNCH_TIMEOUT": "1h30m"}, None)  # fmt: skip
     got = there(order_of(spec, HOSTS, 0))
     assert (got.rdzv_timeout, got.last_call, got.rdzv_conf, got.timeout) == (5.0, 7.0, spec.rdzv_conf, 5400.0)
-    assert got.asked("timeout", "90m") == "DDPLAUNCH_TIMEOUT=90m"
+    assert got.typed("timeout", "90m") == "DDPLAUNCH_TIMEOUT=90m"
     assert got.program == spec.program
 
 

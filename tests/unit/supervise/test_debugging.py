@@ -151,7 +151,7 @@ def test_a_node_that_is_lost_ends_or_starts_again_takes_its_debugger_with_it():
     held = [*met(), job.LimitsPaused(2, True)]
     assert not history(timed, held)[0].has_time_limit
     assert not history(timed, [*held, job_histories.ended(2, 5.0)])[0].is_debugged
-    lost = [*held, job.Left(2, "silent for 10 s", 5.0)]
+    lost = [*held, job.AgentLost(2, "silent for 10 s", 5.0)]
     assert not history(timed, lost)[0].is_debugged
     again = [*held, *job_histories.failing(1, 5.0), *(job_histories.stopping(id, 6.0) for id in (0, 2))]
     state, _ = history(timed, [*again, job.DeadlineReached(6.0)])

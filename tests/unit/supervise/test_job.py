@@ -9,6 +9,7 @@ from ddplaunch.supervise import job
 from ddplaunch.supervise.job import (
     SELF_ID,
     Action,
+    AgentLost,
     BeginFailed,
     BeginGeneration,
     DeadlineReached,
@@ -19,7 +20,6 @@ from ddplaunch.supervise.job import (
     JobSuspended,
     Joined,
     KillNodes,
-    Left,
     Member,
     NodeEnded,
     NodeEscalated,
@@ -160,7 +160,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "a lost node ends the job with its own status": (
         THREE,
-        [*met(), Left(2, "silent for 10 s", 20), stopping(0, 21), stopping(1, 21)],
+        [*met(), AgentLost(2, "silent for 10 s", 20), stopping(0, 21), stopping(1, 21)],
         [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGTERM), EndJob(122)],
     ),
     "a node whose front was killed is lost": (
@@ -175,7 +175,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "a failure that was there before the node was lost gives the status": (
         THREE,
-        [*met(), *failing(1, 5.0), Left(2, "connection closed", 5.3), stopping(0, 6)],
+        [*met(), *failing(1, 5.0), AgentLost(2, "connection closed", 5.3), stopping(0, 6)],
         [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 2), SIGTERM), EndJob(7)],
     ),
     "a failure that only follows does not hide that a node was lost": (
@@ -183,7 +183,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         [
             *met(),
             NodeStopping(1, Why.FAILED, SIGTERM, 5),
-            Left(2, "silent for 10 s", 6),
+            AgentLost(2, "silent for 10 s", 6),
             ended(1, 7, end(1, "b", 5, 1, stderr_tail=FOLLOWING)),
             stopping(0, 7),
         ],
@@ -191,7 +191,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "a node that goes after it has finished is not lost": (
         THREE,
-        [*met(), ended(2, 5), Left(2, "connection closed", 6), ended(0, 7), ended(1, 7)],
+        [*met(), ended(2, 5), AgentLost(2, "connection closed", 6), ended(0, 7), ended(1, 7)],
         [BeginGeneration(0, (0, 1, 2), 0), EndJob(0)],
     ),
     "a restart begins when all have ended, with the same places": (
@@ -232,18 +232,18 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "a node that is gone before the start is waited for if it can come again": (
         replace(THREE, replaceable=True),
-        [*met(2), Left(1, "connection closed", 3), Joined(member(3), 4), Joined(member(4), 5)],
+        [*met(2), AgentLost(1, "connection closed", 3), Joined(member(3), 4), Joined(member(4), 5)],
         [BeginGeneration(0, (0, 3, 4), 0)],
     ),
     "and if others can come": (
         ELASTIC,
-        [*met(2), Left(1, "connection closed", 3), Joined(member(3), 4), Joined(member(4), 5)],
+        [*met(2), AgentLost(1, "connection closed", 3), Joined(member(3), 4), Joined(member(4), 5)],
         [BeginGeneration(0, (0, 3, 4), 0)],
     ),
-    "else the job ends at once": (THREE, [*met(2), Left(1, "connection closed", 3)], [EndJob(122)]),
+    "else the job ends at once": (THREE, [*met(2), AgentLost(1, "connection closed", 3)], [EndJob(122)]),
     "in the pause before a restart too": (
         replace(THREE, max_restarts=1),
-        [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), Left(2, "connection closed", 3)],
+        [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), AgentLost(2, "connection closed", 3)],
         [BeginGeneration(0, (0, 1, 2), 0), StopNodes((1, 2), SIGTERM), ReportFailure(0.0), EndJob(122)],
     ),
     "a signal to a node that has not started yet is one to the job if no other can come": (
@@ -284,7 +284,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "too few are waited for, whoever was given up": (ELASTIC, [*met(1), NodeGivenUp(1), NodeGivenUp(2)], []),
     "who was given up before the start changes nothing after it": (
         ELASTIC,
-        [*met(3), NodeGivenUp(1), Left(2, "gone", 5), stopping(0, 6), stopping(1, 6), DeadlineReached(7)],
+        [*met(3), NodeGivenUp(1), AgentLost(2, "gone", 5), stopping(0, 6), stopping(1, 6), DeadlineReached(7)],
         [
             BeginGeneration(0, (0, 1, 2), 0),
             StopNodes((0, 1), SIGTERM),
@@ -304,7 +304,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "a lost node leaves an elastic job to the others, with new ranks and no restart counted": (
         ELASTIC,
-        [*met(), Left(1, "silent for 10 s", 60), stopping(0, 61), stopping(2, 61), DeadlineReached(61)],
+        [*met(), AgentLost(1, "silent for 10 s", 60), stopping(0, 61), stopping(2, 61), DeadlineReached(61)],
         [
             BeginGeneration(0, (0, 1, 2), 0),
             StopNodes((0, 2), SIGTERM),
@@ -324,17 +324,17 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "an elastic job that has too few nodes left ends": (
         ELASTIC,
-        [*met(2), DeadlineReached(30.1), Left(1, "connection closed", 60), stopping(0, 61)],
+        [*met(2), DeadlineReached(30.1), AgentLost(1, "connection closed", 60), stopping(0, 61)],
         [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), EndJob(122)],
     ),
     "with restarts left a lost node may be replaced": (
         Policy(min_nodes=2, max_nodes=2, max_restarts=1, replaceable=True),
-        [*met(2), Left(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), Joined(member(2), 70)],
+        [*met(2), AgentLost(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), Joined(member(2), 70)],
         [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), ReportFailure(0.0), BeginGeneration(1, (0, 2), 1)],
     ),
     "a replacement that does not come ends the job": (
         Policy(min_nodes=2, max_nodes=2, max_restarts=1, replaceable=True, rdzv_timeout=100),
-        [*met(2), Left(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), DeadlineReached(161)],
+        [*met(2), AgentLost(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), DeadlineReached(161)],
         [
             BeginGeneration(0, (0, 1), 0),
             StopNodes((0,), SIGTERM),
@@ -354,7 +354,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "what a member says that has been lost counts no more": (
         THREE,
-        [*met(), Left(2, "silent", 20), ended(2, 21), NodeStopping(2, Why.SIGNALLED, SIGINT, 21)],
+        [*met(), AgentLost(2, "silent", 20), ended(2, 21), NodeStopping(2, Why.SIGNALLED, SIGINT, 21)],
         [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGTERM)],
     ),
 }
@@ -411,7 +411,7 @@ def events() -> st.SearchStrategy[list[Event]]:
     signals = st.sampled_from([SIGINT, SIGTERM])
     one = st.one_of(
         st.builds(lambda id, wanted: Joined(member(id, wanted), 0), st.integers(1, 4), st.none() | st.integers(0, 3)),
-        st.builds(lambda id: Left(id, "gone", 0), st.integers(1, 4)),
+        st.builds(lambda id: AgentLost(id, "gone", 0), st.integers(1, 4)),
         st.builds(lambda id, signum: NodeStopping(id, Why.SIGNALLED, signum, 0), ids, signals),
         st.builds(lambda id, why: NodeStopping(id, why, SIGTERM, 0), ids, whys),
         st.builds(lambda id, signum: NodeEscalated(id, signum, 0), ids, signals),
@@ -487,7 +487,7 @@ WERE_STARTED: dict[str, tuple[list[Event], bool]] = {
     "not while the nodes meet": ([*met(2), NodeStopping(0, Why.SIGNALLED, SIGINT, 3)], False),
     "not if each node was stopped before its first worker": ([*INTERRUPTED, *NOTHING_STARTED], False),
     "once a worker of any node has ended": ([*INTERRUPTED, *NOTHING_STARTED[:2], stopping(2, 0.4)], True),
-    "perhaps, if a node was lost": ([*INTERRUPTED, *NOTHING_STARTED[:2], Left(2, "silent", 9)], True),
+    "perhaps, if a node was lost": ([*INTERRUPTED, *NOTHING_STARTED[:2], AgentLost(2, "silent", 9)], True),
     "if one of them cannot be ended": (
         [*INTERRUPTED, *NOTHING_STARTED[:2], NodeEnded(2, (), None, 9, ("pid 7 (python)",))],
         True,
@@ -542,7 +542,7 @@ def test_a_port_is_waited_for_two_seconds_after_each_failure_and_by_no_first_sta
         (NodeStopping(0, Why.SIGNALLED, SIGINT, 3.05), 130),
         (NodeStopping(1, Why.SIGNALLED, SIGTERM, 3.05), 143),
         (StopRequested(Why.SIGNALLED, SIGTERM, 3.05), 143),
-        (Left(2, "connection closed", 3.05), 122),
+        (AgentLost(2, "connection closed", 3.05), 122),
     ],
     ids=["Ctrl-C", "SIGTERM on another node", "the command that started all", "a node that is lost"],
 )
@@ -648,7 +648,10 @@ ABANDONED: dict[str, tuple[list[Event], int]] = {
         143,
     ),
     "it came to a node that had ended, when all had": ([*met(), *LEAVING, NodeNoticed(1, SIGUSR1)], 0),
-    "a node was lost": ([*met(), NodeNoticed(1, SIGUSR1), Left(2, "silent", 4), stopping(0, 5), stopping(1, 5)], 122),
+    "a node was lost": (
+        [*met(), NodeNoticed(1, SIGUSR1), AgentLost(2, "silent", 4), stopping(0, 5), stopping(1, 5)],
+        122,
+    ),
 }
 NOTICED: dict[str, tuple[list[Event], int]] = {
     "it came to one node": ([*met(), NodeNoticed(1, SIGUSR1), *LEAVING], SIGUSR1),
@@ -697,9 +700,9 @@ def test_a_worker_that_fails_after_a_notice_is_a_failure_like_any_other() -> Non
 
 
 def test_a_node_that_is_gone_before_the_start_is_named() -> None:
-    joined: list[Event] = [Joined(member(0, 0), 0), Joined(member(1, 2), 1), Left(1, "connection closed", 2)]
+    joined: list[Event] = [Joined(member(0, 0), 0), Joined(member(1, 2), 1), AgentLost(1, "connection closed", 2)]
     assert history(THREE, joined)[0].lost == ("node 2 (b): connection closed",)
-    assert history(THREE, [*met(2), Left(1, "connection closed", 2)])[0].lost == ("b: connection closed",)
+    assert history(THREE, [*met(2), AgentLost(1, "connection closed", 2)])[0].lost == ("b: connection closed",)
 
 
 def test_the_end_of_a_node_copies_no_list_of_all_that_have_ended_before() -> None:

@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from ddplaunch.supervise.job import (
     Action,
+    AgentLost,
     BeginGeneration,
     DeadlineReached,
     EndJob,
     Event,
     Joined,
     KillNodes,
-    Left,
     NodeEnded,
     NodeEscalated,
     NodeStopping,
@@ -127,7 +127,7 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "killed before its workers have ended, it has left all the same": (
         SPOT,
-        [*met(), term(1, 60), stopping(0, 61), stopping(2, 61), Left(1, "connection closed", 90), DeadlineReached(90)],
+        [*met(), term(1, 60), stopping(0, 61), stopping(2, 61), AgentLost(1, "connection closed", 90), DeadlineReached(90)],
         [BEGUN, StopNodes((0, 2), SIGTERM), BeginGeneration(1, (0, 2), 0)],
     ),
     "a worker that fails since a node has left is no failure": (
@@ -148,7 +148,7 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "a node that is lost besides may leave too few": (
         SPOT,
-        [*met(), term(1, 60), Left(2, "silent", 60.5), stopping(0, 61), stopping(1, 61)],
+        [*met(), term(1, 60), AgentLost(2, "silent", 60.5), stopping(0, 61), stopping(1, 61)],
         [BEGUN, StopNodes((0, 2), SIGTERM), Release(1, SIGTERM), EndJob(122)],
     ),
     "a node that has finished leaves the others at work": (
