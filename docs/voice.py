@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 # how often each habit may occur: lower a figure when you have removed some, never raise one
 BUDGET = {
-    "pages": {"semicolon": 383, "colon": 668, "long": 184, "what": 298, "word": 162},
+    "pages": {"semicolon": 365, "colon": 613, "long": 161, "what": 274, "word": 147},
     "changelog": {"semicolon": 21, "colon": 3, "long": 2, "what": 5, "word": 2},
     "messages": {"semicolon": 98, "long": 5, "what": 16, "word": 9},
 }

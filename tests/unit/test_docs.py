@@ -35,14 +35,14 @@ from docs import code_map, generate
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
 NUMBERS = [
-    ("concepts/failure-report.md", f"waits for up to **{CAUSE_TIMEOUT:g} seconds** for another one"),
-    ("concepts/output.md", f"A line longer than {MAX_LINE >> 20} MiB is cut"),
-    ("concepts/output.md", f"every {UPDATE_INTERVAL:g} seconds at most"),
-    ("concepts/output.md", f"about {FULL >> 20} MiB are kept"),
-    ("concepts/output.md", f"They wait for **{READER_TIMEOUT:g} seconds** without a byte being taken"),
-    ("concepts/output.md", f"a reader who takes nothing for {UNREAD_TIMEOUT:g} seconds"),
+    ("concepts/failure-report.md", f"waits up to **{CAUSE_TIMEOUT:g} seconds** while only followers have ended"),
+    ("concepts/output.md", f"cuts a line longer than {MAX_LINE >> 20} MiB"),
+    ("concepts/output.md", f"at most one every {UPDATE_INTERVAL:g} seconds"),
+    ("concepts/output.md", f"keeps about {FULL >> 20} MiB"),
+    ("concepts/output.md", f"They wait for at most **{READER_TIMEOUT:g} seconds**"),
+    ("concepts/output.md", f"a reader that takes nothing for {UNREAD_TIMEOUT:g} seconds"),
     ("concepts/output.md", f"a file holds at most **{LOG_LIMIT >> 30} GiB**"),
-    ("concepts/output.md", f"holds a line back for up to {WAIT:g} s"),
+    ("concepts/output.md", f"holds each line back for up to {WAIT:g} s"),
     ("concepts/supervision.md", f"not even SIGKILL ends within {KILL_TIMEOUT:g} s"),
     ("concepts/supervision.md", f"One grace period for all, {default('grace_period'):g} s by default"),
     ("design/inspection.md", f"Each agent looks every {_AT_REST:g} s."),
