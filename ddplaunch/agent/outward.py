@@ -38,7 +38,7 @@ Errand = Callable[[], str]  # returns why it failed, "" if it did not
 
 
 def begin(loop: Loop, context: AgentContext, now: Now) -> list[Errands]:
-    """Tell programs outside of the job what its options ask for; return what does it. `now` returns how this node is."""
+    """Start what tells programs outside the job about it, as its options ask; `now` returns the state of this node."""
     spec, reporter, found = context.inputs.spec, context.reporter, []
     if spec.notify:
         notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)

@@ -196,7 +196,7 @@ class ForkServer(ForkRequests):
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], modules: Iterable[str], *, handled: Collection[int]
     ) -> None:
-        """Start it with the command of a worker, and the variables that the environments of all workers have in common.
+        """Start the server with the command of a worker, and the variables that all workers have in common.
 
         Raises:
             StartError: the machine cannot create another process.

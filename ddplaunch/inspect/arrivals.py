@@ -157,7 +157,7 @@ def _wall() -> int:
 
 
 def sent_arrivals(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
-    """Return what was read as it is sent: whatever that is, the result is valid."""
+    """Return what was read in the form of the answer; whatever recorders have said, the result is valid."""
     members: dict[str, int] = {"": 0}  # and their indices
     series = []
     for rank, each, most in (

@@ -89,7 +89,7 @@ def members_of(path: str) -> Mapping[str, tuple[int, ...]]:
 
 
 def parse_members(text: str) -> dict[str, tuple[int, ...]]:
-    """Take the groups out of the file: a line of name and ranks each, as worker/distributed.py writes them.
+    """Return the groups in the file that worker/distributed.py writes: each line has a name and the ranks.
 
     Which ranks a group has that no job can have, or more of them than are kept of one worker, is not known.
     """

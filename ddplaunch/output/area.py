@@ -133,7 +133,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def cut(text: str, cells: int) -> str:
-    """Cut a row to so many cells of a terminal; colours stay, and end with it, whatever else moves or hides goes."""
+    """Return a row cut to so many cells of a terminal. Colours stay and are reset at the end; other control codes are dropped."""
     shown: list[str] = []
     coloured = False
     for piece in re.split(_COLOUR, re.sub(rf"(?!{_COLOUR}){_OTHER_ESCAPE}", "", text)):

@@ -47,7 +47,7 @@ class Collapse:
     """
 
     def __init__(self, writers: Iterable[tuple[int, Stream]]) -> None:
-        """Wait for these ranks on these streams, until they end."""
+        """Wait for lines of these ranks on these streams, until each stream has ended."""
         self._entries: dict[int, _Entry] = {}  # by number, ascending without gaps
         self._oldest = 0  # number of the first entry
         self._next = 0

@@ -97,7 +97,7 @@ class Lines:
         return self._screen.rows if self._screen is not None else []
 
     def feed(self, data: bytes, at: float) -> bytes:
-        """Take a piece read at this time (monotonic seconds); return the lines that it completes."""
+        """Take a piece read at time `at` (monotonic seconds); return the lines that are complete now."""
         data, self._unfinished = split_unfinished(self._unfinished + data)
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")

@@ -156,7 +156,7 @@ class RedrawnRows:
             self._rows[self._row].clear()
 
     def settle(self) -> bytes:
-        """Make lines of the rows above the cursor: it did not come back in time, so the bars are complete."""
+        """Turn the rows above the cursor into lines: the cursor did not come back in time, so the bars there are complete."""
         lines = b"".join(bytes(row) + b"\n" for row in self._rows[: self._row])
         del self._rows[: self._row]
         self._row = self._depth = 0

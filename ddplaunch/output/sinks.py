@@ -41,7 +41,7 @@ class LineFilter:
         self._returned = False  # the last piece ended with a carriage return, already taken as the line's end
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece of any size; return the lines that it completes and that match."""
+        """Take a piece of any size; return the matching lines that are complete now."""
         if self._returned and data:
             data = data.removeprefix(b"\n")
             self._returned = False
@@ -172,7 +172,7 @@ class Output:
         self._asker, self._awaited_input, self._awaited = rank, awaited_input, None
 
     def _note_answer(self, at: float) -> None:
-        """Leave a prompt where it is once it was answered: the terminal shows what was typed behind it."""
+        """Leave a prompt on the screen once it was answered: the terminal shows the typed answer behind the prompt."""
         if self._put_bars is None or self._awaited_input is None:
             return
         if self._awaited is None:
@@ -310,7 +310,7 @@ class Output:
         self._hidden = hidden
 
     def _show(self, chunks: Iterable[tuple[Stream, bytes]], at: float) -> None:
-        """Send what is shown to the front, unless it is muted or a debugger has the terminal."""
+        """Send output to the front, unless output is muted or a debugger has the terminal."""
         if self._hidden:
             return
         if self._display.bars_moved and self._put_bars is not None:

@@ -122,7 +122,7 @@ def use_colour(env: Mapping[str, str], isatty: bool) -> bool:
 
 
 def knows_links(env: Mapping[str, str]) -> bool:
-    """Whether the terminal is known to open links (OSC 8); tmux passes them on to one that may not be."""
+    """Whether the terminal is known to open links (OSC 8). tmux passes links on, perhaps to a terminal that does not."""
     if "TMUX" in env or env.get("TERM", "").startswith(("screen", "tmux")):
         return False
     vte = env.get("VTE_VERSION", "")

@@ -250,7 +250,7 @@ class RunningWorker:
         stacks: int | None = None,
         recorder: str = "",
     ) -> None:
-        """`stacks` is the file that it writes its stacks to, `recorder` where torch in it tells of its collectives.
+        """`stacks` is the file for the worker's stacks, `recorder` the socket of torch's recorder in the worker.
 
         `by_itself`: signals but SIGKILL, SIGSTOP and SIGCONT go to its process alone while that lives.
 

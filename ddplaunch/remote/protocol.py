@@ -66,7 +66,7 @@ class PipeDecoder:
         self._frames.feed(data)
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Return the next frame's tag and data, None if it is incomplete.
+        """Return the tag and the data of the next frame; None while the frame is incomplete.
 
         Raises:
             FrameError: what arrived is no frame.

@@ -70,7 +70,7 @@ def table(
     gap: int = 2,
     indent: int = 0,
 ) -> Block:
-    """Return rows in columns without rules between them, so that they can be copied.
+    """Return rows in columns, without rules between the columns, so that values can be copied.
 
     `styles` are those of the columns; `right` names columns that are flush right; `gap` cells are between two columns. No cell is
     broken, except with `wraps` those of the last column, which are sentences, where the screen is too narrow.

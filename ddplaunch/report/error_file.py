@@ -46,7 +46,7 @@ class ErrorFiles:
 
     @property
     def folder(self) -> str:
-        """Where they are; "" if there is no place for them."""
+        """Return the folder of the error files; "" if there is no place for one."""
         if self._made is None:
             _remove_abandoned(os.path.dirname(self._path))
             try:
@@ -126,7 +126,7 @@ class ErrorFiles:
         return set()
 
     def forget_all_but(self, generation: int) -> None:
-        """Remove what workers of other generations have left: it is memory, and a job may start again for months."""
+        """Remove the files of all other generations: they take memory, and a job may restart for months."""
         self.notifications()
         for folder in (self._path, f"{self._path}/{_TORCH}"):
             with suppress(OSError), _opened(folder) as fd:
@@ -225,7 +225,7 @@ def parse(text: bytes) -> WorkerError | None:
 
 
 def content(path: str) -> bytes:
-    """Return the bytes of a regular file of at most LIMIT bytes; none if it is no such file."""
+    """Return the bytes of a regular file of at most LIMIT bytes; empty for any other file."""
     try:
         # a FIFO must not block us
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -65,7 +65,7 @@ def matches(pattern: str) -> Predicate:
 
 
 def says_itself(pattern: str) -> Predicate:
-    """Fit by what the failure itself says and what it says it was caused by: not by an exception that was handled before it.
+    """Return a test of what a failure says itself, or names as its cause; an exception handled before does not count.
 
     A program that tries to import a module and goes on without is not ended by that.
     """

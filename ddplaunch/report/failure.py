@@ -131,7 +131,7 @@ def _location(frame: Frame, cwd: str) -> Words:
 
 
 def _crash(first: WorkerExit, cwd: str) -> list[Line]:
-    """Show faulthandler's stack; the stderr output before it too if it was an abort, since that is the reason, or no stack."""
+    """Return faulthandler's stack; for an abort, or without a stack, also the stderr output before it, which says why."""
     before, _, _ = first.stderr_tail.rpartition("Fatal Python error:")
     frames = fault_frames(first.stderr_tail) if first.signal is not None else ()
     if not frames:
@@ -158,7 +158,7 @@ def _last_stderr(text: str) -> list[Line]:
 
 
 def _who(report: FailureReport) -> list[Line]:
-    """Return the process and its log; then what became of the others, and of the restarts."""
+    """Return lines about the failed process and its log, about the other workers, and about restarts."""
     first = report.first
     facts = [f"pid {first.pid}", first.device]
     if len({end.host for end in report.exits}) > 1:

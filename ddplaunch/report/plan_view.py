@@ -18,7 +18,7 @@ PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved 
 
 
 def table(plan: Plan, spec: JobSpec, warm: str = "") -> list[Block]:
-    """Show the job's values with their reasons, its workers, what they run and, with -v, the variables that they get.
+    """Return the plan as text: values with reasons, the workers, their commands and, with -v, their variables.
 
     `warm` is what is known of the interpreter that is kept warm.
     """

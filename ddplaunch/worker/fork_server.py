@@ -438,7 +438,7 @@ class ImportedFiles:
     """Files and folders from which modules were imported, as they were then, to see whether a later import finds the same."""
 
     def __init__(self, since: int, folder: str) -> None:
-        """Remember them after imports that began at `since` (CLOCK_REALTIME nanoseconds), for a script in this folder."""
+        """Remember the imported files; imports began at `since` (CLOCK_REALTIME nanoseconds), for a script in `folder`."""
         modules = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
         files = {str(names["__file__"]) for names in modules if names.get("__file__")}
         self._seen = {
