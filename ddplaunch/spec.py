@@ -185,6 +185,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     stop_signals: tuple[Signals, ...] = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
     requeue_on: tuple[Signals, ...] = ()  # notices: a Slurm job whose workers exited after one is requeued
     max_requeues: int = 10
+    wrap: tuple[str, ...] = ()  # a command before each worker's own; names in braces stand for what the worker has
+    wrap_ranks: frozenset[int] | None = None  # that it is for; None: all
     debug_rank: int | None = None
     debugpy_ranks: frozenset[int] | None = None  # that wait for a client of debugpy
     debug_on_error: bool = False  # a worker that fails gets the terminal for a debugger

@@ -191,6 +191,7 @@ class _Start(Struct, frozen=True):
     """A worker before its process, and what it is given."""
 
     plan: WorkerPlan
+    argv: tuple[str, ...]
     env: Mapping[str, str]
     stdio: Stdio
     pipes: Mapping[Stream, Pipe]  # none of a worker that has the terminal
@@ -300,6 +301,7 @@ class Starter:
             of_terminal=setup.of_terminal if worker.rank in setup.on_terminal else {},
         )
         recorder = setup.error_files.recorder(setup.generation, worker.rank) if setup.has_recorder else ""
+        argv = worker.wrapped(str(setup.folder.path or "."))
         stacks: int | None = None
         if setup.plan.interpreter is not None:
             if self._stacks_size:
@@ -311,7 +313,7 @@ class Starter:
                 env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
             env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
         if worker.terminal:
-            return _Start(worker, env, Stdio(0, 1, 2, stacks), {}, recorder)
+            return _Start(worker, argv, env, Stdio(0, 1, 2, stacks), {}, recorder)
         try:
             made = pipes.make(worker.rank)
         except BaseException:
@@ -319,7 +321,7 @@ class Starter:
                 os.close(stacks)
             raise
         out, err = (made[stream].write_fd for stream in (Stream.OUT, Stream.ERR))
-        return _Start(worker, env, Stdio(0 if worker.stdin else devnull, out, err, stacks), made, recorder)
+        return _Start(worker, argv, env, Stdio(0 if worker.stdin else devnull, out, err, stacks), made, recorder)
 
     def _make_processes(self, starts: Sequence[_Start]) -> Sequence[Child]:
         """Make the processes of the first of these workers, as many as can be made.
@@ -329,13 +331,13 @@ class Starter:
         if self._forker is not None:
             from ddplaunch.forking.servers import Fork
 
-            forks = [Fork(one.plan.argv, one.env, one.stdio, one.plan.cpus) for one in starts]
+            forks = [Fork(one.argv, one.env, one.stdio, one.plan.cpus) for one in starts]
             if children := self._forker.fork(forks):
                 return children
         fresh: list[Child] = []
         try:
             fresh.extend(
-                start(one.plan.argv, one.env, one.stdio, handled=self._handled, cpus=one.plan.cpus) for one in starts
+                start(one.argv, one.env, one.stdio, handled=self._handled, cpus=one.plan.cpus) for one in starts
             )
         except StartError:
             if not fresh:
@@ -366,7 +368,7 @@ def _started(one: _Start, child: Child, setup: WorkerSetup, pipes: WorkerPipes, 
         worker.rank,
         child,
         time.monotonic(),
-        by_itself=setup.plan.interpreter is not None,
+        by_itself=setup.plan.interpreter is not None and not worker.wrap,
         terminal=worker.terminal,
         stacks=one.stdio.stacks,
         recorder=one.recorder,

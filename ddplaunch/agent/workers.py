@@ -179,7 +179,7 @@ class Workers:
             return None
         self._loop.unwatch(running.ended)
         self._ends.add(rank)
-        if (never := running.why_not_started(plan.argv[0])) is not None:
+        if (never := running.why_not_started((plan.wrap or plan.argv)[0])) is not None:
             raise CannotStart.of(never, rank)
         self._pipes.drain(rank)
         folder, worker = self._setup.folder, (self._setup.generation, rank, plan.local_rank)

@@ -109,6 +109,28 @@ def command_line(value: str) -> str:
     return value
 
 
+WRAP_NAMES = ("run", "rank", "local_rank", "node_rank", "host")
+
+
+def wrapper(value: str) -> tuple[str, ...]:
+    """Read a command that starts another one: `strace -o {run}/{rank}` gives ("strace", "-o", "{run}/{rank}")."""
+    import shlex  # few jobs are wrapped
+    from string import Formatter
+
+    try:
+        words = tuple(shlex.split(value))
+        fields = [field for word in words for _, *field in Formatter().parse(word)]
+    except ValueError as error:
+        raise BadValue(f"expected a command ({str(error).lower()}); in it, write {{{{ for a brace") from None
+    if not words:
+        raise BadValue("expected a command")
+    for name, form, conversion in fields:
+        if name is not None and (name not in WRAP_NAMES or form or conversion):
+            names = ", ".join(f"{{{known}}}" for known in WRAP_NAMES)
+            raise BadValue(f"there is no {{{name}}}; there are {names}, and {{{{ is a brace")
+    return words
+
+
 def switch(value: str) -> bool:
     """Read a flag's value from a variable or a setting; torchrun reads 1 and 0, and letters in --rdzv-conf."""
     match value.lower():

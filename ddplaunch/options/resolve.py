@@ -347,6 +347,8 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
         yield f"{method.given} has no effect: every worker is a fresh process"
     if (requeues := resolved.get("max_requeues")) and "requeue_on" not in resolved:
         yield f"{requeues.given} has no effect: --requeue-on says after which signals a job is requeued"
+    if (ranks := resolved.get("wrap_ranks")) and "wrap" not in resolved:
+        yield f"{ranks.given} has no effect: --wrap says by which command workers are started"
     backend = resolved.get("rdzv_backend")
     if backend and backend.value.startswith("etcd"):
         yield f"{backend.given} has no effect: etcd is not used"

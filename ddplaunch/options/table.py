@@ -275,6 +275,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="verbose", short="-v", group=_OUTPUT, is_flag=True, parse=parsers.switch, field="verbosity",
            help="ddplaunch prints more about what it decides and does."),
 
+    Option(name="wrap", group=_DEBUGGING, metavar="COMMAND", parse=parsers.wrapper, example="'strace -f -o {run}/{rank}.strace'",
+           help="Start each worker by this command, as `nsys profile -o {run}/{rank}` or `numactl --localalloc`. The command of "
+                "the worker is added to it. {run} is the run folder; {rank}, {local_rank}, {node_rank}, {host} are the worker's."),
+    Option(name="wrap_ranks", group=_DEBUGGING, metavar="RANKS", parse=parsers.ranks, example="0,4-7",
+           help="Ranks that --wrap is for. Not given: all."),
     Option(name="debug", group=_DEBUGGING, metavar="[RANK]", parse=parsers.number(0), optional="0", field="debug_rank",
            variable=False, example="0", reach=Reach.HERE,
            help="This rank, 0 if none is given, has the terminal: breakpoint() and pdb work in it. The others print to "

@@ -23,12 +23,20 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
     node_rank: int
     host: str
     argv: tuple[str, ...]
+    wrap: tuple[str, ...] = ()  # a command that starts `argv`, with names in braces, see `wrapped`
     variables: Mapping[str, str]
     device: str = "cpu"  # right inside the worker: "cuda:2", "cuda:0", "cpu"
     devices: tuple[str, ...] = ()  # the node's devices that it owns, for people: "cuda:2", "GPU-8932..."
     cpus: tuple[int, ...] = ()  # CPUs it is bound to; empty: not bound
     terminal: bool = False  # it has the command's own stdin, stdout and stderr
     stdin: bool = False  # it reads the command's stdin; the others read /dev/null
+
+    def wrapped(self, folder: str) -> tuple[str, ...]:
+        """Return the command line of the worker's process, of a run with this folder."""
+        if not self.wrap:
+            return self.argv
+        facts = {"rank": self.rank, "local_rank": self.local_rank, "node_rank": self.node_rank, "host": self.host}
+        return (*(word.format(run=folder, **facts) for word in self.wrap), *self.argv)
 
 
 HIDDEN = "..."  # in place of a value that is shown nowhere
@@ -118,6 +126,7 @@ class Plan(Struct, frozen=True, kw_only=True):
                     "devices": list(worker.devices),
                     "cpus": list(worker.cpus),
                     "argv": list(worker.argv),
+                    "wrap": list(worker.wrap),
                     "variables": self.shown(worker.variables),
                 }
                 for worker in self.workers

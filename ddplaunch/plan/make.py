@@ -108,8 +108,8 @@ def _backend(
     return (chosen, reason) if agreed is None else (agreed.backend, agreed.backend_reason)
 
 
-def _check_debugged_ranks(spec: JobSpec, *, world_size: int) -> None:
-    """Refuse to debug a rank that the job does not have.
+def _check_named_ranks(spec: JobSpec, *, world_size: int) -> None:
+    """Refuse to debug or wrap a rank that the job does not have.
 
     Raises:
         LaunchError: it has fewer.
@@ -118,6 +118,10 @@ def _check_debugged_ranks(spec: JobSpec, *, world_size: int) -> None:
     if spec.debugpy_ranks and max(spec.debugpy_ranks) >= world_size:
         raise LaunchError(
             f"--debugpy: there is no rank {max(spec.debugpy_ranks)}, the job has {has}", hint="--debugpy 0"
+        )
+    if spec.wrap_ranks and max(spec.wrap_ranks) >= world_size:
+        raise LaunchError(
+            f"--wrap-ranks: there is no rank {max(spec.wrap_ranks)}, the job has {has}", hint="--wrap-ranks 0"
         )
     if spec.debug_rank is not None and spec.debug_rank >= world_size:
         raise LaunchError(f"{spec.typed('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")
@@ -181,7 +185,7 @@ def _here(
         agents = agreed.agents if agreed is not None else agents_like(allocation, index, node, len(owned))
     if ranks is None:
         ranks = ranks_of_all(agents)
-    _check_debugged_ranks(spec, world_size=ranks[-1].stop)
+    _check_named_ranks(spec, world_size=ranks[-1].stop)
     pin, pin_reason = assign.choose_pin(spec, owned)
     return _Here(
         spec=spec,
@@ -223,6 +227,7 @@ def _worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPlan:
         node_rank=here.node_rank,
         host=here.host,
         argv=_argv(spec, node, local_rank),
+        wrap=spec.wrap if spec.wrap_ranks is None or rank in spec.wrap_ranks else (),
         variables={
             **common,
             **pinned,

@@ -28,12 +28,16 @@ def modules(
 ) -> tuple[tuple[str, ...] | None, str | None]:
     """Return the modules that a fork server imports; or None, and why workers are fresh although the user asked for a fork."""
     if spec.start_method == "auto":
-        changes = any(worker.terminal or worker.cpus for worker in workers) or any(map(caller.get, _OF_EACH_PROCESS))
+        changes = any(worker.terminal or worker.cpus or worker.wrap for worker in workers) or any(
+            map(caller.get, _OF_EACH_PROCESS)
+        )
         if changes or not import_torch(script):
             return None, None
         return PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS, None
     if spec.program.kind is ProgramKind.COMMAND:
         return None, "a command cannot be forked from an interpreter"
+    if any(worker.wrap for worker in workers):
+        return None, "what --wrap starts is a fresh process"
     if any(worker.terminal for worker in workers):
         return None, "the worker that has the terminal is a fresh process"
     if any(worker.cpus for worker in workers) and (names := [name for name in _OPENMP_BINDING if caller.get(name)]):
