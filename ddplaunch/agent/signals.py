@@ -181,7 +181,7 @@ class SignalSource:
     def _on_front_signals(self) -> None:
         """Take the signals that the front has passed on, or the end of the front. Called by the loop."""
         numbers = self._read_front()
-        # Slurm signals a process before its parent, so that this one has had already what the front has passed on until now
+        # Slurm signals a process before its parent: the signals that the front has passed on until now came here directly, too
         self._on_signals()
         if numbers is None:
             return

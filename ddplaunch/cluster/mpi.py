@@ -98,7 +98,7 @@ def find_world(facts: ClusterFacts) -> World | None:
 
 
 def local_rank_and_size(facts: ClusterFacts, world: World) -> tuple[int, int]:
-    """Return which of how many of the processes on this node this is."""
+    """Return the local rank of this process, and how many processes this node has."""
     rank, size = facts.number(*world.launcher.local_rank), facts.number(*world.launcher.local_size)
     nodes = facts.number(*world.launcher.nodes)
     if nodes and world.size % nodes == 0:

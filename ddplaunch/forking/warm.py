@@ -182,7 +182,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
     one.
 
     Raises:
-        CannotKeep: there is none, and will be none.
+        CannotKeep: no interpreter can serve the plan, nor be started.
     """
     interpreter = interpreter_for(plan, caller)
     why = ""

@@ -36,9 +36,9 @@ class Reservation:
 
 
 def reserve(port: int = 0, origin: str = "", *, named: bool = False, again: bool = False) -> Reservation:
-    """Reserve this port, or with 0 any free one; `origin` is the reason why it is this one, or the option that says so.
+    """Reserve this port, or for 0 any free port; `origin` is the option, or the reason, for this very port.
 
-    `named`: it has to be named, since nothing else tells it to the other nodes.
+    `named`: the user has to name a port, since nothing else tells the other nodes which port it is.
     `again`: the caller tries again if the port is taken, so that nobody looks for its holder.
 
     Raises:

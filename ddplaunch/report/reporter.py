@@ -131,7 +131,7 @@ class Reporter:
     # --- events
 
     def on_event(self, event: node.Event, before: State) -> None:
-        """Report something that happened."""
+        """Report an event of this node's decision: its public event, and a line where the user has to know at once."""
         if (fields := of_event(event)) is not None:
             self.emit(fields[0], **fields[1])
         match event:

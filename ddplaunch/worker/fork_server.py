@@ -255,7 +255,10 @@ class Imported:
     """The modules that were imported, and the side effects of their imports."""
 
     def __init__(self, modules: "list[str]", kind: str, target: str) -> None:
-        """Import these modules as the program would; `kind` and `target` are those of the bootstrap."""
+        """Import these modules as the program would, and record what else the imports change: output, variables, limits.
+
+        `kind` and `target` are those of the bootstrap. Each forked worker makes the same changes in its own environment.
+        """
         self._printed = _Printed()
         before = dict(os.environ)
         limits = {which: resource.getrlimit(which) for which in _LIMITS}
@@ -264,7 +267,7 @@ class Imported:
         gc.set_threshold(*_RARELY)
         ours = gc.get_threshold()  # Python 3.14 has only two of them
         self._notes, self._why = _import_all(modules, kind, target)
-        # an import may have set its own, and of the three only the first
+        # an import may have set thresholds of its own, even only the first of the three: these stay
         found = zip(gc.get_threshold(), ours, thresholds)  # noqa: B905 - Python 3.8 has no `strict`
         gc.set_threshold(*(old if now == our else now for now, our, old in found))
         self._limits = {which: now for which in _LIMITS if (now := resource.getrlimit(which)) != limits[which]}

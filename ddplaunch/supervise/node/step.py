@@ -187,7 +187,10 @@ def _suspend(state: State, at: float) -> Result:
 
 
 def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
-    """Stop the job for the first such signal, and kill for the second, unless that is only a copy of the first."""
+    """Stop the job at the first signal to stop. At a later one kill the workers, if it is a second signal and no copy.
+
+    A signal may also come when there are no workers yet, when they have all ended, or while another node has the stop begun.
+    """
     signum, at = event.signum, event.at
     if state.phase is Phase.WAITING and state.why is Why.SIGNALLED:
         return _on_second_signal_without_workers(state, event)
@@ -200,7 +203,7 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     if state.is_sweeping_after_success and state.alone:
         return escalate(state, at) if event.escalates else (state, ())
     if state.why is Why.COORDINATOR and not state.signum:
-        # a scheduler signals all nodes: another node reported the first signal, and this is the same one, not a second
+        # a scheduler signals all nodes: another node has reported this signal first, so this is no second signal
         return replace(state, signum=signum, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
     if event.escalates:
         state, then = escalate(state, at)

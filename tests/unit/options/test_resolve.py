@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from signal import Signals
@@ -267,209 +268,117 @@ def test_variables_of_files_come_before_those_of_flags(tmp_path: Path) -> None:
 
 # --- what does not go together
 
-CONFLICTS = [
-    (
-        "-m --no-python",
-        "error: --module and --no-python do not go together\n\nhint: a module is run by python: leave one out\n",
-    ),
-    (
-        "-m --run-path",
-        (
-            "error: --module and --run-path do not go together\n\n"
-            "hint: SCRIPT is a module's name or a file's path: leave one out\n"
-        ),
-    ),
-    (
-        "--no-python --python x",
-        (
-            "error: --no-python and --python x do not go together\n\n"
-            "hint: a command is run without an interpreter: leave one out\n"
-        ),
-    ),
-    (
-        "--gpus-per-worker 2 --workers-per-gpu 3",
-        (
-            "error: --gpus-per-worker 2 and --workers-per-gpu 3 do not go together\n\n"
-            "hint: a worker has several GPUs, or several workers share one: leave one out\n"
-        ),
-    ),
-    (
-        "--virtual-local-rank --pin device",
-        (
-            "error: --virtual-local-rank and --pin device do not go together\n\n"
-            "hint: --virtual-local-rank shows each worker its own device only: leave --pin out\n"
-        ),
-    ),
-    (
-        "--virtual-local-rank --pin none",
-        (
-            "error: --virtual-local-rank and --pin none do not go together\n\n"
-            "hint: --virtual-local-rank shows each worker its own device only: leave --pin out\n"
-        ),
-    ),
-    (
-        "--cpu-bind cores --numa-binding node",
-        (
-            "error: --cpu-bind cores and --numa-binding node do not go together\n\n"
-            "hint: both bind the workers to CPUs: leave one out\n"
-        ),
-    ),
-    (
-        "--grace-period 5 --shutdown-timeout 6",
-        (
-            "error: --grace-period 5 and --shutdown-timeout 6 do not go together\n\n"
-            "hint: both say how long a stop may take: leave one out\n"
-        ),
-    ),
-    ("-q -v", "error: --quiet and --verbose do not go together\n\nhint: leave one out\n"),
-    (
-        "--standalone --nnodes 1:2",
-        "error: --standalone and --nnodes 1:2 do not go together\n\nhint: --standalone means one node: leave one out\n",
-    ),
-    (
-        "--standalone --rdzv-endpoint gpu01:29500",
-        (
-            "error: --standalone and --rdzv-endpoint gpu01:29500 do not go together\n\n"
-            "hint: --standalone means one node, without a rendezvous: leave one out\n"
-        ),
-    ),
-    (
-        "--forward-signals HUP,WINCH --signals-to-handle HUP,TERM",
-        (
-            "error: --forward-signals HUP,WINCH: SIGHUP stops the job\n\n"
-            "hint: name the signals that stop it without SIGHUP: --signals-to-handle SIGTERM\n"
-        ),
-    ),
-    (
-        "--no-control --requeue-on USR1",
-        (
-            "error: --no-control and --requeue-on USR1 do not go together\n\n"
-            "hint: without a control channel no node knows when all workers have exited: leave one out\n"
-        ),
-    ),
-    (
-        "--hosts a,b --hostfile hosts.txt",
-        (
-            "error: --hosts a,b and --hostfile hosts.txt do not go together\n\n"
-            "hint: both say which hosts there are: leave one out\n"
-        ),
-    ),
-    (
-        "--include a --exclude b",
-        (
-            "error: --include a and --exclude b do not go together\n\n"
-            "hint: name the hosts to use or those not to use: leave one out\n"
-        ),
-    ),
-    (
-        "--simulate --hosts a,b",
-        (
-            "error: --simulate divide and --hosts a,b do not go together\n\n"
-            "hint: all simulated nodes are on this machine: leave one out\n"
-        ),
-    ),
-    (
-        "--simulate --hostfile hosts.txt",
-        (
-            "error: --simulate divide and --hostfile hosts.txt do not go together\n\n"
-            "hint: all simulated nodes are on this machine: leave one out\n"
-        ),
-    ),
-    (
-        "--simulate share --node-rank 1 --nnodes 2",
-        (
-            "error: --simulate share and --node-rank 1 do not go together\n\n"
-            "hint: all simulated nodes are on this machine: leave one out\n"
-        ),
-    ),
-    (
-        "--simulate --cluster slurm",
-        (
-            "error: --simulate divide and --cluster slurm do not go together\n\n"
-            "hint: all simulated nodes are on this machine: leave --cluster out\n"
-        ),
-    ),
-    (
-        "--hosts a,b --cluster slurm",
-        (
-            "error: --hosts a,b and --cluster slurm do not go together\n\n"
-            "hint: on hosts that you name, agents are started over ssh: leave one out\n"
-        ),
-    ),
-    (
-        "--hostfile hosts.txt --node-rank 1",
-        (
-            "error: --hostfile hosts.txt and --node-rank 1 do not go together\n\n"
-            "hint: hosts that you name have ranks in their order: leave one out\n"
-        ),
-    ),
-    (
-        "--standalone --hosts a,b",
-        (
-            "error: --standalone and --hosts a,b do not go together\n\n"
-            "hint: --standalone means one node, this one: leave one out\n"
-        ),
-    ),
-    (
-        "--chaos kill:5@2s",
-        "error: --chaos kill:5@2s: faults are injected into simulated nodes only\n\nhint: add --simulate\n",
-    ),
-    (
-        "--simulate --nnodes 3 --chaos kill:5@2s,node:3@1s",
-        (
-            "error: --chaos kill:5@2s,node:3@1s: there is no node 3, since the job has 3\n\n"
-            "hint: ranks count from 0; --nnodes and --nproc-per-node say how many there are\n"
-        ),
-    ),
-    (
-        "--simulate --nnodes 1:2 --nproc-per-node 2 --chaos kill:3@2s,hang:4@1s",
-        (
-            "error: --chaos kill:3@2s,hang:4@1s: there is no rank 4, since the job has 4\n\n"
-            "hint: ranks count from 0; --nnodes and --nproc-per-node say how many there are\n"
-        ),
-    ),
-    (
-        "--no-control --nnodes 1:2",
-        (
-            "error: --no-control and --nnodes 1:2 do not go together\n\n"
-            "hint: without a control channel nodes cannot agree on their number: leave one out\n"
-        ),
-    ),
-    (
-        "--no-control --nnodes 2 --max-restarts 3",
-        (
-            "error: --no-control and --max-restarts 3 do not go together\n\n"
-            "hint: without a control channel nodes cannot restart together: leave one out\n"
-        ),
-    ),
-    (
-        "--no-control --hosts a,b --max-restarts 3",
-        (
-            "error: --no-control and --max-restarts 3 do not go together\n\n"
-            "hint: without a control channel nodes cannot restart together: leave one out\n"
-        ),
-    ),
-    (
-        "--rdzv-timeout 5 --rdzv-conf is_host=1,join_timeout=60",
-        (
-            "error: --rdzv-timeout 5 and join_timeout=60 in --rdzv-conf is_host=1,join_timeout=60 do not go together\n\n"
-            "hint: both say how long the nodes wait for each other: leave one out\n"
-        ),
-    ),
-    ("--env RANK=1", "error: --env RANK=1: RANK is set by ddplaunch\n\nhint: leave RANK out\n"),
-    (
-        "--env MASTER_ADDR=a",
-        "error: --env MASTER_ADDR=a: MASTER_ADDR is set by ddplaunch\n\nhint: type `--master-addr a`\n",
-    ),
-    ("--env-file nosuch.env", "error: --env-file nosuch.env: no such file or directory\n"),
-    (
-        "--env-file /dev/zero",
-        "error: --env-file /dev/zero: it is larger than 1 MiB\n",
-    ),
-]
+# what is typed, then the error and its hint
+CONFLICTS = """
+-m --no-python
+    error: --module and --no-python do not go together
+    hint: a module is run by python: leave one out
+-m --run-path
+    error: --module and --run-path do not go together
+    hint: SCRIPT is a module's name or a file's path: leave one out
+--no-python --python x
+    error: --no-python and --python x do not go together
+    hint: a command is run without an interpreter: leave one out
+--gpus-per-worker 2 --workers-per-gpu 3
+    error: --gpus-per-worker 2 and --workers-per-gpu 3 do not go together
+    hint: a worker has several GPUs, or several workers share one: leave one out
+--virtual-local-rank --pin device
+    error: --virtual-local-rank and --pin device do not go together
+    hint: --virtual-local-rank shows each worker its own device only: leave --pin out
+--virtual-local-rank --pin none
+    error: --virtual-local-rank and --pin none do not go together
+    hint: --virtual-local-rank shows each worker its own device only: leave --pin out
+--cpu-bind cores --numa-binding node
+    error: --cpu-bind cores and --numa-binding node do not go together
+    hint: both bind the workers to CPUs: leave one out
+--grace-period 5 --shutdown-timeout 6
+    error: --grace-period 5 and --shutdown-timeout 6 do not go together
+    hint: both say how long a stop may take: leave one out
+-q -v
+    error: --quiet and --verbose do not go together
+    hint: leave one out
+--standalone --nnodes 1:2
+    error: --standalone and --nnodes 1:2 do not go together
+    hint: --standalone means one node: leave one out
+--standalone --rdzv-endpoint gpu01:29500
+    error: --standalone and --rdzv-endpoint gpu01:29500 do not go together
+    hint: --standalone means one node, without a rendezvous: leave one out
+--forward-signals HUP,WINCH --signals-to-handle HUP,TERM
+    error: --forward-signals HUP,WINCH: SIGHUP stops the job
+    hint: name the signals that stop it without SIGHUP: --signals-to-handle SIGTERM
+--no-control --requeue-on USR1
+    error: --no-control and --requeue-on USR1 do not go together
+    hint: without a control channel no node knows when all workers have exited: leave one out
+--hosts a,b --hostfile hosts.txt
+    error: --hosts a,b and --hostfile hosts.txt do not go together
+    hint: both say which hosts there are: leave one out
+--include a --exclude b
+    error: --include a and --exclude b do not go together
+    hint: name the hosts to use or those not to use: leave one out
+--simulate --hosts a,b
+    error: --simulate divide and --hosts a,b do not go together
+    hint: all simulated nodes are on this machine: leave one out
+--simulate --hostfile hosts.txt
+    error: --simulate divide and --hostfile hosts.txt do not go together
+    hint: all simulated nodes are on this machine: leave one out
+--simulate share --node-rank 1 --nnodes 2
+    error: --simulate share and --node-rank 1 do not go together
+    hint: all simulated nodes are on this machine: leave one out
+--simulate --cluster slurm
+    error: --simulate divide and --cluster slurm do not go together
+    hint: all simulated nodes are on this machine: leave --cluster out
+--hosts a,b --cluster slurm
+    error: --hosts a,b and --cluster slurm do not go together
+    hint: on hosts that you name, agents are started over ssh: leave one out
+--hostfile hosts.txt --node-rank 1
+    error: --hostfile hosts.txt and --node-rank 1 do not go together
+    hint: hosts that you name have ranks in their order: leave one out
+--standalone --hosts a,b
+    error: --standalone and --hosts a,b do not go together
+    hint: --standalone means one node, this one: leave one out
+--chaos kill:5@2s
+    error: --chaos kill:5@2s: faults are injected into simulated nodes only
+    hint: add --simulate
+--simulate --nnodes 3 --chaos kill:5@2s,node:3@1s
+    error: --chaos kill:5@2s,node:3@1s: there is no node 3, since the job has 3
+    hint: ranks count from 0; --nnodes and --nproc-per-node say how many there are
+--simulate --nnodes 1:2 --nproc-per-node 2 --chaos kill:3@2s,hang:4@1s
+    error: --chaos kill:3@2s,hang:4@1s: there is no rank 4, since the job has 4
+    hint: ranks count from 0; --nnodes and --nproc-per-node say how many there are
+--no-control --nnodes 1:2
+    error: --no-control and --nnodes 1:2 do not go together
+    hint: without a control channel nodes cannot agree on their number: leave one out
+--no-control --nnodes 2 --max-restarts 3
+    error: --no-control and --max-restarts 3 do not go together
+    hint: without a control channel nodes cannot restart together: leave one out
+--no-control --hosts a,b --max-restarts 3
+    error: --no-control and --max-restarts 3 do not go together
+    hint: without a control channel nodes cannot restart together: leave one out
+--rdzv-timeout 5 --rdzv-conf is_host=1,join_timeout=60
+    error: --rdzv-timeout 5 and join_timeout=60 in --rdzv-conf is_host=1,join_timeout=60 do not go together
+    hint: both say how long the nodes wait for each other: leave one out
+--env RANK=1
+    error: --env RANK=1: RANK is set by ddplaunch
+    hint: leave RANK out
+--env MASTER_ADDR=a
+    error: --env MASTER_ADDR=a: MASTER_ADDR is set by ddplaunch
+    hint: type `--master-addr a`
+--env-file nosuch.env
+    error: --env-file nosuch.env: no such file or directory
+--env-file /dev/zero
+    error: --env-file /dev/zero: it is larger than 1 MiB
+"""
 
 
-@pytest.mark.parametrize(("words", "said"), CONFLICTS)
+def conflicts() -> list[tuple[str, str]]:
+    """Return the words and what is said, of each."""
+    found = []
+    for words, *said in re.findall(r"^(\S.*)\n {4}(error: .*)(?:\n {4}(hint: .*))?", CONFLICTS, re.MULTILINE):
+        found.append((words, "\n\n".join(filter(None, said)) + "\n"))
+    return found
+
+
+@pytest.mark.parametrize(("words", "said"), conflicts())
 def test_what_does_not_go_together_is_refused(words: str, said: str) -> None:
     assert refused(words) == said
 
