@@ -277,7 +277,7 @@ OPTIONS: tuple[Option, ...] = (
 
     Option(name="wrap", group=_DEBUGGING, metavar="COMMAND", parse=parsers.wrapper, example="'strace -f -o {run}/{rank}.strace'",
            help="Start each worker by this command, as `nsys profile -o {run}/{rank}` or `numactl --localalloc`. The command of "
-                "the worker is added to it. {run} is the run folder; {rank}, {local_rank}, {node_rank}, {host} are the worker's."),
+                "the worker is added to it. {run} is the run folder; the others are {rank}, {local_rank}, {node_rank}, {host}."),
     Option(name="wrap_ranks", group=_DEBUGGING, metavar="RANKS", parse=parsers.ranks, example="0,4-7",
            help="Ranks that --wrap is for. Not given: all."),
     Option(name="debug", group=_DEBUGGING, metavar="[RANK]", parse=parsers.number(0), optional="0", field="debug_rank",
