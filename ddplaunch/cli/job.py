@@ -122,6 +122,10 @@ class JobOption(click.Option):
         return names if option.is_flag else f"{names} {option.metavar}", text
 
 
+# where the modules of other launchers are, and what people take for one
+_LAUNCHER_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "torchrun", "horovodrun"})
+
+
 def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
@@ -326,7 +330,7 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
 
             if error := mistakes.in_place_of(before, (target, *args)):
                 raise error
-    elif spec.program.kind is ProgramKind.MODULE and target.partition(".")[0] in ("torch", "accelerate", "deepspeed"):
+    elif spec.program.kind is ProgramKind.MODULE and target.partition(".")[0] in _LAUNCHER_PACKAGES:
         from ddplaunch.cli import mistakes
 
         if error := mistakes.launcher_as_module(before, (target, *args)):

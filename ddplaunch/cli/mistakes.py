@@ -52,9 +52,9 @@ _VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "
 # verbs that other tools have, and what serves in their place
 _LOOK = "`ddplaunch plan train.py` shows what is found here and what would be started, and starts nothing"
 _SERVES = {
-    **dict.fromkeys(("doctor", "info", "env", "test", "check", "devices", "gpus"), _LOOK),
+    **dict.fromkeys(("doctor", "info", "env", "test", "check", "devices", "gpu", "gpus", "health", "diagnose"), _LOOK),
     **dict.fromkeys(
-        ("init", "config", "configure", "setup"),
+        ("init", "config", "cfg", "configure", "setup"),
         "nothing has to be set up; options may stand in ddplaunch.toml, and `ddplaunch plan train.py` shows which hold",
     ),
 }
@@ -255,7 +255,7 @@ def _not_there(before: Sequence[str], program: Sequence[str]) -> LaunchError | N
         late = [word for word in before if word not in VERBS]
         hint = f"a verb comes first: `ddplaunch {verb} ...`" if late else f"did you mean `ddplaunch {verb} ...`?"
         return LaunchError(missing, hint=hint)
-    is_word = target.isidentifier() and not os.path.lexists(f"{target}.py")
+    is_word = target.isidentifier() and (not os.path.lexists(f"{target}.py") or rest[:1] == [f"{target}.py"])
     if is_word and rest and (flag_of(rest[0]) in FLAGS or (rest[0].endswith(".py") and os.path.isfile(rest[0]))):
         return LaunchError(f"{target} is neither a verb of ddplaunch nor a script", hint=_type(before, rest))
     return None
@@ -277,7 +277,8 @@ def _of_optional(before: Sequence[str], program: Sequence[str]) -> LaunchError |
     if option.name == "simulate" and target.isdecimal():
         meant = [before[-1], "--nnodes", target]
     elif option.name == "debug" and len(numbers) > 1:  # one terminal is not for two debuggers
-        meant = ["--debugpy", ",".join(numbers)]
+        is_range = re.fullmatch(r"\d+-\d+", target)
+        meant = ["--debugpy", target if is_range else ",".join(numbers)]
     elif len(numbers) == 1 and not option.choices:
         meant = [before[-1], numbers[0]]
     else:
