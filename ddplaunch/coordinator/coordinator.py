@@ -21,6 +21,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.report.closing import Whereabouts
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.supervise import job, node
+from ddplaunch.supervise.first_failure import failed_itself
 from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 from ddplaunch.words import signal_name
@@ -315,7 +316,8 @@ class Coordinator:
             explained(Whereabouts())
             return
         samples = tuple(chain.from_iterable(self._samples.values()))
-        explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
+        failed = frozenset(end.rank for end in self.state.exits if failed_itself(end))
+        explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG, failed=failed)
         self._explaining = self._loop.ask(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN)
 
     def _report_now(self) -> None:
@@ -378,11 +380,11 @@ class Coordinator:
             self._agents.connections.close()
 
 
-def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> Whereabouts:
+def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool, failed: frozenset[int]) -> Whereabouts:
     """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
     try:
         from ddplaunch.inspect.collectives import describe_end  # most jobs do not fail
 
-        return describe_end(samples, cwd, of_hang=of_hang)
+        return describe_end(samples, cwd, of_hang=of_hang, failed=failed)
     except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the rest is reported without
         return Whereabouts()

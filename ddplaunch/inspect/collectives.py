@@ -6,7 +6,7 @@ reached the number that others wait in is the one that they wait for, and two th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -258,9 +258,15 @@ def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     return [*locations, *_cycle(waits), *(line for lines, _ in explained for line in lines), *_point_to_point(ranks)]
 
 
-def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> Whereabouts:
-    """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where."""
-    return describe(samples, cwd) if of_hang else Whereabouts(locations=tuple(at_the_end(samples, cwd)))
+def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, failed: Collection[int] = ()) -> Whereabouts:
+    """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where.
+
+    Of the ranks that `failed` too the report says how they failed: where they were while they ended explains nothing.
+    """
+    if of_hang:
+        return describe(samples, cwd)
+    others = [sample for sample in samples if sample.rank not in failed]
+    return Whereabouts(locations=tuple(at_the_end(others, cwd)))
 
 
 def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:

@@ -93,6 +93,12 @@ def test_after_a_failure_those_in_no_collective_are_named_too_wherever_they_are(
     )
 
 
+def test_of_ranks_that_failed_too_it_is_not_said_where_they_were():
+    samples = (at(0, OWN), replace(at(1), state="no Python, or it has not begun to run its program"), at(2, OWN))
+    found = describe_end(samples, "/home/me", of_hang=False, failed={1, 2})
+    assert found.locations == ("rank 0 was in train.py:88 in step",)
+
+
 def test_of_a_rank_that_has_no_frame_any_more_nothing_is_said():
     assert at_the_end(at(1)) == ()
 
