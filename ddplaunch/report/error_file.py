@@ -103,8 +103,11 @@ class ErrorFiles:
         return f"{self.folder}/{_TORCH}/{generation}-{rank}" if self.folder else ""
 
     def progress(self, generation: int, rank: int) -> Progress | None:
-        """Return how far a worker is, as it has said by `ddplaunch.progress()`; None if it has not."""
-        return parse_progress(content(f"{self._path}/{generation}-{rank}.progress"), time.monotonic())
+        """Return how far a worker is, as its script says by `ddplaunch.progress()`, or its Trainer; None if neither does."""
+        for source, suffix in (("script", "progress"), ("trainer", "trainer")):
+            if text := content(f"{self._path}/{generation}-{rank}.{suffix}"):
+                return parse_progress(text, time.monotonic(), source)
+        return None
 
     @property
     def slow_imports(self) -> str:
@@ -279,7 +282,7 @@ _NUMBER = r"(\d[\d,]{0,24})"
 _BAR = re.compile(rf"(?<![\d.,/-]){_NUMBER}/{_NUMBER}(?= ?\[)", re.ASCII)  # "12/400 [", as tqdm and Lightning write it
 
 
-def parse_progress(text: bytes, now: float) -> Progress | None:
+def parse_progress(text: bytes, now: float, source: str = "script") -> Progress | None:
     """Return what worker/progress.py wrote, as of `now` (monotonic seconds); None if that cannot be read."""
     if not text:
         return None
@@ -298,6 +301,7 @@ def parse_progress(text: bytes, now: float) -> Progress | None:
     return Progress(
         step=size(step),
         total=size(total) if _is_count(total) else None,
+        source=source,
         metrics=tuple((piece(name, _LONGEST), f"{value:.4g}") for name, value in metrics if isinstance(value, float)),
         first_step=size(first_step),
         seconds=duration(at - began),

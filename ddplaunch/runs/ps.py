@@ -35,6 +35,7 @@ from ddplaunch.words import count, duration, size
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "step", "quiet")
 _NUMBERS = ("pid", "cpu", "memory", "step", "quiet")  # flush right
+_METRICS = 3  # that the first line shows
 _MOMENT = 0.001  # seconds
 _ENDED_WELL = "exit status 0"
 _STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
@@ -121,12 +122,12 @@ def _progress(replies: RunReplies) -> str:
     if not told:
         return ""
     progress = min(
-        told, key=lambda worker: (worker.progress is None or worker.progress.source != "script", worker.rank)
+        told, key=lambda worker: (worker.progress is None or worker.progress.source == "bar", worker.rank)
     ).progress
     assert progress is not None
     share = f" of {progress.total:,} ({progress.step / progress.total:.0%})" if progress.total else ""
-    metrics = "".join(f", {printable(name)} {printable(value)}" for name, value in progress.metrics)
-    return f", {'step' if progress.source == 'script' else progress.source} {progress.step:,}{share}{metrics}"
+    metrics = "".join(f", {printable(name)} {printable(value)}" for name, value in progress.metrics[:_METRICS])
+    return f", {'bar' if progress.source == 'bar' else 'step'} {progress.step:,}{share}{metrics}"
 
 
 def state_of(worker: WorkerStatus) -> Words:

@@ -56,12 +56,12 @@ class WorkerError(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Progress(Struct, frozen=True, kw_only=True, array_like=True):
-    """How far a worker is, as its script said by `ddplaunch.progress()`, or as its progress bar shows."""
+    """How far a worker is, as its script says by `ddplaunch.progress()`, its Trainer of transformers, or its progress bar."""
 
     step: Size
     total: Size | None  # None: not known
     metrics: Annotated[tuple[tuple[Piece, Piece], ...], Meta(max_length=16)] = ()  # name and number: ("loss", "0.412")
-    source: Keyword = "script"  # or "bar"
+    source: Keyword = "script"  # or "trainer", "bar"
     first_step: Size = 0  # of the first call in this generation
     seconds: Duration = 0.0  # from the first call to the last
     age: Duration = 0.0  # seconds since the last call

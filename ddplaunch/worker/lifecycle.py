@@ -78,9 +78,17 @@ class Lifecycle:
                 settings["pin"](device)
             if sharing:
                 settings["share"](sharing)
+            settings["when_imported"]("transformers.trainer", self._follow_trainer)
             if port:
                 settings["when_importing"]("torch", lambda: self._notify(b"t"))
                 settings["when_imported"]("torch.distributed", self._extend)
+
+    def _follow_trainer(self, trainer: "Any") -> None:
+        try:
+            if self._error_file:
+                self._load("progress")["follow_trainer"](trainer, self._error_file)
+        except Exception:  # noqa: BLE001, S110 - not the transformers that we know: leave it as it is
+            pass
 
     def _extend(self, distributed: "Any") -> None:
         """Extend torch.distributed: groups that end without a deadlock, the store as under torchrun, records of collectives."""

@@ -1,6 +1,6 @@
-"""`ddplaunch.progress()`: how far the script is, in a file in memory that the agent reads when somebody asks. Imports no torch.
+"""How far the script is, as it says or as its Trainer knows, in a file in memory that the agent reads when somebody asks.
 
-A call costs one write to that file. It sends nothing, wakes nobody, and does nothing without ddplaunch.
+A call costs one write to that file. It sends nothing, wakes nobody, and does nothing without ddplaunch. Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import operator
 import os
 import time
-from typing import SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex
 
 _FOLDER = "ddplaunch-errors-"  # how the folder is called in which the agent looks, see report/error_file.py
 _METRICS_AGE = 0.2  # seconds; to read a metric of a GPU waits for its kernels
@@ -43,8 +43,8 @@ def progress(step: SupportsIndex, total: SupportsIndex | None = None, /, **metri
 class _ProgressFile:
     """The file of one worker: a line of JSON, which each call overwrites."""
 
-    def __init__(self, error_file: str) -> None:
-        """The file lies beside the worker's error file, if that is one of ddplaunch's."""
+    def __init__(self, error_file: str, suffix: str = "progress") -> None:
+        """The file lies beside the worker's error file, if that is one of ddplaunch's; `suffix` ends its name."""
         self._pid = os.getpid()
         self._fd = -1
         self._first: tuple[int, float] | None = None  # step and time of the first call
@@ -52,7 +52,7 @@ class _ProgressFile:
         self._read_at = -_METRICS_AGE  # when the metrics were converted
         self._size = 0  # bytes of the longest line so far
         if os.path.basename(os.path.dirname(error_file)).startswith(_FOLDER):
-            path = error_file.removesuffix(".json") + ".progress"
+            path = f"{error_file.removesuffix('.json')}.{suffix}"
             try:
                 self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError:  # no room: nobody sees how far it is, and the training goes on
@@ -76,3 +76,28 @@ class _ProgressFile:
             os.pwrite(self._fd, line.ljust(self._size), 0)
         except OSError:
             pass
+
+
+def follow_trainer(trainer: Any, error_file: str) -> None:
+    """Have every Trainer of transformers say how far it is; `trainer` is the module `transformers.trainer`.
+
+    Transformers adds the classes in DEFAULT_CALLBACKS to each Trainer that is made.
+    """
+    file = _ProgressFile(error_file, "trainer")
+
+    class Progress(trainer.TrainerCallback):  # type: ignore[misc]  # a class of a module that is not imported here
+        """Writes each step of rank 0, with the metrics that were logged last."""
+
+        def __init__(self) -> None:
+            self.metrics: dict[str, SupportsFloat] = {}
+
+        def on_log(self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
+            """Keep the metrics."""
+            self.metrics = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+
+        def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            """Say how far it is."""
+            if state.is_world_process_zero:
+                file.write(state.global_step, max(0, state.max_steps) or None, self.metrics)
+
+    trainer.DEFAULT_CALLBACKS.append(Progress)
