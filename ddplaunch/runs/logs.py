@@ -98,8 +98,8 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
     if remote_logs.is_elsewhere(run):
         say(f"logs of {heading(run)}")
         return remote_logs.show(run, want.ranks, _without_ranks(want.typed), follow=want.follow, say=say)
-    say(_heading(run, others))
     logs = _chosen(folder, logs_of(folder), want)
+    say(_heading(run, others))
     several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
     readers = {log: _ShownLog(log, want.since) for log in logs}
     out = sys.stdout.buffer
@@ -173,7 +173,11 @@ def _chosen(folder: str, logs: list[LogFile], want: Wanted) -> list[LogFile]:
     may_come = want.follow and goes_on(folder)  # that of a worker which has not started yet
     if want.ranks is None:
         if not logs and not may_come:
-            raise LaunchError(f"there are no logs in {folder}", hint=_WHY_NONE)
+            is_run = _read(folder, "plan.json", "world_size") is not None
+            hint = (
+                _WHY_NONE if is_run else "that is no folder of a run; `ddplaunch logs` alone shows those of the latest"
+            )
+            raise LaunchError(f"there are no logs in {folder}", hint=hint)
         return logs
     _check_ranks(folder, want.ranks)
     missing = want.ranks - {log.rank for log in logs}

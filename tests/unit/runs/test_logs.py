@@ -88,6 +88,16 @@ def test_what_there_is_not_is_said_in_one_error(run, capfdbinary, named, options
     assert raised.value.hint
 
 
+def test_a_folder_that_is_none_of_a_run_has_no_heading(run, tmp_path):
+    said: list[str] = []
+    want = logs.wanted(None, None, None, follow=False, now=NOW)
+    with pytest.raises(LaunchError) as raised:
+        logs.show({"XDG_STATE_HOME": str(run.parents[2])}, str(tmp_path), want, said.append)
+    assert raised.value.message == f"there are no logs in {tmp_path}"
+    assert (raised.value.hint or "").startswith("that is no folder of a run; ")
+    assert said == []
+
+
 @pytest.mark.parametrize(
     ("since", "then"),
     [
