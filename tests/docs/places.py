@@ -38,8 +38,8 @@ STARTERS: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
 ]
 # a time limit that a page shows, and one in which workers have certainly started on a busy machine
 SHORT, LONGER = "1s", "5s"
-# words that call for other hosts; a terminal; a process that outlives the test; a wait
-_ELSEWHERE = {"--hosts", "--hostfile", "--nnodes"}
+# words that call for other hosts or tools; a terminal; a process that outlives the test; a wait
+_ELSEWHERE = {"--hosts", "--hostfile", "--nnodes", "--wrap"}
 _TERMINAL = {"--debug", "--debug-on-error", "--debugpy"}
 _KEPT = {"--keep-warm"}
 _SUBMIT = {"--follow", "--wait", "--parsable"}

@@ -51,7 +51,8 @@ def enter(terminal: Terminal, command: str) -> str:
     """Return pdb a command; give its answer."""
     terminal.press(command, ENTER)
     terminal.sees("\r\n")
-    return terminal.sees(PDB).strip()
+    # readline may not have turned the echo of the terminal off yet: then the command is shown twice
+    return terminal.sees(PDB).strip().removeprefix(f"{command}\r\n")
 
 
 def leave(terminal: Terminal, job) -> int:
