@@ -27,8 +27,8 @@ FULL_HELP = "ddplaunch.full_help"  # whether all options are shown
 
 # the module of each verb, and what the verb is for
 VERBS = {
-    "run": ("job", "Start a job; may be left out."),
-    "plan": ("job", "Show what would be started, and why; start nothing."),
+    "run": ("job", "Start a job. You may leave this verb out."),
+    "plan": ("job", "Show the workers of a job, and start nothing."),
     "submit": ("submit", "Queue the job in Slurm."),
     "ps": ("running", "Show your running jobs and their workers."),
     "top": ("running", "Watch the workers of a running job, in a table."),
@@ -38,7 +38,7 @@ VERBS = {
     "stop": ("running", "Stop a running job as Ctrl-C does, and wait for its end."),
     "warm": ("running", "Show what --keep-warm keeps, or end it."),
     "shim": ("shim", "Write a torchrun that is ddplaunch into a folder."),
-    "completion": ("completion", "Print what completes our options in a shell."),
+    "completion": ("completion", "Print a script that completes our options in a shell."),
 }
 
 _SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away

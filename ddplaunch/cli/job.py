@@ -30,10 +30,10 @@ from ddplaunch.spec import Given, JobSpec, ProgramKind, Source
 _FLAGS = frozenset(option.flag for option in OPTIONS)
 
 EXAMPLES = (
-    ("ddplaunch train.py", "one worker per GPU; one if there is none"),
+    ("ddplaunch train.py", "one worker for each GPU; one without GPUs"),
     ("ddplaunch --nproc-per-node 4 train.py --lr 0.1", "four workers; --lr is the script's"),
     ("ddplaunch --hosts a,b train.py", "on two hosts, over ssh"),
-    ("ddplaunch plan --nproc-per-node 4 train.py", "what would be started, and why"),
+    ("ddplaunch plan --nproc-per-node 4 train.py", "the workers it would start, and why"),
 )
 _MORE_EXAMPLES = (
     ("ddplaunch -m pkg.train", "a module"),
@@ -357,8 +357,8 @@ def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], forms: 
 @click.command(cls=JobCommand)
 @click.pass_context
 def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
-    """Starts one worker per accelerator, gives each its place, shows what they print, and ends all of them the moment one
-    fails or you stop the job. Everything after SCRIPT belongs to the script.
+    """Starts one worker for each accelerator and shows their output. Ends all of them as soon as one fails or
+    you stop the job. Everything after SCRIPT belongs to the script.
     """  # noqa: D205 - the help of a verb is one paragraph
     if print_completion is not None:
         from ddplaunch.cli import completion

@@ -46,9 +46,9 @@ _RUN = (
 _ONE_RUN = "at most the name of one run"
 _run = click.argument("run", metavar="[RUN]", required=False, shell_complete=_runs)
 _of_ranks = click.option(
-    "-r", "--ranks", cls=Once, metavar="LIST", help="Of these ranks only, as 3 or 0-2,4.", shell_complete=_ranks
+    "-r", "--ranks", cls=Once, metavar="LIST", help="Show only these ranks: 3, or 0-2,4.", shell_complete=_ranks
 )
-_json = click.option("--json", "as_json", is_flag=True, help="All that is known, as JSON.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 
 
 @click.command(cls=Command)
@@ -95,9 +95,9 @@ def top(env: Env, run: str | None) -> int:
 @_run
 @click.pass_obj
 def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str | None, run: str | None) -> int:
-    """Writes what the workers of a run wrote to their stdout and stderr, rank by rank, from the logs of the run; of several
-    ranks with the rank before each line. RUN is the name of a run, a part of its long name, its script, or its folder; the
-    latest run if it is left out, and with -f the latest that runs. The first line, on stderr, says which.
+    """Prints the stdout and stderr of the workers from the logs of a run, rank by rank, with the rank before each line. RUN is
+    the name of a run, a part of its long name, its script, or its folder. Without RUN, it is your latest run, or with -f
+    the latest that still runs. The first line, on stderr, names the run.
     """  # noqa: D205
     from ddplaunch.runs import logs as verb
 
@@ -108,14 +108,14 @@ def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str
 
 
 @click.command(
-    help="Shows where all workers of a job are, those at the same place once, and which of them wait in a collective for "
-    f"which others. The workers are interrupted for a millisecond and go on. {_RUN}",
+    help="Shows the stacks of all workers of a job, equal ones once, and which workers wait in a collective for which "
+    f"others. Each worker stops for a millisecond and goes on. {_RUN}",
     cls=Command,
     takes=_ONE_RUN,
 )
 @_of_ranks
-@click.option("--threads", is_flag=True, help="All threads, not only the main ones.")
-@click.option("--native", is_flag=True, help="With frames of C, by py-spy.")
+@click.option("--threads", is_flag=True, help="Show all threads, not only the main ones.")
+@click.option("--native", is_flag=True, help="Show frames of C too, by py-spy.")
 @_json
 @_run
 @click.pass_obj
@@ -137,7 +137,7 @@ def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: 
     "--rank",
     cls=Once,
     metavar="RANK",
-    help="The rank to debug; may be left out where there is one.",
+    help="The rank to debug. A job of one worker needs none.",
     shell_complete=_ranks,
 )
 @_run
@@ -150,8 +150,8 @@ def attach(env: Env, rank: str | None, run: str | None) -> int:
 
 
 @click.command(
-    help="Stops a job as Ctrl-C in its terminal does, waits until it has ended, and says how. Typed once more it kills, as "
-    f"the second Ctrl-C does. {_RUN}",
+    help="Stops a job as Ctrl-C in its terminal does, waits until the job has ended, and says how. A second `ddplaunch "
+    f"stop` kills the job, as a second Ctrl-C does. {_RUN}",
     cls=Command,
     takes=_ONE_RUN,
 )

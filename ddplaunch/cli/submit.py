@@ -241,8 +241,8 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 )
 @click.pass_context
 def submit(ctx: click.Context, /, **_: Any) -> int:
-    """Checks the job, writes a batch script for it and hands that to Slurm's sbatch. Options before -- go to sbatch, but for
-    those below; what follows it are the arguments of `ddplaunch` on one machine.
+    """Checks the job, writes a batch script for it and hands that to Slurm's sbatch. Options before --
+    go to sbatch, except those below. Arguments after -- are those of `ddplaunch` on one machine.
     """  # noqa: D205 - the help of a verb is one paragraph
     request, env = request_of(ctx), ctx.obj
 

@@ -138,52 +138,53 @@ GROUPS = (_HOW_MANY, _PROGRAM, _DEVICES, _GROUP, _SUPERVISION, _OUTPUT, _DEBUGGI
 OPTIONS: tuple[Option, ...] = (
     Option(name="nproc_per_node", group=_HOW_MANY, metavar="N|gpu|cpu|auto", pet=True,
            parse=parsers.nproc_per_node, choices=("gpu", "cpu", "auto"), example="4",
-           help="Workers on each node. Not given: one for each GPU, one if there is none."),
+           help="Workers on each node. Default: one for each GPU, or one without GPUs."),
     Option(name="gpus_per_worker", group=_HOW_MANY, parse=parsers.number(1), example="2",
            help="GPUs that a worker has for itself."),
     Option(name="workers_per_gpu", group=_HOW_MANY, parse=parsers.number(1), example="2",
            help="Workers that share a GPU."),
     Option(name="mps", group=_HOW_MANY, is_flag=True, parse=parsers.switch,
-           help="Start NVIDIA's MPS for the job, so that workers that share a GPU run on it side by side, each with an "
+           help="Start NVIDIA's MPS for the job. Workers that share a GPU then run on it at the same time, each with an "
                 "equal part."),
 
     Option(name="module", short="-m", group=_PROGRAM, is_flag=True, pet=True, parse=parsers.switch,
            help="SCRIPT is a module's name, as in `python -m`."),
     Option(name="no_python", group=_PROGRAM, is_flag=True, pet=True, parse=parsers.switch,
-           help="SCRIPT is a command: it is run as it is, without python."),
+           help="SCRIPT is a command. Run it without python."),
     Option(name="python", group=_PROGRAM, metavar="PATH", parse=parsers.path, path="command", foreign="PYTHON_EXEC",
-           example="python3.12", help="The interpreter of the workers. Not given: the one that runs ddplaunch."),
+           example="python3.12", help="The interpreter of the workers. Default: the one that runs ddplaunch."),
     Option(name="env", group=_PROGRAM, metavar="NAME=VALUE", parse=parsers.variable, repeatable=True,
            variable=False, example="NCCL_DEBUG=INFO", reach=Reach.HERE,
-           help="A variable for the workers; may be given again and again."),
+           help="Set a variable for the workers. You may repeat this option."),
     Option(name="env_file", group=_PROGRAM, metavar="FILE", parse=parsers.path, path="file", repeatable=True, field="env",
-           example="train.env", reach=Reach.HERE, help="A file of NAME=VALUE lines for the workers; --env wins over it."),
+           example="train.env", reach=Reach.HERE,
+           help="Set variables for the workers from NAME=VALUE lines of a file. --env wins over the file."),
     Option(name="start_method", group=_PROGRAM, metavar="HOW", pet=True, parse=parsers.one_of(*_START_METHODS),
            choices=_START_METHODS, example="forkserver", default="spawn",
-           help="How workers are started: each as a fresh process (spawn, the default, and fork too), or forked from one "
-                "process on the node that has imported torch for all of them (forkserver). auto: forkserver where more "
-                "workers than CPUs, and no accelerators, would each import it before all else."),
+           help="How to start workers. spawn (the default) and fork: each as a fresh process. forkserver: forked from one "
+                "process on the node, which has imported torch for all of them. auto: forkserver, if the node has more "
+                "workers than CPUs, no accelerators, and a script that imports torch first."),
     Option(name="preload", group=_PROGRAM, metavar="MODULES", parse=parsers.modules, listed=True,
            example="torch,transformers",
-           help="What that process imports. Not given: torch, torch.distributed and torch._dynamo, which the first step of an "
-                "optimizer imports."),
+           help="Modules that the fork server imports. Default: torch, torch.distributed and torch._dynamo, which an "
+                "optimizer needs for its first step."),
     Option(name="keep_warm", group=_PROGRAM, metavar="[MINUTES]", parse=parsers.number(1, 1440), optional="10", example="10",
-           help="That process stays for the next run that imports the same, which then starts its workers at once, until no "
-                "run has needed it for so many minutes: 10, if they are not given. Means --start-method forkserver. "
+           help="Keep the fork server for later runs that import the same modules, so that their workers start at once. "
+                "It ends when no run has used it for this time (default: 10 minutes). Implies --start-method forkserver. "
                 "`ddplaunch warm` shows it."),
     Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="trainer",
            default="default",
            help="Name of the workers' role: ROLE_NAME."),
 
     Option(name="devices", group=_DEVICES, metavar="LIST", parse=parsers.devices, listed=True,
-           example="0,2", help="The accelerators to use, by index or UUID; cpu: none."),
+           example="0,2", help="The accelerators to use, by index or UUID. cpu: use none."),
     Option(name="pin", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_PINS), choices=_PINS, example="device",
-           help="How a worker is bound to its own device. device: all stay visible, its own is the current one; "
-                "visible: it sees no other; none: not at all."),
+           help="How to bind a worker to its own device. device: the worker sees all devices, and its own is the current "
+                "one. visible: the worker sees only its own. none: do not bind."),
     Option(name="virtual_local_rank", group=_DEVICES, is_flag=True, pet=True, parse=parsers.switch,
            help="LOCAL_RANK is 0 for every worker, and each sees its own device only."),
     Option(name="threads", group=_DEVICES, parse=parsers.number(1), example="4",
-           help="OMP_NUM_THREADS of each worker. Not given: the usable CPUs divided among the workers."),
+           help="OMP_NUM_THREADS of each worker. Default: the usable CPUs divided among the workers."),
     Option(name="cpu_bind", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_CPU_BINDS), choices=_CPU_BINDS,
            example="cores", default="none", help="Bind each worker to CPUs near its device: none, cores or numa."),
     Option(name="numa_binding", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_NUMA_BINDINGS),
@@ -194,17 +195,17 @@ OPTIONS: tuple[Option, ...] = (
            example="gloo", default="auto", help="The process-group backend: auto, nccl, gloo, mpi, xccl or ucc."),
     Option(name="init_method", group=_GROUP, metavar="env|tcp|file:PATH", parse=parsers.init_method,
            choices=("env", "tcp"), example="env", default="env",
-           help="How the workers find each other; sets DDPLAUNCH_INIT_METHOD."),
+           help="How the workers find each other. Sets DDPLAUNCH_INIT_METHOD."),
     Option(name="master_addr", group=_GROUP, metavar="HOST", pet=True, may_be_empty=True,
            parse=parsers.host, example="10.0.0.1", reach=Reach.STEP,
            help="Address of node 0: MASTER_ADDR."),
     Option(name="master_port", group=_GROUP, metavar="PORT", pet=True, parse=parsers.number(0, 65535), example="29500",
            reach=Reach.STEP,
-           help="Port of rank 0: MASTER_PORT. Not given, or 0: a free one is reserved."),
+           help="Port of rank 0: MASTER_PORT. Default, or 0: reserve a free port."),
     Option(name="sharing_strategy", group=_GROUP, metavar="HOW", parse=parsers.one_of(*_SHARING), choices=_SHARING,
            example="file_system",
-           help="How torch.multiprocessing shares CPU tensors between processes: file_descriptor (torch's default) keeps "
-                "a file open for each, file_system keeps names in /dev/shm instead."),
+           help="How torch.multiprocessing shares CPU tensors between processes. file_descriptor (torch's default) keeps "
+                "a file open for each tensor. file_system keeps names in /dev/shm instead."),
 
     Option(name="max_restarts", group=_SUPERVISION, pet=True, parse=parsers.number(0), example="3", default="0",
            help="How often all workers are restarted after a failure."),
@@ -217,46 +218,47 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="timeout", group=_SUPERVISION, metavar="TIME", parse=parsers.positive_duration, example="2h",
            help="Stop the job after this time, with exit status 124."),
     Option(name="hang_timeout", group=_SUPERVISION, metavar="TIME", parse=parsers.duration_from_1s, example="5m",
-           help="Stop the workers once none of them has moved for this time, and say who waits for whom: a failure, with "
-                "exit status 123."),
+           help="Stop the workers if none of them has made progress for this time, and say who waits for whom. This is a "
+                "failure, with exit status 123."),
     Option(name="straggler_check", group=_SUPERVISION, metavar="TIME|off", parse=parsers.duration_or_off, example="2m",
            default="30s",
-           help="How often it is looked which rank comes last to the collectives, in a job with a process group: 30s, if it "
-                "is not given; off: never. A rank that costs 5% of a step is named."),
+           help="How often to check which rank comes last to the collectives, in a job with a process group (default: "
+                "30s). off: never. ddplaunch names a rank that costs 5% of a step."),
     Option(name="forward_signals", group=_SUPERVISION, metavar="LIST", parse=parsers.signals, listed=True, example="SIGXCPU",
-           help="Signals that are passed on while the job goes on, besides SIGUSR1, SIGUSR2, SIGCONT and SIGWINCH."),
+           help="Further signals to pass on to the workers while the job goes on. SIGUSR1, SIGUSR2, SIGCONT and SIGWINCH "
+                "are always passed on."),
     Option(name="signals_to_handle", group=_SUPERVISION, metavar="LIST", pet=True, parse=parsers.signals, listed=True,
            field="stop_signals", example="SIGTERM,SIGINT", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-           help="Signals that stop the job; each is forwarded to the workers."),
+           help="Signals that stop the job. ddplaunch passes each of them on to the workers."),
     Option(name="requeue_on", group=_SUPERVISION, metavar="LIST", parse=parsers.notices, listed=True, example="SIGUSR1",
-           help="Signals that announce the end of a Slurm job: once all workers have exited after one of them and none has "
-                "failed, the job is requeued, and the exit status is 128 + the signal."),
+           help="Signals that announce the end of a Slurm job. If all workers exit after one of them and none fails, "
+                "ddplaunch requeues the job. The exit status is 128 + the signal."),
     Option(name="max_requeues", group=_SUPERVISION, parse=parsers.number(0), example="10", default="10",
-           help="How often a job may be requeued, Slurm's own requeues included: 10, if it is not given."),
+           help="How often a job may be requeued (default: 10). Slurm's own requeues count, too."),
 
     Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.output(*_OUTPUTS), choices=_OUTPUTS,
            example="prefix", default="prefix",
-           help="What the workers print is shown with the rank before each line (prefix), as it is "
-           "(raw), equal lines once (collapse), of rank 0 only (rank0), not at all (none)."),
+           help="How to show the output of the workers. prefix: with the rank before each line. raw: unchanged. collapse: "
+                "equal lines once. rank0: only rank 0. none: not at all."),
     Option(name="timestamps", group=_OUTPUT, is_flag=True, parse=parsers.switch,
-           help="The time of day before each line that a worker prints."),
+           help="Print the time of day before each line of a worker."),
     Option(name="local_ranks_filter", group=_OUTPUT, metavar="LIST", pet=True, may_be_empty=True,
            parse=parsers.local_ranks, listed=True, example="0,1",
-           help="Show only what these local ranks print."),
+           help="Show only the output of these local ranks."),
     Option(name="log_dir", group=_OUTPUT, metavar="FOLDER", pet=True, may_be_empty=True,
            parse=parsers.path, path="folder", example="logs",
-           help="Where the logs of each run get a folder of their own; /dev/null: nowhere."),
+           help="Make a folder for the logs of each run in this folder. /dev/null: keep no logs."),
     Option(name="keep_runs", group=_OUTPUT, metavar="DAYS", parse=parsers.number(0), example="90", default="30",
-           help="How long the folders of runs are kept without --log-dir: 30 days, if it is not given, and of runs older than a "
-                "day 2 GiB at most; 0: for ever."),
+           help="Remove the folders of runs without --log-dir after this many days (default: 30). 0: never. Runs older "
+                "than a day keep at most 2 GiB together."),
     Option(name="notify", group=_OUTPUT, metavar="COMMAND", parse=parsers.command_line, example="./tell.sh",
-           help="Run this shell command at the start and the end of the job, at each restart and notice, with the event as JSON "
-                "on its stdin; on node 0, for 10 s at most."),
+           help="Run this shell command at the start and the end of the job, and at each restart and notice. It gets the "
+                "event as JSON on stdin, runs on node 0, and may take 10 s."),
     Option(name="metrics_file", group=_OUTPUT, metavar="FILE", parse=parsers.path, path="file", example="job.prom",
-           help="Write figures of the job to this file every 15 s, as Prometheus reads them; on node 0."),
+           help="Write figures of the job for Prometheus to this file every 15 s, on node 0."),
     Option(name="redirects", short="-r", group=_OUTPUT, metavar="STREAMS", pet=True, parse=parsers.streams, example="3",
            default="0",
-           help="Streams that go to the log only: 1 stdout, 2 stderr, 3 both; 0:3,1:2 for some local ranks."),
+           help="Streams that go only to the log. 1: stdout, 2: stderr, 3: both. 0:3,1:2 names local ranks."),
     Option(name="tee", short="-t", group=_OUTPUT, metavar="STREAMS", pet=True, parse=parsers.streams, example="3", default="0",
            help="Streams that go to the log and to the console."),
     Option(name="duplicate_stdout_filters", group=_OUTPUT, metavar="TEXTS", pet=True, may_be_empty=True,
@@ -266,109 +268,113 @@ OPTIONS: tuple[Option, ...] = (
            parse=parsers.needles, example="warning", help="The same for stderr."),
     Option(name="log_line_prefix_template", group=_OUTPUT, metavar="TEXT", pet=True, may_be_empty=True, verbatim=True,
            foreign="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", parse=str, example="'[${hostname}:${rank}] '",
-           help="What stands before each line, in place of the rank; ${rank}, ${local_rank}, ${role_name} and ${hostname} are "
-                "replaced."),
+           help="The text before each line, in place of the rank. ddplaunch replaces ${rank}, ${local_rank}, ${role_name} "
+                "and ${hostname}."),
     Option(name="run_id", group=_OUTPUT, metavar="NAME", parse=parsers.name, example="baseline-1",
-           help="Name of this run and of its folder. Not given: date, time and four digits."),
+           help="Name of this run and of its folder. Default: date, time and four characters."),
     Option(name="quiet", short="-q", group=_OUTPUT, is_flag=True, parse=parsers.switch, field="verbosity",
            help="ddplaunch itself prints errors only."),
     Option(name="verbose", short="-v", group=_OUTPUT, is_flag=True, parse=parsers.switch, field="verbosity",
-           help="ddplaunch prints more about what it decides and does."),
+           help="ddplaunch prints more about its decisions and actions."),
 
     Option(name="wrap", group=_DEBUGGING, metavar="COMMAND", parse=parsers.wrapper, example="'strace -f -o {run}/{rank}.strace'",
-           help="Start each worker by this command, as `nsys profile -o {run}/{rank}` or `numactl --localalloc`. The command of "
-                "the worker is added to it. {run} is the run folder; the others are {rank}, {local_rank}, {node_rank}, {host}."),
+           help="Start each worker by this command, as `nsys profile -o {run}/{rank}` or `numactl --localalloc`. "
+                "ddplaunch adds the command of the worker to it. {run} is the run folder. The other names are {rank}, "
+                "{local_rank}, {node_rank}, {host}."),
     Option(name="wrap_ranks", group=_DEBUGGING, metavar="RANKS", parse=parsers.ranks, example="0,4-7",
-           help="Ranks that --wrap is for. Not given: all."),
+           help="The ranks for --wrap. Default: all."),
     Option(name="debug", group=_DEBUGGING, metavar="[RANK]", parse=parsers.number(0), optional="0", field="debug_rank",
            variable=False, example="0", reach=Reach.HERE,
-           help="This rank, 0 if none is given, has the terminal: breakpoint() and pdb work in it. The others print to "
-                "their logs."),
+           help="Give this rank (default: 0) the terminal, for breakpoint() and pdb. The other ranks print only to their "
+                "logs."),
 
     Option(name="debug_on_error", group=_DEBUGGING, is_flag=True, parse=parsers.switch, variable=False, reach=Reach.HERE,
-           help="The first rank that fails gets the terminal, for a debugger at the frame where it failed; the others are held "
-                "until you leave it."),
+           help="Open a debugger where the first rank fails, and give that rank the terminal. The other ranks wait until "
+                "you leave the debugger."),
 
     Option(name="debugpy", group=_DEBUGGING, metavar="[RANKS]", parse=parsers.ranks, optional="0", field="debugpy_ranks",
            variable=False, listed=True, example="0,1",
-           help="These ranks, 0 if none is given, wait for VS Code or another client of debugpy before they begin; what to put "
-                "into launch.json is printed."),
+           help="Let these ranks (default: 0) wait for VS Code or another client of debugpy before they begin. ddplaunch "
+                "prints the lines for launch.json."),
 
     Option(name="no_flight_recorder", group=_DEBUGGING, is_flag=True, parse=parsers.switch,
-           help="Keep torch from recording the collectives of each worker, by which `ddplaunch stacks` says who waits for whom."),
+           help="Keep torch from recording the collectives of each worker. `ddplaunch stacks` needs these records to say "
+                "who waits for whom."),
 
     Option(name="simulate", group=_DEBUGGING, metavar="[divide|share]", parse=parsers.one_of(*_SIMULATIONS),
            choices=_SIMULATIONS, optional="divide", example="divide", reach=Reach.HERE,
-           help="All nodes on this one machine, each with an agent and an address of its own, as on several hosts. "
-                "divide: each gets its part of the accelerators; share: all use all of them."),
+           help="Start all nodes on this machine, each with an agent and an address of its own, as on several hosts. "
+                "divide: each node gets its part of the accelerators. share: every node uses all of them."),
     Option(name="chaos", group=_DEBUGGING, metavar="LIST", parse=parsers.faults,
            listed=True, example="kill:5@2s,node:1@3s", reach=Reach.HERE,
-           help="With --simulate: faults to inject, and how long after the start, to see how the job reacts. kill, hang "
-                "or slow and a rank, or node and the rank of a node: kill:5@2s,node:1@3s,hang:2@1s,slow:0@500ms."),
+           help="With --simulate: inject faults at times after the start, to see how the job reacts. A fault is kill, "
+                "hang or slow with a rank, or node with a node rank. Example: kill:5@2s,node:1@3s,hang:2@1s,slow:0@500ms"),
 
     Option(name="nnodes", group=_NODES, metavar="N|MIN:MAX", pet=True, parse=parsers.nnodes, example="2", default="1",
            reach=Reach.HERE,
-           help="Number of nodes; with MIN:MAX, nodes may leave and join while the job runs."),
+           help="Number of nodes. With MIN:MAX, nodes may leave and join while the job runs."),
     Option(name="hosts", group=_NODES, metavar="LIST", parse=parsers.text("expected hosts such as a,b:4"), listed=True,
            example="a,b:4", reach=Reach.HERE,
-           help="Run on these hosts, over ssh: a,b:4,gpu[01-03]. The number is that of the workers."),
+           help="Run on these hosts, over ssh: a,b:4,gpu[01-03]. The number after a host is its number of workers."),
     Option(name="hostfile", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="hosts.txt",
            reach=Reach.HERE,
-           help="The same from a file: a host on each line, as HOST, HOST:4 or HOST slots=4."),
+           help="Run on the hosts in this file. Each line is HOST, HOST:4 or HOST slots=4."),
     Option(name="include", group=_NODES, metavar="LIST", parse=parsers.text("expected hosts"), example="a,b", reach=Reach.HERE,
            help="Of those hosts, use only these: a,b, or a@b:0,2 for two of the accelerators of b."),
     Option(name="exclude", group=_NODES, metavar="LIST", parse=parsers.text("expected hosts"), example="b", reach=Reach.HERE,
            help="Of those hosts, use all but these, written the same way."),
     Option(name="remote_python", group=_NODES, metavar="PATH", parse=parsers.path, path="command",
            example="/opt/venv/bin/python", reach=Reach.HERE,
-           help="The interpreter that has ddplaunch on those hosts. Not given: the same path as here."),
+           help="The interpreter that has ddplaunch on the other hosts. Default: the same path as here."),
     Option(name="cluster", group=_NODES, metavar="NAME", parse=parsers.one_of(*_CLUSTERS), choices=_CLUSTERS,
            example="slurm", reach=Reach.HERE,
-           help="The cluster that the nodes are from, if it is not detected: static, slurm, kubernetes, mpi, "
-                                 "pbs, lsf, ssh or local."),
+           help="The cluster of the nodes, if ddplaunch does not detect it: static, slurm, kubernetes, mpi, pbs, lsf, ssh "
+                "or local."),
     Option(name="node_rank", group=_NODES, pet=True, parse=parsers.number(0), example="0", reach=Reach.HERE,
-           help="Rank of this node, where you start ddplaunch on each node yourself."),
+           help="Rank of this node, if you start ddplaunch on each node yourself."),
     Option(name="local_addr", group=_NODES, metavar="HOST", pet=True, may_be_empty=True,
            parse=parsers.host, example="10.0.0.2", reach=Reach.HERE,
-           help="Address of this node for the others."),
+           help="The address at which other nodes reach this one."),
     Option(name="standalone", group=_NODES, is_flag=True, pet=True, parse=parsers.switch, reach=Reach.HERE,
-           help="One node with a free port: the default for one node."),
+           help="Run on one node with a free port. This is the default for one node."),
     Option(name="rdzv_backend", group=_NODES, metavar="NAME", pet=True, parse=parsers.one_of(*_RENDEZVOUS),
            choices=_RENDEZVOUS, example="c10d", reach=Reach.HERE, help="torchrun's rendezvous: static, c10d, etcd or etcd-v2."),
     Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, may_be_empty=True, parse=parsers.endpoint,
-           example="10.0.0.1:29500", reach=Reach.HERE, help="The endpoint of the rendezvous: an address of node 0."),
+           example="10.0.0.1:29500", reach=Reach.HERE, help="The endpoint of the rendezvous, an address of node 0."),
     Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="job-1",
            help="Name of the job that nodes share: TORCHELASTIC_RUN_ID."),
     Option(name="rdzv_timeout", group=_NODES, metavar="TIME", parse=parsers.positive_duration, example="10m", default="10m",
-           help="How long the nodes wait for each other at the start; then the exit status is 121."),
+           help="How long the nodes wait for each other at the start. After that, the exit status is 121."),
     Option(name="rdzv_conf", group=_NODES, metavar="KEY=VALUE,...", pet=True, may_be_empty=True,
            parse=parsers.rendezvous_settings, example="join_timeout=60",
-           help="Settings of torchrun's rendezvous: join_timeout and timeout are --rdzv-timeout; last_call_timeout (30) is "
-                "how many seconds MIN nodes wait for more of MAX; is_host=1 says that this is node 0, is_host=0 that it "
-                "is not."),
+           help="Settings of torchrun's rendezvous. join_timeout and timeout mean --rdzv-timeout. last_call_timeout (30): "
+                "how many seconds MIN nodes wait for more, up to MAX. is_host=1: this is node 0. is_host=0: this is not "
+                "node 0."),
     Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=parsers.duration_from_1s, example="30s",
            default="10s",
-           help="A node that sends no heartbeat for so long is lost: exit status 122, unless MIN nodes are left."),
+           help="A node that sends no heartbeat for this time is lost. The job ends with exit status 122, unless MIN "
+                "nodes remain."),
     Option(name="token_file", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="token.txt",
            reach=Reach.HERE,
-           help="A file with the secret that authenticates the nodes, where you start ddplaunch on each yourself; "
-                "or the variable DDPLAUNCH_TOKEN. Over ssh and in Slurm one is made, for srun if the home is shared."),
+           help="A file with the secret that authenticates the nodes, if you start ddplaunch on each node yourself. You "
+                "can also set DDPLAUNCH_TOKEN. Over ssh, ddplaunch makes a secret. In Slurm it does so too, if the nodes "
+                "share your home."),
     Option(name="no_control", group=_NODES, is_flag=True, parse=parsers.switch, reach=Reach.STEP,
-           help="No control channel between the nodes: a failure on one does not stop the others."),
+           help="Use no control channel between the nodes. A failure on one node does not stop the others."),
 
     Option(name="run_path", group=_TORCHRUN, is_flag=True, pet=True, parse=parsers.switch,
            no_effect="a script is run as a file anyway", help="SCRIPT is a file's path, even with --no-python."),
     Option(name="monitor_interval", group=_TORCHRUN, metavar="SECONDS", pet=True, parse=parsers.positive_number,
            example="0.1", no_effect="the system tells ddplaunch when a worker ends",
-           help="How often torchrun looks at its workers."),
+           help="How often torchrun checks its workers."),
     Option(name="event_log_handler", group=_TORCHRUN, metavar="NAME", pet=True, parse=_NAME, example="null",
-           no_effect="events are in events.jsonl of the run folder", help="Where torchrun's events go."),
+           no_effect="events are in events.jsonl of the run folder", help="Where torchrun sends its events."),
     Option(name="logs_specs", group=_TORCHRUN, metavar="NAME", torchruns=True, parse=parsers.one_of("default"),
            may_be_empty=True, example="default", no_effect="logs are written as --log-dir, --redirects and --tee say",
-           help="A plug-in for torchrun's logs: none but its own, default."),
+           help="A plug-in for torchrun's logs. ddplaunch accepts only default."),
     Option(name="use_env", group=_TORCHRUN, is_flag=True, torchruns=True, parse=parsers.switch,
            no_effect="LOCAL_RANK is always set, and no --local-rank is added to the script's arguments",
-           help="torch.distributed.launch's: the local rank in a variable."),
+           help="An option of torch.distributed.launch: pass the local rank in a variable."),
     Option(name="print_completion", group=_TORCHRUN, metavar="SHELL", torchruns=True, variable=False,
            parse=parsers.one_of(*SHELLS), choices=SHELLS, example="bash", help="The same as `ddplaunch completion SHELL`."),
 )
