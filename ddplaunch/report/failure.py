@@ -172,7 +172,10 @@ def _who(report: FailureReport) -> list[Line]:
     if report.restarts:
         others.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
     return [
-        (process, Words("   logs ", WEAK), logs) if logs else (process,),
+        (process,),
+        *(
+            [(Words("logs ", WEAK), logs)] if logs else []
+        ),  # a line of its own, since a path that wraps cannot be copied
         *((Words(line, WEAK),) for line in others),
     ]
 

@@ -85,7 +85,7 @@ def test_the_first_failure_gives_the_status_and_the_report_names_its_host_as_it_
     address = job.bed.address("node2")
     assert f"error: rank 5 on {address} failed: ValueError: boom of rank 5   (exit status 1, after " in result.err
     assert re.search(
-        rf"rank 5 +{re.escape(address)} +local rank 1 +pid \d+ +cpu +logs .*node-2/rank-5\.err", result.err
+        rf"rank 5 +{re.escape(address)} +local rank 1 +pid \d+ +cpu\n +logs .*node-2/rank-5\.err", result.err
     )
     assert result.err.count("error: ") == 1
 

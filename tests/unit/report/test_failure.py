@@ -84,7 +84,8 @@ def test_an_exception_on_one_of_three_nodes() -> None:
       torch/nn/modules/linear.py:125 in forward
         return F.linear(input, self.weight, self.bias)
 
-      rank 3   gpu01  local rank 3  pid 4703  cuda:3   logs logs/rank-3.err
+      rank 3   gpu01  local rank 3  pid 4703  cuda:3
+      logs logs/rank-3.err
       the other 11 workers were stopped: 10 by SIGTERM in 0.1 s, rank 7 by SIGKILL after 10 s
 
     hint: cuda:3 is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)
@@ -98,7 +99,8 @@ def test_an_exception_on_one_node() -> None:
       train.py:88 in train_step
         loss = model(batch)
 
-      rank 3   pid 4703  cuda:3   logs logs/rank-3.err
+      rank 3   pid 4703  cuda:3
+      logs logs/rank-3.err
       the other 3 workers were stopped by SIGTERM in 0.1 s
     """)
 
@@ -110,7 +112,8 @@ def test_the_only_worker() -> None:
       train.py:120
         main()
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
     """)
 
 
@@ -144,7 +147,8 @@ def test_a_message_of_many_lines() -> None:
       train.py:120
         main()
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       the other worker was stopped by SIGTERM in 0.1 s
     """)
 
@@ -162,7 +166,8 @@ def test_the_cpp_stack_in_a_message_is_left_out() -> None:
       train.py:88 in train_step
         loss = model(batch)
 
-      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      rank 1   pid 4701  cuda:1
+      logs logs/rank-1.err
       the other worker was stopped by SIGTERM in 0.1 s
 
     hint: the line shown may be a later one: `--env CUDA_LAUNCH_BLOCKING=1` makes the traceback exact
@@ -188,7 +193,8 @@ def test_an_exit_status() -> None:
         line 39
         no such data set
 
-      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      rank 1   pid 4701  cuda:1
+      logs logs/rank-1.err
       the other worker was stopped by SIGTERM in 0.1 s
     """)
 
@@ -205,7 +211,8 @@ def test_an_exit_status_without_a_word() -> None:
     assert report(end(1, 3), stopped(0)) == expect("""
     error: rank 1 failed: exit status 3   (after 4 s)
 
-      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      rank 1   pid 4701  cuda:1
+      logs logs/rank-1.err
       the other worker was stopped by SIGTERM in 0.1 s
     """)
 
@@ -218,7 +225,8 @@ def test_sys_exit_with_a_sentence() -> None:
       train.py:12 in main
         sys.exit(text)
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       the other worker was stopped by SIGTERM in 0.1 s
     """)
 
@@ -238,7 +246,8 @@ def test_sys_exit_with_a_number_by_argparse() -> None:
         usage: train.py [-h] [--lr LR]
         train.py: error: unrecognized arguments: --local-rank=0
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       all 4 ranks failed with the same error
 
     hint: the script takes no local rank as an argument: leave it out, LOCAL_RANK is in the environment
@@ -265,7 +274,8 @@ def test_a_segmentation_fault_with_the_stack_of_faulthandler() -> None:
         train.py:15 in inner
         train.py:17
 
-      rank 2   pid 4702  cuda:2  peak memory 3 GiB   logs logs/rank-2.err
+      rank 2   pid 4702  cuda:2  peak memory 3 GiB
+      logs logs/rank-2.err
       the other 2 workers were stopped by SIGTERM in 0.1 s
 
     hint: a crash in compiled code: look for a package built for another torch, CUDA or NumPy at the top of the stack
@@ -280,7 +290,8 @@ def test_a_kill_by_the_kernel_for_memory() -> None:
       last stderr output:
         epoch 1:  90%
 
-      rank 2   pid 4702  cuda:2  peak memory 61.2 GiB   logs logs/rank-2.err
+      rank 2   pid 4702  cuda:2  peak memory 61.2 GiB
+      logs logs/rank-2.err
       the other 2 workers were stopped by SIGTERM in 0.1 s
 
     hint: the kernel's OOM killer ended it (its peak was 61.2 GiB; its cgroup counts 1 kill): ask for more, or use fewer DataLoader workers
@@ -298,7 +309,8 @@ def test_the_line_that_told_the_cause_is_quoted_where_it_is_not_shown() -> None:
       train.py:120
         main()
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
 
       evidence: RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed.
 
@@ -324,7 +336,8 @@ def test_an_abort_in_compiled_code() -> None:
       stack, innermost frame first:
         train.py:88 in train_step
 
-      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      rank 1   pid 4701  cuda:1
+      logs logs/rank-1.err
       the other worker was stopped by SIGTERM in 0.1 s
 
     hint: the ranks call different collectives: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first that differs
@@ -344,7 +357,8 @@ def test_an_abort_in_a_thread_without_python_frames() -> None:
       last stderr output:
         terminate called after throwing an instance of 'c10::DistBackendError'
 
-      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      rank 1   pid 4701  cuda:1
+      logs logs/rank-1.err
       the other worker was stopped by SIGTERM in 0.1 s
 
     hint: compiled code called abort(); the reason is in the last stderr output
@@ -369,7 +383,8 @@ def test_equal_failures_are_shown_once() -> None:
       torch/nn/modules/linear.py:125 in forward
         return F.linear(input, self.weight, self.bias)
 
-      rank 3   pid 4703  cuda:3   logs logs/rank-3.err
+      rank 3   pid 4703  cuda:3
+      logs logs/rank-3.err
       all 8 ranks failed with the same error
 
     hint: cuda:3 is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)
@@ -379,15 +394,16 @@ def test_equal_failures_are_shown_once() -> None:
 def test_the_log_below_the_home_folder_is_shown_as_a_shell_takes_it() -> None:
     away = replace(end(1), log="/home/ann/.local/state/rank-1.err")
     text = render(FailureReport(first=away, exits=(away,), cwd=CWD, home="/home/ann"))
-    assert "   logs ~/.local/state/rank-1.err\n" in text
-    assert "   logs /home/ann/" in render(FailureReport(first=away, exits=(away,), cwd=CWD, home="/home/an"))
+    assert "  logs ~/.local/state/rank-1.err\n" in text
+    assert "  logs /home/ann/" in render(FailureReport(first=away, exits=(away,), cwd=CWD, home="/home/an"))
 
 
 def test_different_exit_statuses_are_different_failures() -> None:
     assert report(end(0, 3), end(1, 4, at=1000.5), end(2, 3, at=1001.0)) == expect("""
     error: rank 0 failed: exit status 3   (after 4 s)
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       ranks 0,2 failed with the same error
       rank 1 failed 0.5 s later: exit status 4
     """)
@@ -409,7 +425,8 @@ def test_later_failures_and_those_that_followed() -> None:
       train.py:88 in train_step
         loss = model(batch)
 
-      rank 3   pid 4703  cuda:3   logs logs/rank-3.err
+      rank 3   pid 4703  cuda:3
+      logs logs/rank-3.err
       rank 4 failed 0.2 s later: KeyError: 'x'   (train.py:120)
       rank 5 failed 0.6 s later: exit status 7
       ranks 0-2 then lost contact with it, in train.py:88 in train_step
@@ -423,7 +440,8 @@ def test_many_later_failures_are_bounded() -> None:
     assert report(*exits) == expect("""
     error: rank 0 failed: ValueError: bad a   (exit status 1, after 4 s)
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       rank 1 failed 1 s later: ValueError: bad b
       rank 2 failed 2 s later: ValueError: bad c
       rank 3 failed 3 s later: ValueError: bad d
@@ -442,7 +460,8 @@ def test_a_peer_that_had_left_with_0_is_named() -> None:
       train.py:88 in train_step
         loss = model(batch)
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       rank 1 lost contact too, in train.py:120
       rank 2 had exited with status 0, 1.2 s before
       rank 3 was stopped by SIGTERM in 0.1 s
@@ -459,7 +478,8 @@ def test_a_culprit_that_was_stopped_on_its_way_out() -> None:
       train.py:88 in train_step
         loss = model(batch)
 
-      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      rank 1   pid 4701  cuda:1
+      logs logs/rank-1.err
       rank 0 then lost contact with it, in train.py:88 in train_step
     """)
 
@@ -474,7 +494,8 @@ def test_a_syntax_error_in_the_script() -> None:
         def f(:
               ^
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       both ranks failed with the same error
     """)
 
@@ -494,7 +515,8 @@ def test_a_module_that_is_not_there() -> None:
       data.py:1
         import torchvision
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       the other worker was stopped by SIGTERM in 0.1 s
 
     hint: /opt/venv/bin/python has no module `torchvision`: install it there, or choose another with `--python`
@@ -517,7 +539,8 @@ def test_an_error_of_which_only_the_text_is_known() -> None:
         loss = model(batch)
                ^^^^^^^^^^^^
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       the other worker was stopped by SIGTERM in 0.1 s
     """)
 
@@ -529,7 +552,8 @@ def test_the_last_generation_of_a_job_with_restarts() -> None:
       train.py:88 in train_step
         loss = model(batch)
 
-      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0   pid 4700  cuda:0
+      logs logs/rank-0.err
       the other worker was stopped by SIGTERM in 0.1 s
       3 of 3 restarts used
     """)
@@ -540,7 +564,7 @@ def test_whatever_a_worker_said_the_report_has_its_shape(text: str, kind: str, t
     said = error(kind, text, traceback=tail) if signal is None else None
     shown = report(end(0, signal=signal, error=said, tail=tail), stopped(1))
     assert shown.startswith("error: rank 0 failed: ")
-    assert "\n  rank 0   pid 4700  cuda:0   logs logs/rank-0.err\n" in shown
+    assert "\n  rank 0   pid 4700  cuda:0\n  logs logs/rank-0.err\n" in shown
     assert shown.endswith("\n")
     assert "\x1b[" not in shown
 
@@ -581,7 +605,7 @@ def test_the_error_the_code_and_the_pointer_stand_out_and_the_rest_is_dim() -> N
         "\n  \x1b[1;31m         ^^^^^^^^^^^^\x1b[0m\n  \x1b[2mtorch/nn/modules/linear.py:125 in forward\x1b[0m\n"
         in text
     )
-    assert "\n  \x1b[2mrank 3   pid 4703  cuda:3\x1b[0m\x1b[2m   logs \x1b[0mlogs/rank-3.err\n" in text
+    assert "\n  \x1b[2mrank 3   pid 4703  cuda:3\x1b[0m\n  \x1b[2mlogs \x1b[0mlogs/rank-3.err\n" in text
     assert "\n\x1b[1;36mhint:\x1b[0m type \x1b[36m`ulimit -n 4096`\x1b[0m, or not\n" in text
 
 
