@@ -86,8 +86,8 @@ class Agent:
         self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
         self._link: Link | None = None  # until the coordinator is known
         self._state = node.begin(job.policy)
-        self._deadline = loop.timer(None, self._deadline_reached)
-        self._rest = loop.timer(None, self._deadline_reached, may_rest=True)
+        self._deadline = loop.timer(None, self._on_deadline)
+        self._rest = loop.timer(None, self._on_deadline, may_rest=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
         self._outward = self._tell_outward()
 
@@ -311,7 +311,8 @@ class Agent:
             self._reporter.on_action(action)
             self.handle(action)
 
-    def _deadline_reached(self) -> None:
+    def _on_deadline(self) -> None:
+        """Feed the decision that its deadline has come. Called by the loop."""
         self._step(node.DeadlineReached(self._loop.now()))
 
     # --- effects of several steps

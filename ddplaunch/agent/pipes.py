@@ -204,7 +204,7 @@ class Backpressure:
         self._queue = queue
         self._loop = loop
         self._sent = 0
-        self._wakes = loop.timer(None, self._time_is_up)
+        self._wakes = loop.timer(None, self._on_timeout)
         self._is_unread = False  # no byte was taken in time
         self.holds = False  # the workers' pipes are to be left alone
         self.mutes = False  # output is to be dropped from view
@@ -230,5 +230,6 @@ class Backpressure:
         self._sent = self._queue.sent
         self._wakes.set(self._loop.now() + READER_TIMEOUT)
 
-    def _time_is_up(self) -> None:
+    def _on_timeout(self) -> None:
+        """Note that the reader has taken nothing in time; the next `update` acts. Called by the loop."""
         self._is_unread = True

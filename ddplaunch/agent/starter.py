@@ -86,11 +86,12 @@ class Pipe:
     def watch(self, watched: bool) -> None:
         """Read the stream, until its end, whenever there is something; or leave it alone."""
         if watched and not self._has_ended:
-            self._loop.watch(self.fd, self._readable)
+            self._loop.watch(self.fd, self._on_readable)
         else:
             self._loop.unwatch(self.fd)
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
+        """Read once from the pipe of a worker, or note its end. Called by the loop."""
         with suppress(BlockingIOError):
             if data := os.read(self.fd, _CHUNK):
                 self._received(data)

@@ -90,7 +90,9 @@ class Dialer:
                 failed.append((endpoint_of(address), describe(error)))
             else:
                 timeout = self._timeouts.get(target, CONNECT_TIMEOUT)
-                attempt = _Attempt(self._loop, sock, target, timeout, won=self._won, lost=self._lost, key=self._key)
+                attempt = _Attempt(
+                    self._loop, sock, target, timeout, won=self._on_won, lost=self._on_lost, key=self._key
+                )
                 self._attempts.add(attempt)
                 break
         self._plan(STAGGER)
@@ -123,12 +125,14 @@ class Dialer:
             self._next.set(now + self._pause)
             self._pause = min(GROWTH * self._pause, LONGEST_PAUSE)
 
-    def _won(self, attempt: _Attempt, peer: Peer) -> None:
+    def _on_won(self, attempt: _Attempt, peer: Peer) -> None:
+        """Stop all other attempts, and hand the peer over. Called by an attempt."""
         self._attempts.remove(attempt)
         self.stop()
         self._opened(peer)
 
-    def _lost(self, attempt: _Attempt, reason: str) -> None:
+    def _on_lost(self, attempt: _Attempt, reason: str) -> None:
+        """Plan the next attempt at once, and report why this attempt has failed. Called by the attempt."""
         if attempt.was_silent:
             self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
         self._attempts.remove(attempt)

@@ -58,7 +58,7 @@ class Listener:
         self._acceptor = Acceptor(
             loop,
             sock,
-            self._accepted,
+            self._on_connection,
             # before all others who wait outside are let in, those inside are served; but where thousands come at once, to be
             # accepted late would be to be given up
             most=max(1, max_half_open // 4),
@@ -87,7 +87,8 @@ class Listener:
         self._half_open.clear()
         self._timer.cancel()
 
-    def _accepted(self, sock: socket.socket, address: Sockaddr) -> None:
+    def _on_connection(self, sock: socket.socket, address: Sockaddr) -> None:
+        """Begin the handshake with a new connection. Called by the acceptor."""
         try:
             prepare(sock, self._user_timeout)
         except OSError:  # it has been reset

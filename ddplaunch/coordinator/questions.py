@@ -115,7 +115,7 @@ class NodeStreams:
         self._ended = ended
         self._agents: dict[int, int] = {}  # by the number of the stream
         self._last = 0  # number given
-        self._streams = Streams(loop, self._sent, self._over)
+        self._streams = Streams(loop, self._on_chunk, self._on_stream_end)
 
     def __contains__(self, id: int) -> bool:
         return id in self._agents.values()
@@ -128,7 +128,7 @@ class NodeStreams:
         assert len(first) <= CHUNK
         self._last += 1
         self._agents[self._last] = id
-        self._sent(Chunk(self._last, first))
+        self._on_chunk(Chunk(self._last, first))
         self._streams.add(self._last, sock, within, late)
 
     def take(self, id: int, chunk: Chunk) -> None:
@@ -141,11 +141,13 @@ class NodeStreams:
         for number in [number for number, id in self._agents.items() if id not in members]:
             self._streams.finish(number)
 
-    def _sent(self, chunk: Chunk) -> None:
+    def _on_chunk(self, chunk: Chunk) -> None:
+        """Send a chunk of a client to the agent of its stream."""
         if (id := self._agents.get(chunk.number)) is not None:
             self._send((id,), chunk)
 
-    def _over(self, number: int) -> None:
+    def _on_stream_end(self, number: int) -> None:
+        """Forget a stream that has ended, and report an agent that has no other stream."""
         id = self._agents.pop(number)
         if id not in self:
             self._ended(id)

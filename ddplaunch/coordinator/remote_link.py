@@ -85,6 +85,7 @@ class RemoteLink(Link):
         self._resolve()
 
     def _resolve(self) -> None:
+        """Look up all names again, in place of a look-up that is under way."""
         self._resolve_at.cancel()
         if self._resolver is not None:
             self._resolver.close()
@@ -189,6 +190,7 @@ class RemoteLink(Link):
         self._dialer.stop()
 
     def _report_search(self) -> None:
+        """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
         self._notice_at.set(self._loop.now() + NEXT_NOTICE)
         self._loop.post(LookingForCoordinator(f"looking for node 0 at {self._places} ({self._problem})"))
 

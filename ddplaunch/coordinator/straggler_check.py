@@ -81,9 +81,10 @@ class StragglerCheck:
 
     def _guard(self, call: Callable[[], None]) -> None:
         """Call this; if it fails nothing is read any more."""
-        expendable(call, self._failed)
+        expendable(call, self._on_failure)
 
-    def _failed(self, why: str) -> None:
+    def _on_failure(self, why: str) -> None:
+        """Look for no stragglers any more, and warn: this check has failed."""
         self.end()
         self._warn(f"warning: stragglers are no longer looked for: {why}")
 

@@ -105,7 +105,7 @@ class WorkerConnection:
         self._descriptors: tuple[int, ...] = ()
         self.reply: tuple[bytes, bytearray] | None = None
         self.open = True
-        loop.watch(connection, self._ready)
+        loop.watch(connection, self._on_ready)
         with suppress(OSError):  # it has closed already
             connection.send(self._nonce)  # an empty socket takes it whole
 
@@ -122,7 +122,8 @@ class WorkerConnection:
         while self.open and self._read():
             pass
 
-    def _ready(self) -> None:
+    def _on_ready(self) -> None:
+        """Send what waits for the worker, and read once. Called by the loop."""
         if self._queue:
             self._write()
         if self.open:
@@ -166,11 +167,13 @@ class WorkerConnection:
         return self._expect(ANSWER.size, self._take_head)
 
     def _take_head(self) -> bool:
+        """Take the head of the answer: its kind and its size; return whether the connection goes on."""
         self._kind, size = ANSWER.unpack(self._buffer)
         limit = {RESULT: self._result_limit, ERROR: _ERROR_LIMIT}.get(self._kind, -1)
         return 0 < size <= limit and self._expect(size, self._take_reply)
 
     def _take_reply(self) -> bool:
+        """Take the answer, which is the last that a worker sends."""
         self.reply = (self._kind, self._buffer)
         return False
 
@@ -188,7 +191,7 @@ class WorkerConnection:
             (memoryview(prepared), ()),
             (memoryview(payload.pickle), ()),
         ]
-        self._loop.watch(self._connection, self._ready, READ | WRITE)
+        self._loop.watch(self._connection, self._on_ready, READ | WRITE)
         self._write()
 
     def _write(self) -> None:
@@ -208,7 +211,7 @@ class WorkerConnection:
             else:
                 del self._queue[0]
         self._close_descriptors()
-        self._loop.watch(self._connection, self._ready)
+        self._loop.watch(self._connection, self._on_ready)
 
     def _close_descriptors(self) -> None:
         pickling.close(self._descriptors)

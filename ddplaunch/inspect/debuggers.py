@@ -77,8 +77,8 @@ class Debuggers:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind("\0" + address)
-        self._acceptor = Acceptor(loop, self._listener, self._accepted)
-        loop.watch(self._hang_ups, self._hung_up)
+        self._acceptor = Acceptor(loop, self._listener, self._on_connection)
+        loop.watch(self._hang_ups, self._on_hang_up)
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -92,7 +92,8 @@ class Debuggers:
         self._listener.listen(_BACKLOG)
         self._acceptor.start()
 
-    def _accepted(self, sock: socket.socket, _address: object) -> None:
+    def _on_connection(self, sock: socket.socket, _address: object) -> None:
+        """Take the connection of a worker of ours, known by its pid; refuse any other. Called by the acceptor."""
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         rank = next((rank for rank, worker in self._running.items() if worker.pid == pid), None)
         if rank is None or uid != os.getuid():
@@ -128,7 +129,7 @@ class Debuggers:
         else:
             self._drop(sock, rank)
 
-    def _hung_up(self) -> None:
+    def _on_hang_up(self) -> None:
         """Signal workers whose visitors have left: a worker that runs to a breakpoint would read of that only there."""
         left = {fd for fd, _ in self._hang_ups.poll(0)}
         for rank, (sock, visitor) in list(self._attached.items()):

@@ -113,10 +113,11 @@ class Inspection:
 
     def take_stacks(self, within: float, *, ras: bool, silently: bool) -> None:
         """Find out where the workers are; `silently`: to be told only if some do not move any more."""
-        reply = partial(self._stacks_taken, self._generation, silently=silently)
+        reply = partial(self._on_stacks, self._generation, silently=silently)
         self.capture(self._running.values(), within, reply, made=tuple, ras=ras)
 
-    def _stacks_taken(self, generation: object, samples: Sequence[Sample] | None, *, silently: bool) -> None:
+    def _on_stacks(self, generation: object, samples: Sequence[Sample] | None, *, silently: bool) -> None:
+        """Keep the stacks of this generation, and post who is known to wait in a collective."""
         if generation is self._generation and self._running:  # those of the generation before have ended by themselves
             self._before = tuple(samples or ())
             self.samples = () if silently else self._before
@@ -127,9 +128,10 @@ class Inspection:
     def look_for_stuck(self, ranks: Collection[int]) -> None:
         """Find out which of these workers stand where they did when their stacks were taken."""
         running = [self._running[rank] for rank in ranks if rank in self._running]
-        self.capture(running, _STUCK_WITHIN, partial(self._stuck_found, self._generation), made=tuple)
+        self.capture(running, _STUCK_WITHIN, partial(self._on_stuck, self._generation), made=tuple)
 
-    def _stuck_found(self, generation: object, samples: Sequence[Sample] | None) -> None:
+    def _on_stuck(self, generation: object, samples: Sequence[Sample] | None) -> None:
+        """Post which workers stand where they stood when their stacks were captured before the stop."""
         if generation is self._generation and self._running:
             before, now = _of_workers(self._before), _of_workers(samples or ())
             stuck = frozenset(rank for rank in before.keys() & now if standing(before[rank]) == standing(now[rank]))
@@ -173,17 +175,18 @@ class Inspection:
                 busy.append(worker)
         if not busy:
             return self._observed(False)
-        reply = partial(self._busy_asked, self._generation, busy, is_waiting if asks else _has_called)
+        reply = partial(self._on_busy_stacks, self._generation, busy, is_waiting if asks else _has_called)
         self.capture(busy, _STACKS_WITHIN, reply, made=tuple, stacks=asks)
         return None
 
-    def _busy_asked(
+    def _on_busy_stacks(
         self,
         generation: object,
         busy: Sequence[RunningWorker],
         waits: Callable[[Sample], bool],
         samples: Sequence[Sample] | None,
     ) -> None:
+        """Post whether any busy worker has made progress: it has if it waits nowhere, or elsewhere than before."""
         if generation is self._generation and self._running:
             now = {one.rank: standing(one) for one in samples or () if not one.child and waits(one)}
             progressed = any(one.rank not in now or now[one.rank] != self._waits.get(one.rank) for one in busy)

@@ -92,9 +92,10 @@ class Pending(Generic[T]):
         except OSError:  # the machine has no room for it
             answered(otherwise)
         else:
-            loop.watch(self._pipe, self._readable)
+            loop.watch(self._pipe, self._on_readable)
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
+        """Take a part of the answer, or its end; give up an answer that is too long. Called by the loop."""
         data = os.read(self._pipe, 1 << 16)
         self._received += data
         if not data:

@@ -49,6 +49,7 @@ class Chaos:
         return self._began + self._faults[0].after if self._faults and self._began is not None else None
 
     def _inject_due(self) -> None:
+        """Inject all faults whose time has come. Called by the loop."""
         while (at := self._time_of_next()) is not None and at <= self._loop.now():
             self._inject(self._faults.pop(0))
         self._due.set(self._time_of_next())

@@ -157,12 +157,13 @@ class HostConnection:
             for fd in theirs:
                 os.close(fd)
         self._sender.attach(self._loop)
-        self._loop.watch(self._child.pidfd, self._child_ended)
-        self._loop.watch(self._stderr, self._read_stderr)
+        self._loop.watch(self._child.pidfd, self._on_child_end)
+        self._loop.watch(self._stderr, self._on_stderr)
         if not self._paused:
-            self._loop.watch(self._stdout, self._read_stdout)
+            self._loop.watch(self._stdout, self._on_stdout)
 
-    def _child_ended(self) -> None:
+    def _on_child_end(self) -> None:
+        """Note that the process has ended; its pipes are read to their ends unless output is paused. Called by the loop."""
         assert self._child is not None
         self._loop.unwatch(self._child.pidfd)
         self._has_ended = True
@@ -172,9 +173,9 @@ class HostConnection:
     def _finish(self) -> None:
         """Read what is still in the pipes of the process that has ended, and close them, even if another process holds them."""
         assert self._child is not None
-        while self._stderr >= 0 and self._read_stderr():
+        while self._stderr >= 0 and self._on_stderr():
             pass
-        while self._stdout >= 0 and self._read_stdout():
+        while self._stdout >= 0 and self._on_stdout():
             pass
         code = os.waitstatus_to_exitcode(os.waitpid(self._child.pid, 0)[1])
         self.exit_status = code if code >= 0 else 128 - code
@@ -259,9 +260,9 @@ class HostConnection:
         elif self._stdout >= 0 and paused:
             self._loop.unwatch(self._stdout)
         elif self._stdout >= 0:
-            self._loop.watch(self._stdout, self._read_stdout)
+            self._loop.watch(self._stdout, self._on_stdout)
 
-    def _read_stderr(self) -> bool:
+    def _on_stderr(self) -> bool:
         """Keep what the process itself prints; return whether there was anything."""
         data = _read(self._stderr)
         if data == b"":
@@ -269,7 +270,7 @@ class HostConnection:
         self._own_output = (self._own_output + (data or b""))[-_KEPT:]
         return bool(data)
 
-    def _read_stdout(self) -> bool:
+    def _on_stdout(self) -> bool:
         """Read frames; return whether there was anything."""
         data = _read(self._stdout)
         if data == b"":

@@ -112,6 +112,7 @@ class Dispatcher:
             self._startup.disconnect()
 
     def _report_loss(self) -> None:
+        """Print that node 0 was lost, unless node 0 has reported the end of the job since. Called by the loop."""
         if not self._final_report and not self._statuses.is_prevented and self._startup.only_first_connected:
             self._console.write(self._loss_report)
 

@@ -59,7 +59,7 @@ class HostFront:
         self._reports_job = reports_job
         self._loop = Loop()
         self._lost_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._disconnect)
-        self._loop.watch(input_pipe, self._read_frames)
+        self._loop.watch(input_pipe, self._on_frames)
         output_pipe.attach(self._loop)
         self._agent: int | None = None
         self._pipes: FrontPipes | None = None
@@ -100,7 +100,7 @@ class HostFront:
         pid, self._pipes = child.start(partial(self._as_agent, agent), passed, _send_error)
         self._agent = pid
         for signum in passed:  # those that come to this process itself
-            signal.signal(signum, self._signalled)
+            signal.signal(signum, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         self._take_frames()
         pidfd = os.pidfd_open(pid)
@@ -118,7 +118,7 @@ class HostFront:
         self.spared = tuple(self._pipes.spared_processes())
         self._agent = None
         self._watch_agent()
-        while self._forward_output():
+        while self._on_output():
             pass
         status, message = self._prevented or child.status_of(pid, wait_status, self._host)
         if message:
@@ -176,11 +176,11 @@ class HostFront:
         if self._pipes is None:
             return
         if self._agent is not None and self._output.size < _FULL:
-            self._loop.watch(self._pipes.output[0], self._forward_output)
+            self._loop.watch(self._pipes.output[0], self._on_output)
         else:
             self._loop.unwatch(self._pipes.output[0])
 
-    def _forward_output(self) -> bool:
+    def _on_output(self) -> bool:
         """Send output of the agent as a frame; return whether there was any."""
         assert self._pipes is not None
         try:
@@ -195,7 +195,8 @@ class HostFront:
 
     # --- from the dispatcher
 
-    def _read_frames(self) -> None:
+    def _on_frames(self) -> None:
+        """Read and take frames of the dispatcher, or disconnect at its end. Called by the loop."""
         more = self._input.read()
         self._take_frames()
         if not more:
@@ -252,7 +253,8 @@ class HostFront:
             text = child.prevented_by(signum) if signum and is_printed else ""
             self._prevented = (of_signal(signum) if signum else NODE_LOST, text)
 
-    def _signalled(self, signum: int, _frame: object) -> None:
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        """Prevent the start of the job, or pass the signal on to the agent: it came to this process directly."""
         self._prevent_start(signum)
         self._request(HOST_SIGNAL, signum)
 

@@ -189,22 +189,23 @@ class FileQueue:
 
     def attach(self, loop: Loop) -> None:
         """Have the loop of this process take replies, and send what waits."""
-        self._loop, self._timer = loop, loop.timer(None, self._look)
+        self._loop, self._timer = loop, loop.timer(None, self._on_time)
         if self._sock is not None:
-            loop.watch(self._sock, self._ready)
+            loop.watch(self._sock, self._on_ready)
             self._watch()
             self._expect_progress()
 
     def _watch(self) -> None:
         if self._loop is not None and self._sock is not None:
-            self._loop.watch(self._sock, self._ready, loops.READ | loops.WRITE if self.size else loops.READ)
+            self._loop.watch(self._sock, self._on_ready, loops.READ | loops.WRITE if self.size else loops.READ)
 
-    def _ready(self) -> None:
+    def _on_ready(self) -> None:
+        """Take the replies of the writer, and send what waits for the writer. Called by the loop."""
         self.receive()
         if self._sock is not None and self.size:
             self._flush()
             if self.hangs:
-                self._look()
+                self._on_time()
         self._watch()
 
     def receive(self) -> None:
@@ -228,12 +229,12 @@ class FileQueue:
         if self._loop is None or self._timer is None or self._sock is None:
             return
         if self.hangs:
-            self._look()
+            self._on_time()
         elif not self._timer.is_set and self._handed_over:
             self._seen = self._progress()
             self._timer.set(self._loop.now() + HANG_TIMEOUT)
 
-    def _look(self) -> None:
+    def _on_time(self) -> None:
         """See whether the writer has done anything since the last look."""
         assert self._loop is not None
         assert self._timer is not None
@@ -284,7 +285,7 @@ class FileQueue:
     def is_busy(self) -> bool:
         """Whether it has not, and the disk does not hang."""
         if self.hangs and self._sock is not None:
-            self._look()
+            self._on_time()
         return self._sock is not None and not self.hangs
 
     def leave(self) -> None:

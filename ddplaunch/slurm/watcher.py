@@ -74,7 +74,7 @@ class Watcher:
         """Run the loop until srun has ended; give the job's exit status."""
         self._signals.listen(self._job.signals)
         self._srun = srun
-        self._loop.watch(srun.fd, self._ended)
+        self._loop.watch(srun.fd, self._on_srun_end)
         self._link.aim((self._job.host,), self._job.ports)
         while self._wait_status is None:
             self._loop.run_once()
@@ -177,7 +177,8 @@ class Watcher:
 
     # --- the end
 
-    def _ended(self) -> None:
+    def _on_srun_end(self) -> None:
+        """Keep how srun has ended. Called by the loop."""
         assert self._srun is not None
         self._loop.unwatch(self._srun.fd)
         self._wait_status, self._never = self._srun.end()

@@ -371,11 +371,10 @@ CONFLICTS = """
 
 
 def conflicts() -> list[tuple[str, str]]:
-    """Return the words and what is said, of each."""
-    found = []
-    for words, *said in re.findall(r"^(\S.*)\n {4}(error: .*)(?:\n {4}(hint: .*))?", CONFLICTS, re.MULTILINE):
-        found.append((words, "\n\n".join(filter(None, said)) + "\n"))
-    return found
+    """Return what is typed and what is said, of each."""
+    found = re.findall(r"^(\S.*)\n {4}(error: .*)(?:\n {4}(hint: .*))?", CONFLICTS, re.MULTILINE)
+    assert len(found) == CONFLICTS.count("    error: ")
+    return [(words, "\n\n".join(filter(None, said)) + "\n") for words, *said in found]
 
 
 @pytest.mark.parametrize(("words", "said"), conflicts())
