@@ -231,6 +231,7 @@ def test_json_holds_the_whole_plan() -> None:
                 "devices": [uuid(0)],
                 "cpus": [1, 2],
                 "argv": ["python", "train.py"],
+                "wrap": [],
                 "variables": {**SHARED, "RANK": "0", "LOCAL_RANK": "0", "DDPLAUNCH_DEVICE": "cuda:0"},
             }
         ],
