@@ -37,12 +37,7 @@ class Workers:
     """The workers of one generation; the end of each is posted."""
 
     def __init__(
-        self,
-        loop: Loop,
-        setup: WorkerSetup,
-        starter: Starter,
-        output: Output,
-        running: dict[int, RunningWorker],
+        self, loop: Loop, setup: WorkerSetup, starter: Starter, output: Output, running: dict[int, RunningWorker]
     ) -> None:
         """`running` is where those are found that were started, by rank."""
         self._loop = loop

@@ -90,13 +90,7 @@ class Command(click.Command):
     context_class = Context
 
     def __init__(
-        self,
-        name: str | None,
-        *,
-        takes: str = "no argument",
-        hint: str = "",
-        examples: Rows = (),
-        **settings: Any,
+        self, name: str | None, *, takes: str = "no argument", hint: str = "", examples: Rows = (), **settings: Any
     ) -> None:
         settings["context_settings"] = {"max_content_width": _WIDEST, **settings.get("context_settings", {})}
         super().__init__(name, **{"add_help_option": False, **settings})

@@ -75,8 +75,7 @@ def print_script(ctx: click.Context, shell: str, given: bool) -> int:
     found = get_completion_class(shell) if shell in SHELLS else None
     if found is None:
         raise LaunchError(
-            f"completion {shell}: expected bash, zsh or fish" if given else "SHELL is not bash, zsh or fish",
-            hint=_HINT,
+            f"completion {shell}: expected bash, zsh or fish" if given else "SHELL is not bash, zsh or fish", hint=_HINT
         )
     return show(found(ctx.find_root().command, {}, "ddplaunch", VARIABLE).source())
 

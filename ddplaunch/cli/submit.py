@@ -28,10 +28,7 @@ from ddplaunch.spec import JobSpec
 SEPARATOR = "--"
 
 _OURS = ("print", "wait", "follow", "parsable", "help", "version")
-_REFUSED = {
-    "usage": "`sbatch --usage` shows it",
-    "wrap": "ddplaunch writes the script: type the job after --",
-}
+_REFUSED = {"usage": "`sbatch --usage` shows it", "wrap": "ddplaunch writes the script: type the job after --"}
 _NO_VALUE = "\0"  # of an option that has none, or may lack its own
 
 

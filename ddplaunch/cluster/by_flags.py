@@ -29,12 +29,7 @@ def discover_local(spec: JobSpec, hostname: str) -> Allocation:
 
 
 def alone(
-    spec: JobSpec,
-    host: str,
-    *,
-    cluster: str = "local",
-    nproc_per_node: int | None = None,
-    notes: Sequence[str] = (),
+    spec: JobSpec, host: str, *, cluster: str = "local", nproc_per_node: int | None = None, notes: Sequence[str] = ()
 ) -> Allocation:
     """Return the allocation of a job that has this node and no other."""
     if spec.node_rank:

@@ -31,9 +31,7 @@ KINDS: Mapping[str, Kind] = {
     "static": Kind("by_flags.discover_static", "--nnodes with --node-rank and --master-addr, or with --rdzv-endpoint"),
     "slurm": Kind("slurm.discover", "SLURM_JOB_ID", ("SLURM_JOB_ID", "SLURM_JOBID")),
     "kubernetes": Kind(
-        "kubernetes.discover",
-        "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod",
-        ("JOB_COMPLETION_INDEX", "RANK"),
+        "kubernetes.discover", "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod", ("JOB_COMPLETION_INDEX", "RANK")
     ),
     "mpi": Kind(
         "mpi.discover",

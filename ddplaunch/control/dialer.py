@@ -206,12 +206,7 @@ class _Attempt:
         self._loop.unwatch(self._sock)
         self._timer.set(self._began + self.timeout)
         self._greeting = Greeting(
-            self._loop,
-            self._sock,
-            self.target[1],
-            Client(self._key),
-            opened=self._opened,
-            failed=self._failed,
+            self._loop, self._sock, self.target[1], Client(self._key), opened=self._opened, failed=self._failed
         )
 
     def _opened(self, peer: Peer) -> None:

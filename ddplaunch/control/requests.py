@@ -16,20 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.control.questions import Answer, NoAnswer, Question
-from ddplaunch.fields import (
-    Duration,
-    Host,
-    Keyword,
-    Line,
-    Malformed,
-    Number,
-    Pace,
-    Piece,
-    Status,
-    Text,
-    decoder,
-    line,
-)
+from ddplaunch.fields import Duration, Host, Keyword, Line, Malformed, Number, Pace, Piece, Status, Text, decoder, line
 
 PROTOCOL = 1  # a change that one side cannot do without makes a new one; what only adds a question does not
 

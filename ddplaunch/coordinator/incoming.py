@@ -33,13 +33,7 @@ _WARNINGS = 20  # of each connection
 class Incoming:
     """Reads the connections of the other nodes, for a coordinator and its list of agents."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        terms: Terms,
-        coordinator: Coordinator,
-        print_line: Callable[[str], None],
-    ) -> None:
+    def __init__(self, loop: Loop, terms: Terms, coordinator: Coordinator, print_line: Callable[[str], None]) -> None:
         """Listen for the other nodes on one of the ports of `terms`. Raises LaunchError if all are taken."""
         self._loop = loop
         self._terms = terms

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ddplaunch.coordinator.orders import (
-    Forward,
-    Generation,
-    JobEnd,
-    QuestionAsked,
-    QuestionForgotten,
-    StreamSent,
-)
+from ddplaunch.coordinator.orders import Forward, Generation, JobEnd, QuestionAsked, QuestionForgotten, StreamSent
 from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise import node
 

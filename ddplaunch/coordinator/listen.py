@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 _OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run_id", "verbose")
 
 
-def coordinate_if_here(
-    request: JoinRequest,
-    hello: messages.Hello,
-    loop: Loop,
-    reporter: Reporter,
-) -> LocalLink | None:
+def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, reporter: Reporter) -> LocalLink | None:
     """Return the link to a coordinator in this process, if the coordinator belongs here; `hello` is from its own agent.
 
     Raises:

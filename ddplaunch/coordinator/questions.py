@@ -39,10 +39,7 @@ class Questions:
     """At most as many as there are clients at once."""
 
     def __init__(
-        self,
-        loop: Loop,
-        members: Callable[[], Mapping[int, Member]],
-        send: Callable[[Sequence[int], OrderToAll], None],
+        self, loop: Loop, members: Callable[[], Mapping[int, Member]], send: Callable[[Sequence[int], OrderToAll], None]
     ) -> None:
         self._loop = loop
         self._members = members
@@ -105,10 +102,7 @@ class NodeStreams:
     """Clients that are connected to agents of other nodes, of which only what belongs to its own streams is taken."""
 
     def __init__(
-        self,
-        loop: Loop,
-        send: Callable[[Sequence[int], OrderToAll], None],
-        ended: Callable[[int], object],
+        self, loop: Loop, send: Callable[[Sequence[int], OrderToAll], None], ended: Callable[[int], object]
     ) -> None:
         """`send` takes orders for agents; `ended` is told once an agent has no stream any more."""
         self._send = send

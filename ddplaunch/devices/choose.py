@@ -40,8 +40,7 @@ def choose(hardware: Hardware, wanted: Sequence[str] | None, asked: str) -> tupl
             raise LaunchError(f"{asked}: {entry} may be {several}", hint="give more digits of the UUID")
         if matches[0] in chosen:
             raise LaunchError(
-                f"{asked}: device {entry} is named twice",
-                hint="--workers-per-gpu 2 lets two workers share each device",
+                f"{asked}: device {entry} is named twice", hint="--workers-per-gpu 2 lets two workers share each device"
             )
         chosen += matches
     return tuple(chosen)

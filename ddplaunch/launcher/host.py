@@ -108,8 +108,7 @@ def _enter(folder: str) -> None:
         os.chdir(folder)
     except OSError as error:
         raise LaunchError(
-            f"{folder}: {why_failed(error)}",
-            hint="ddplaunch runs on each host in the folder where it was typed",
+            f"{folder}: {why_failed(error)}", hint="ddplaunch runs on each host in the folder where it was typed"
         ) from None
 
 

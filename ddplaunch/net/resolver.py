@@ -36,10 +36,7 @@ class Resolver:
     """
 
     def __init__(
-        self,
-        loop: Loop,
-        queries: Sequence[tuple[str, int]],
-        answered: Callable[[Sequence[Answer]], None],
+        self, loop: Loop, queries: Sequence[tuple[str, int]], answered: Callable[[Sequence[Answer]], None]
     ) -> None:
         """Look up the names of `queries` in a child; `answered` gets one answer for each query."""
         self._queries = tuple(queries)

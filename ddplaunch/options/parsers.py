@@ -294,10 +294,7 @@ def variable(value: str) -> tuple[str, str]:
     if not re.fullmatch(VARIABLE, name) or "\0" in content:
         raise BadValue("expected NAME=VALUE")
     if not equals:
-        raise BadValue(
-            "expected NAME=VALUE",
-            hint=f"type `{name}=...`; workers inherit the environment anyway",
-        )
+        raise BadValue("expected NAME=VALUE", hint=f"type `{name}=...`; workers inherit the environment anyway")
     return name, content
 
 

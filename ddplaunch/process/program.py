@@ -44,8 +44,7 @@ def _check_script(target: str, path: str | None, *, ours: bool) -> None:
     """Check that the script can be read again by every worker, and is Python; `ours`: for our version of Python."""
     if target == "-":
         raise LaunchError(
-            "a script cannot come from standard input: every worker would need all of it",
-            hint="write it to a file",
+            "a script cannot come from standard input: every worker would need all of it", hint="write it to a file"
         )
     try:
         mode = os.stat(target).st_mode

@@ -14,16 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from ddplaunch.agent import child, pipes
-from ddplaunch.agent.pipes import (
-    CONTROL,
-    HOST_SIGNAL,
-    MESSAGE,
-    ONE_FEWER,
-    OURS,
-    UNREAD_TIMEOUT,
-    FrontPipes,
-    Replies,
-)
+from ddplaunch.agent.pipes import CONTROL, HOST_SIGNAL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.control.streams import Chunk, Streams
 from ddplaunch.errors import LaunchError

@@ -15,20 +15,7 @@ from msgspec import Meta, Struct
 from ddplaunch.cluster import Endpoint
 from ddplaunch.control.streams import Chunk
 from ddplaunch.errors import LaunchError
-from ddplaunch.fields import (
-    MAX_AGENTS,
-    Duration,
-    Host,
-    Keyword,
-    Line,
-    Number,
-    Piece,
-    Port,
-    Status,
-    Text,
-    decoder,
-    text,
-)
+from ddplaunch.fields import MAX_AGENTS, Duration, Host, Keyword, Line, Number, Piece, Port, Status, Text, decoder, text
 from ddplaunch.output.streams import Screen
 
 _Pid = Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT

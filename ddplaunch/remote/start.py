@@ -26,12 +26,7 @@ from ddplaunch.words import why_failed
 
 
 def run_over_ssh(
-    spec: JobSpec,
-    env: Mapping[str, str],
-    allocation: Allocation,
-    *,
-    serve: Callable[..., int],
-    reports_to_caller: bool,
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, *, serve: Callable[..., int], reports_to_caller: bool
 ) -> int:
     """Start an agent on each host, show their output until all have ended, and return the exit status of the job.
 

@@ -371,10 +371,7 @@ CAUSES: tuple[Row, ...] = (
     Row(
         # a C++ thread that was not joined; torch 2.13 sometimes aborts so with a gloo group that was left open
         "aborted at its end",
-        both(
-            both(killed_by(SIGABRT), no_exception),
-            stderr_matches(r"terminate called without an active exception"),
-        ),
+        both(both(killed_by(SIGABRT), no_exception), stderr_matches(r"terminate called without an active exception")),
         "threads of compiled code still ran when it ended: call torch.distributed.destroy_process_group() before that, "
         "and import torch.distributed.nn before init_process_group(), or it holds the group (a bug of torch)",
     ),

@@ -21,12 +21,7 @@ def announcement(ports: Mapping[int, int]) -> str:
 def launch_json(ports: Mapping[int, int]) -> str:
     """Write VS Code's launch.json: a configuration for each rank, and, for several ranks, one that attaches to all."""
     configurations = [
-        {
-            "name": f"rank {rank}",
-            "type": "debugpy",
-            "request": "attach",
-            "connect": {"host": HOST, "port": port},
-        }
+        {"name": f"rank {rank}", "type": "debugpy", "request": "attach", "connect": {"host": HOST, "port": port}}
         for rank, port in ports.items()
     ]
     data: dict[str, object] = {"version": "0.2.0", "configurations": configurations}

@@ -24,9 +24,7 @@ def table(plan: Plan, spec: JobSpec, warm: str = "") -> list[Block]:
     """
     shared = _shared(plan.workers)
     columns, holding = _columns(plan, shared)
-    blocks = [
-        console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True),
-    ]
+    blocks = [console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True)]
     if plan.notes:
         blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
     if found := _found(spec):
@@ -87,11 +85,7 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> li
         rows.append(("python", plan.interpreter, plan.reasons["python"]))
     if plan.preload is not None:
         rows.append(
-            (
-                "start",
-                "forked",
-                f"{plan.reasons['start']}, once {', '.join(plan.preload) or 'nothing'} is imported",
-            )
+            ("start", "forked", f"{plan.reasons['start']}, once {', '.join(plan.preload) or 'nothing'} is imported")
         )
     if warm:
         rows.append(("kept warm", warm, spec.origin("keep_warm")))

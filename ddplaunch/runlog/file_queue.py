@@ -102,11 +102,7 @@ class FileQueue:
     """Our side of the socket to that process, which takes `serve` of its module; without one, everything is dropped."""
 
     def __init__(
-        self,
-        sock: socket.socket | None = None,
-        shared: int = -1,
-        pid: int = 0,
-        listener: socket.socket | None = None,
+        self, sock: socket.socket | None = None, shared: int = -1, pid: int = 0, listener: socket.socket | None = None
     ) -> None:
         """`shared` is a file in memory: what the writer has done, and what is left for it when the agent ends before it.
 

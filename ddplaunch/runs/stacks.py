@@ -39,10 +39,7 @@ def show(
     """Return the stacks of the job that is meant, for stdout; `say` writes a line to stderr."""
     find.ranks_meant(ranks)
     if native and not shutil.which("py-spy"):
-        raise LaunchError(
-            "--native needs py-spy, which is not installed here",
-            hint="type `pip install py-spy`",
-        )
+        raise LaunchError("--native needs py-spy, which is not installed here", hint="type `pip install py-spy`")
     given = {"--threads": threads, "--native": native, "--json": as_json}
     options = [*(["-r", ranks] if ranks is not None else []), *(flag for flag, is_given in given.items() if is_given)]
     run = find.choose(env, named, "stacks", *options)

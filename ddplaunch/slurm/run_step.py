@@ -85,10 +85,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
     return front.run(
-        partial(run, job, srun.start_step(job)),
-        signals,
-        spec.ending_signals,
-        sent_again=allocation.sent_again,
+        partial(run, job, srun.start_step(job)), signals, spec.ending_signals, sent_again=allocation.sent_again
     )
 
 

@@ -33,12 +33,7 @@ class Shell:
         command.chmod(0o755)
         (home / "train.py").touch()
         (home / "logs").mkdir()
-        env = {
-            "PATH": f"{home}/bin:/usr/bin:/bin",
-            "HOME": str(home),
-            "TERM": "dumb",
-            "LANG": "C.UTF-8",
-        }
+        env = {"PATH": f"{home}/bin:/usr/bin:/bin", "HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"}
         self.child = pexpect.spawn(
             name, options.split(), env=env, cwd=str(home), encoding="utf-8", timeout=PATIENCE, dimensions=(40, 120)
         )

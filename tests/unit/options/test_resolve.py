@@ -410,10 +410,7 @@ def test_of_two_rivals_the_nearer_to_the_command_line_wins() -> None:
 # --- accepted for torchrun's sake
 
 REMARKS = [
-    (
-        "--monitor-interval 5",
-        "--monitor-interval 5 has no effect: the system tells ddplaunch when a worker ends",
-    ),
+    ("--monitor-interval 5", "--monitor-interval 5 has no effect: the system tells ddplaunch when a worker ends"),
     ("--start-method fork", "--start-method fork has no effect: every worker is a fresh process"),
     (
         "--event-log-handler console",

@@ -51,12 +51,7 @@ class Bed:
         self.said: list[str] = []
         self.unconnected: list[HostConnection] = []
         self.startup = Startup(
-            self.loop,
-            JOB,
-            self.hosts,
-            cast(Handler, self),
-            has_failed=lambda: False,
-            notify=self.said.append,
+            self.loop, JOB, self.hosts, cast(Handler, self), has_failed=lambda: False, notify=self.said.append
         )
 
     def never_connected(self, hosts: Sequence[HostConnection]) -> None:
