@@ -104,11 +104,10 @@ class SignalSource:
         end_within: float,
         signals_all: bool = False,
     ) -> None:
-        """Prepare to take signals; `stops` are those that ask for the end, `sent_again` those that may come twice.
+        """Prepare to take signals; `stops` ask for the end of the job, `sent_again` may come twice without escalating.
 
-        `end_within` are the seconds in which this process ends after the front, or is killed. `signals_all`: where a cluster
-        signals not the front alone but this process too, which has a session of its own, it signals all processes of the job
-        (Slurm's proctrack/linuxproc).
+        `end_within` seconds after the end of the front, this process is killed if it still lives. `signals_all`: a signal that
+        comes to this process directly was sent by the cluster to all processes of the job (Slurm's proctrack/linuxproc).
         """
         self._loop = loop
         self._from_front = pipes.signals[0]

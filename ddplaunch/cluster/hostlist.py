@@ -136,6 +136,7 @@ def expand_piece(piece: str, origin: str) -> list[str]:
         raise wrong(piece, origin, f"a name has at most {MAX_NAME} characters")
     choices = [[part] if isinstance(part, str) else [text for one in part for text in one.texts()] for part in parts]
     before, last = choices[:-2], choices[-2:]  # the last bracket, and what follows it
+    # Slurm varies the last bracket first, then the others from the first on: a1b1c1, a1b1c2, a2b1c1, a2b1c2, a1b2c1, ...
     combinations = itertools.product(*reversed(before), *last)
     count = len(before)
     return [checked("".join((*found[:count][::-1], *found[count:])), piece, origin) for found in combinations]

@@ -64,7 +64,10 @@ class Collapse:
         return self._entries[self._oldest].at + WAIT if self._entries else None
 
     def feed(self, rank: int, stream: Stream, block: bytes, at: float) -> list[Group]:
-        """Add whole lines of a rank to those that are held; return all groups, of any rank, that need not be held longer."""
+        """Add whole lines of a rank; return the groups, of any ranks, that no other rank can join any more.
+
+        A line of a rank joins the same line of other ranks only behind the entry of its line before, so that order is kept.
+        """
         writers = self._writers[stream]
         number = writers.last[rank]
         for line in block[:-1].split(b"\n"):

@@ -69,7 +69,7 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, explained: bool)
     """Capture the workers' stacks first; when they are known, or the time is up, `send_stop` begins the grace period."""
     interval = state.policy.progress_interval
     within = state.policy.stacks_within if explained else min(STACKS_WITHIN, state.policy.stacks_within)
-    # the coordinator does not say why it orders a stop, but without progress for so long it is for that
+    # an order of the coordinator does not say why; after so long without progress, the reason is that the job hangs
     hangs = state.why is Why.COORDINATOR and 0 < _LEAST_CHECKS * interval <= at - state.idle_since
     delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True)
     state = replace(_with_grace_period(state, at + within), delayed_stop=delayed, job_hangs=hangs)
