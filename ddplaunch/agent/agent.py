@@ -67,6 +67,7 @@ class Agent:
         """Make all parts of the agent. The coordinator is not known yet: `run` connects to it."""
         self._loop = loop
         loop.handle = self.handle
+        loop.question_failed = self._question_failed
         self._context = context
         self._reporter = context.reporter
         self._job = job
@@ -339,6 +340,12 @@ class Agent:
         """Take an event while the last output is handed over: this node takes no part, and has nothing to decide."""
         if isinstance(event, node.FrontLost):
             self._context.queue.abandon()
+
+    def _question_failed(self, error: Exception) -> None:
+        """Say that a child has met a bug of ours: the job goes on without its answer."""
+        self._reporter.warn(
+            f"a part of ddplaunch failed, and the job goes on without it: {type(error).__name__}: {error}"
+        )
 
     def _report_no_answer(self, number: int, why: str) -> None:
         """Say, and tell who asked, that a question could not be answered."""

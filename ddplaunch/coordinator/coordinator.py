@@ -380,7 +380,9 @@ class Coordinator:
             self._agents.connections.close()
 
 
-def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool, failed: frozenset[int]) -> Whereabouts:
+def _explain(
+    samples: Sequence[Sample], cwd: str, *, of_hang: bool, failed: frozenset[int] = frozenset()
+) -> Whereabouts:
     """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
     try:
         from ddplaunch.inspect.collectives import describe_end  # most jobs do not fail

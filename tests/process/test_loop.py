@@ -78,6 +78,17 @@ def test_the_kernel_ends_a_child_whose_time_is_up_and_the_loop_goes_on_without_a
     assert look(pid) is None
 
 
+def test_a_question_that_raises_is_answered_by_what_stands_for_an_answer_and_its_error_is_told(loop):
+    answers: list[int] = []
+    errors: list[Exception] = []
+    loop.question_failed = errors.append
+    loop.ask(lambda: 1 // 0, 7, answers.append)
+    while not answers:
+        loop.run_once()
+    assert answers == [7]
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
 def test_without_room_for_a_process_a_question_is_answered_at_once(loop, monkeypatch):
     def refuse():
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
