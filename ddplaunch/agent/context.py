@@ -210,6 +210,7 @@ class AgentContext:
             write_last=partial(_send_last, queue) if inputs.allocation.start else None,
             why_ending=inputs.why_ending,
             slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
+            columns=inputs.screen.columns,
         )
 
 

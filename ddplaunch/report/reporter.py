@@ -56,6 +56,7 @@ class Reporter:
         write_last: Callable[[str], None] | None = None,
         why_ending: Callable[[], ClusterEnding] | None = None,
         slurm_job: str = "",
+        columns: int = 0,
     ) -> None:
         """Prepare to report on a run of `program`.
 
@@ -65,6 +66,7 @@ class Reporter:
         `write_last`, if a command that started the agents prints last, takes what closes the job.
         `why_ending` finds out why the cluster is ending the job, if it is; this may take seconds.
         `slurm_job` is the id of the job in Slurm, "" outside of it.
+        `columns` are those of the terminal; 0: there is none, or its size is not known.
         """
         self.write = write
         self.clock = clock
@@ -85,6 +87,7 @@ class Reporter:
         self._write_last = write if write_last is None else write_last
         self.why_ending = why_ending
         self._slurm_job = slurm_job
+        self._columns = columns
         self._has_terminal = False
         self.job_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
@@ -182,6 +185,8 @@ class Reporter:
             # homes need not be shared, and the user may be on another host
             where = "" if folder.path is None else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
             logs = self._who_has_the_terminal(where) if self._has_terminal else where and f"logs in {where}"
+            if where and 0 < self._columns < len(f"ddplaunch: {logs}"):
+                logs = logs.replace(f" {where}", f"\n{where}")  # a path that wraps cannot be copied
             if self._reports_job:
                 on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
                 open_to_all = "" if plan.authenticated else ", no token"

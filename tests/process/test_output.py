@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from tests.process.terminal import typed
+
 
 @pytest.fixture
 def show(job, program):
@@ -44,6 +46,12 @@ def test_the_first_lines_name_the_run_and_its_folder_and_fit_a_terminal_of_80_co
     assert logs == f"ddplaunch: logs in {job.folder}"
     assert len(first) <= 80
     assert len(logs.replace(str(job.home), "~/.local")) <= 80
+
+
+@pytest.mark.parametrize(("columns", "between"), [(80, " "), (60, "\r\n  ")])
+def test_on_a_narrow_terminal_the_folder_of_a_run_has_a_line_of_its_own(job, program, columns, between):
+    shown = typed(job, "--nproc-per-node", 2, program("writes"), "both", columns=columns).sees_the_end()
+    assert f"ddplaunch: logs in{between}~/state/ddplaunch/runs/{job.folder.name}\r\n" in shown
 
 
 def test_raw_shows_lines_as_they_are(show):
