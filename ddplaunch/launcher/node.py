@@ -99,7 +99,17 @@ def run(
         warm=warm,
         why_cold=why_cold,
     )
-    job = AgentJob(
+    run_agent = partial(begin.run, _agent_job(inputs, env, signals, several=several))
+    try:
+        return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again)
+    finally:
+        inputs.error_files.remove()  # an agent that was killed has left them
+
+
+def _agent_job(inputs: JobInputs, env: Mapping[str, str], signals: frozenset[int], *, several: bool) -> AgentJob:
+    """Return the job as the agent runs it; with `several` nodes, the agent meets the others over the control channel."""
+    spec, allocation, draft = inputs.spec, inputs.allocation, inputs.draft
+    return AgentJob(
         policy=_policy(spec, draft),
         inputs=inputs,
         link=partial(_link, spec, allocation, draft, env) if several else partial(_link_alone, spec, draft),
@@ -108,11 +118,6 @@ def run(
         signals_all=allocation.cluster == "slurm",
         requeue=_requeue(spec, env, draft),
     )
-    run_agent = partial(begin.run, job)
-    try:
-        return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again)
-    finally:
-        inputs.error_files.remove()  # an agent that was killed has left them
 
 
 def _with_screen(node: Node, screen: Screen | None, env: Mapping[str, str]) -> tuple[Node, Screen]:

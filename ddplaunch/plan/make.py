@@ -74,19 +74,25 @@ def make_plan(
         preload_is_asked=spec.start_method != "auto",
         authenticated=allocation.authenticated,
         requeues=allocation.requeues,
-        reasons={
-            "workers": workers_reason,
-            **({"python": spec.origins["python"]} if "python" in spec.origins else {}),
-            "devices": _devices_reason(spec, owned, node.hardware),
-            "backend": backend_reason,
-            "threads": threads_reason,
-            "master_addr": allocation.endpoint.address_reason,
-            "master_port": allocation.endpoint.port_reason,
-            "pin": here.pin_reason,
-            **start.reasons,
-        },
+        reasons=_reasons(here, start, workers=workers_reason, backend=backend_reason, threads=threads_reason),
         notes=(*_notes(here), *start.notes),
     )
+
+
+def _reasons(here: _Here, start: _Start, *, workers: str, backend: str, threads: str) -> dict[str, str]:
+    """Return why each value of the plan is as it is, in the order in which `ddplaunch plan` shows the values."""
+    spec, endpoint = here.spec, here.allocation.endpoint
+    return {
+        "workers": workers,
+        **({"python": spec.origins["python"]} if "python" in spec.origins else {}),
+        "devices": _devices_reason(spec, here.owned, here.node.hardware),
+        "backend": backend,
+        "threads": threads,
+        "master_addr": endpoint.address_reason,
+        "master_port": endpoint.port_reason,
+        "pin": here.pin_reason,
+        **start.reasons,
+    }
 
 
 def _backend(
