@@ -21,6 +21,7 @@ from ddplaunch.runlog import run_socket
 _CHUNK = 1 << 16  # bytes
 _MOST_REPLIES = 100_000  # of one run
 _SILENT = "does not answer"
+_STOPPED = "its agent is stopped, which SIGCONT ends"
 _SUSPENDED = "is suspended"  # as a whole, so that nothing answers
 _MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
 
@@ -174,4 +175,8 @@ def _why_silent(sock: socket.socket) -> str:
         listener = tree.look(run_socket.pid_of(sock))
         if listener is not None and listener.state == "T":
             return _SUSPENDED
+        # the writer listens, and is a child of the agent
+        agent = tree.look(listener.parent) if listener is not None else None
+        if agent is not None and agent.state == "T":
+            return _STOPPED
     return _SILENT
