@@ -84,22 +84,23 @@ _VARIABLES = {
     "`--master-addr` or `--rdzv-endpoint` says otherwise",
     "MASTER_PORT": "the port at which the workers meet: reserved for this job, a new one for each restart, unless "
     "`--master-port` names one",
-    "TORCHELASTIC_RUN_ID": "the name of the run, or what `--rdzv-id` says; that it is set tells "
-    "`torch.distributed.is_torchelastic_launched()` and others of a job like torchrun's",
-    "TORCHELASTIC_RESTART_COUNT": "how often the workers were started again: 0 at first; in Slurm every requeue of the job "
+    "TORCHELASTIC_RUN_ID": "the name of the run, or the value of `--rdzv-id`; because it is set, "
+    "`torch.distributed.is_torchelastic_launched()` returns True",
+    "TORCHELASTIC_RESTART_COUNT": "how often the workers were started again, 0 at first; in Slurm every requeue of the job "
     "counts too (SLURM_RESTART_COUNT)",
-    "TORCHELASTIC_MAX_RESTARTS": "what `--max-restarts` says",
-    "TORCHELASTIC_USE_AGENT_STORE": "`False`: no agent hosts the store at MASTER_PORT, a worker of node 0 does, mostly rank 0",
+    "TORCHELASTIC_MAX_RESTARTS": "the value of `--max-restarts`",
+    "TORCHELASTIC_USE_AGENT_STORE": "`False`, because a worker of node 0, mostly rank 0, hosts the store at MASTER_PORT, "
+    "and no agent does",
     "TORCHELASTIC_ERROR_FILE": "the file for the exception that ends the worker. ddplaunch's bootstrap writes it, and so "
-    "does torch's `@record`; empty: there is no place for it",
+    "does torch's `@record`; empty if there is no room for it",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1, unless you have set it",
     "OMP_NUM_THREADS": "the usable CPUs divided among the workers of the node; `--threads`, or the variable in your "
     "environment, wins",
-    "PYTHONUNBUFFERED": "1, unless you have set it: what is printed appears at once, and nothing is lost in a crash",
+    "PYTHONUNBUFFERED": "1, unless you have set it, so that output appears at once, and a crash loses none",
     "DDPLAUNCH_RUN_ID": "the name of the run, and of its folder",
-    "DDPLAUNCH_BACKEND": "the process-group backend that suits this job: pass it to `init_process_group`",
-    "DDPLAUNCH_DEVICE": "the worker's own device, as torch will call it inside the worker",
-    "DDPLAUNCH_INIT_METHOD": "what `--init-method` means here: `env://`, `tcp://...` or `file://...`",
+    "DDPLAUNCH_BACKEND": "the process-group backend for this job; pass it to `init_process_group`",
+    "DDPLAUNCH_DEVICE": "the worker's own device, by its name inside the worker",
+    "DDPLAUNCH_INIT_METHOD": "the address for `--init-method`: `env://`, `tcp://...` or `file://...`",
     "DDPLAUNCH_LOG_DIR": "the folder of the run; empty if there is none",
 }
 _INSIDE = ("DDPLAUNCH_PIN_DEVICE",)  # from the launcher to the bootstrap, which takes it out of the environment
@@ -109,28 +110,28 @@ _SOMETIMES = {
     "only a list of UUIDs makes an index certain",
     "HIP_VISIBLE_DEVICES": "the same on AMD GPUs",
     "ZE_AFFINITY_MASK": "the same on Intel GPUs",
-    "FORCE_COLOR": "`1` where the output is shown on a terminal ([why](../concepts/output.md)), unless it or `NO_COLOR` is set",
-    "TTY_COMPATIBLE": "`1` there, unless you have set it; `TTY_INTERACTIVE` likewise",
-    "COLUMNS": "the width of that terminal less the room for ranks, unless you have set it; `LINES` its height",
-    "GLOO_SOCKET_IFNAME": "with several nodes, the interface by which this node reaches node 0, unless you have set it, be it "
-    "to nothing",
+    "FORCE_COLOR": "`1` if a terminal shows the output ([why](../concepts/output.md)), unless it or `NO_COLOR` is set",
+    "TTY_COMPATIBLE": "`1` in the same case, unless you have set it; `TTY_INTERACTIVE` likewise",
+    "COLUMNS": "the width of that terminal minus the room for ranks, unless you have set it; `LINES` its height",
+    "GLOO_SOCKET_IFNAME": "with several nodes, the interface by which this node reaches node 0, unless you have set it, "
+    "even to the empty text",
     "DDPLAUNCH_NOTICE_SIGNALS": "the signals of `--requeue-on`, as `SIGUSR1,SIGTERM`",
-    "PYTHONBREAKPOINT": "`0` in the ranks that `--debug` does not name, so that they pass `breakpoint()` by, unless "
+    "PYTHONBREAKPOINT": "`0` in the ranks that `--debug` does not name, so that they ignore `breakpoint()`, unless "
     "you have set it",
-    "TORCH_FR_BUFFER_SIZE": f"`{distributed.ENTRIES}`, how many collectives torch's flight recorder keeps; unless this, or "
-    "`TORCH_NCCL_TRACE_BUFFER_SIZE`, is set, and not with `--no-flight-recorder`",
-    "NCCL_SOCKET_IFNAME": "the same for NCCL, as `=eth0`: this name and no other that begins so",
-    "DDPLAUNCH_SHARING_STRATEGY": "what `--sharing-strategy` says; torch.multiprocessing is told when it is imported",
-    "CUDA_MPS_PIPE_DIRECTORY": "with `--mps`, where the MPS daemon of this job is found",
-    "CUDA_MPS_LOG_DIRECTORY": "with `--mps`, where it writes",
+    "TORCH_FR_BUFFER_SIZE": f"`{distributed.ENTRIES}`, the number of collectives that torch's flight recorder keeps. "
+    "Not set if you set this variable or `TORCH_NCCL_TRACE_BUFFER_SIZE`, nor with `--no-flight-recorder`",
+    "NCCL_SOCKET_IFNAME": "the same for NCCL, as `=eth0`, which means exactly this name",
+    "DDPLAUNCH_SHARING_STRATEGY": "the value of `--sharing-strategy`; a worker sets it when it imports torch.multiprocessing",
+    "CUDA_MPS_PIPE_DIRECTORY": "with `--mps`, the folder in which workers find the MPS daemon of this job",
+    "CUDA_MPS_LOG_DIRECTORY": "with `--mps`, the folder of its logs",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "with `--mps`, 100 divided by the workers on the GPU, unless you have set it",
 }
 _READ = {
     TOKEN: "the secret by which the nodes of a job know each other, as in `--token-file`; workers do not get it",
     "PYTHON_EXEC": "the interpreter of the workers, as `--python`",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "as `--shutdown-timeout`",
-    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "what stands before each line of a worker in place of `[RANK] `: "
-    "`${role_name}`, `${rank}` and `${local_rank}` are replaced",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "the text before each line of a worker, in place of `[RANK] `; "
+    "ddplaunch replaces `${role_name}`, `${rank}` and `${local_rank}`",
     "PYTHONBREAKPOINT": "the debugger that `breakpoint()`, `--debug` and `--debug-on-error` open, as `ipdb.set_trace`; else pdb",
     "CUDA_VISIBLE_DEVICES": "which NVIDIA GPUs there are; on AMD, where HIP_VISIBLE_DEVICES is not set, which of those",
     "CUDA_DEVICE_ORDER": "whether CUDA counts GPUs of different models by PCI address",
