@@ -244,7 +244,7 @@ def _of_assignment(before: Sequence[str], program: Sequence[str]) -> LaunchError
 
 
 def _not_there(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
-    """The error for a file that does not exist, if it is part of a name with a blank, or a verb or a word before the script."""
+    """Return the error for a script that does not exist: half of a name with a blank, a verb, or a word before the script."""
     target, *rest = program
     missing = f"{target} does not exist"
     for end in range(2, len(program) + 1):
@@ -324,7 +324,7 @@ def not_typed(word: str, before: Sequence[str], rest: Sequence[str]) -> LaunchEr
 
 
 def _option_meant(typed: str) -> str | None:
-    """What was probably meant by a name that is no option."""
+    """Return the option that was probably meant by a name that is no option; None if no option is close."""
     name = typed.lstrip("-").lower()
     if name in _WORDS_FOR:
         return _WORDS_FOR[name]
@@ -350,7 +350,7 @@ def verb_meant(word: str) -> str | None:
 
 
 def behind_script(program: Sequence[str], before: Sequence[str], forms: Sequence[str] = ()) -> str | None:
-    """A note on options of ours that the script gets, unless its text has them, too; None: there are none.
+    """Return a note on options of ours that the script gets, unless the script's text has them, too; None for none.
 
     `forms` are the flags of the verb.
     """
@@ -386,7 +386,7 @@ def _of_last_value(before: Sequence[str], program: Sequence[str]) -> list[str]:
 
 
 def _of_python(words: Sequence[str]) -> list[str]:
-    """What follows `python`, as we take it: its own options have no place here."""
+    """Return the words behind `python` as ddplaunch takes them: without Python's own options."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         if words[at].startswith("-m"):

@@ -20,7 +20,7 @@ from ddplaunch.options.parsers import digits
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
-    """Return the allocation of the pods that we are one of; None if this is no pod, or one that is a job of its own.
+    """Return the allocation of the pods of our job; None outside of a pod, or in a pod that is a job of its own.
 
     Raises:
         LaunchError: variables and flags contradict each other, or the address of node 0 is not known.

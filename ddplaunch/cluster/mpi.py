@@ -121,7 +121,7 @@ _NO_ID = "this job has no id: two such jobs on the same hosts at a time need a -
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
-    """Return the allocation of the processes that we are one of; None if there are not several.
+    """Return the allocation of all processes that the launcher started; None if this process is the only one.
 
     Raises:
         LaunchError: the variables are incomplete or contradict the flags, or the host of node 0 is not known.

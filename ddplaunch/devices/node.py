@@ -100,7 +100,7 @@ _LONGEST_SCRIPT = 1 << 18  # bytes; to parse more takes a notable time
 
 
 def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> Node:
-    """Inspect this node; `divided_by` is how many simulated nodes share it.
+    """Inspect this node; for simulated nodes, `divided_by` is how many of them share this machine.
 
     Raises:
         LaunchError: a device that was asked for is not there.

@@ -76,7 +76,7 @@ def _check_arguments(function: object, args: object, max_result_bytes: object) -
 
 
 def _refuse_in_worker() -> None:
-    """Refuse to start a job in a worker of another one."""
+    """Refuse to start a job inside a worker of another job."""
     from multiprocessing import process
 
     if getattr(process.current_process(), "_inheriting", False):

@@ -54,7 +54,7 @@ class WorkerListener:
         return f"{self._name} {self._secret.hex()}"
 
     def accept(self) -> socket.socket | None:
-        """Accept a connection; None if another user made the connection, or if it is closed already."""
+        """Accept a connection; None if it belongs to another user, or is closed already."""
         try:
             connection, _ = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):

@@ -70,7 +70,7 @@ class Raised(Struct, frozen=True, kw_only=True):
 
 
 def worker_failed(raised: Raised, report: str) -> WorkerFailed:
-    """Return the exception for one that a worker raised; `report` is the failure report, "" if there is none."""
+    """Return the exception for an exception of a worker; `report` is the failure report, "" if there is none."""
     made = _of_both_types(*raised.parts) if raised.parts is not None else None
     result = made or WorkerFailed(f"{raised.type}: {raised.message}" if raised.message else raised.type)
     result.rank = raised.rank
@@ -122,7 +122,7 @@ def _after_traceback(report: str, rank: int) -> str:
 
 
 def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> WorkerFailed | None:
-    """Return the exception with a type that is its own and WorkerFailed in one; None if its own type does not allow that.
+    """Return the exception with a type derived from its own type and WorkerFailed; None if its own type forbids that.
 
     `__init__` is not called: its arguments in the worker are not known.
     """

@@ -200,7 +200,7 @@ def _group(group: Group, members: _Table[tuple[int, ...]]) -> SentGroup:
 
 
 def received(node: NodeStacks, host: str) -> list[Sample]:
-    """Return the samples of a node on `host`."""
+    """Return the samples in the answer of a node; `host` is the node's name as the coordinator knows it."""
     stacks = [tuple(Frame(**asdict(frame)) for frame in stack) for stack in node.stacks]
     samples = []
     for process in node.processes:

@@ -420,7 +420,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
-    """Name the cause of a failure by the first row that fits; None if none does."""
+    """Return the cause of a failure by the first row of the table that fits; None if no row fits."""
     general = {
         "device": end.device,
         "rank": end.rank,

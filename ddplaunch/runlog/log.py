@@ -69,7 +69,7 @@ class BoundedLog:
     def __init__(
         self, path: str | os.PathLike[str], limit: int | None = DEFAULT_LIMIT, *, folder: int | None = None
     ) -> None:
-        """Open for appending, with mode 0600 where it is new; limit None: unbounded. Look at `error` afterwards.
+        """Open for appending, with mode 0600 if the file is new; limit None: unbounded. A failure is in `error` afterwards.
 
         `folder` is a descriptor of what a relative path is relative to; a link is never followed.
         What is there already counts for the first half; a file beyond it grows by a third of the limit at most.
