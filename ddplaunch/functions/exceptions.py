@@ -212,7 +212,7 @@ def _lost(status: int) -> str:
     if status < 0:
         return f"ddplaunch's command was killed by {Signals(-status).name}; its workers were killed with it"
     if status == exitcodes.BUG:
-        return "this is a bug in ddplaunch; please report it with what it printed above"
+        return "this is a bug in ddplaunch; please report it with its output above"
     return f"the job ended with status {status}; see its output above"
 
 

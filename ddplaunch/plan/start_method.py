@@ -37,7 +37,7 @@ def modules(
     if spec.program.kind is ProgramKind.COMMAND:
         return None, "a command cannot be forked from an interpreter"
     if any(worker.wrap for worker in workers):
-        return None, "what --wrap starts is a fresh process"
+        return None, "a worker of --wrap is a fresh process"
     if any(worker.terminal for worker in workers):
         return None, "the worker that has the terminal is a fresh process"
     if any(worker.cpus for worker in workers) and (names := [name for name in _OPENMP_BINDING if caller.get(name)]):
@@ -73,13 +73,13 @@ def keep_warm(
     if names := [name for name in _OF_A_JOB if caller.get(name)]:
         why = f"nothing may outlive a batch job, and {names[0]} is set"
     elif allocation.cluster != "local" or allocation.nnodes != (1, 1):
-        why = "what is kept serves jobs on this machine alone"
+        why = "a warm interpreter serves only jobs on this machine"
     elif any(map(caller.get, _OF_A_WORKER)):
         why = "nothing may outlive the job whose worker has started this one"
     elif caller.get("SUDO_UID"):
         why = "no process of another user is to stay after sudo"
     elif caller.get("DDPLAUNCH_CALL"):
-        why = "what is kept cannot run a function"
+        why = "a warm interpreter cannot run a function"
     return (None, why) if why else (60 * spec.keep_warm, "")
 
 

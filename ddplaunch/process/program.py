@@ -169,7 +169,7 @@ def _check_command(target: str, path: str | None, hint: str | None = None) -> No
         if hint and _is_program(inside := os.path.join(found, "bin", "python")):  # of a virtual environment
             hint = f"type `--python {inside}`"
     elif not os.path.exists(found):
-        reason = "is a link to what does not exist"
+        reason = "is a link to a missing file"
     else:
         reason = "is not executable"
         hint = hint or f"type `chmod +x {found}`" + ("; or leave --no-python out" if found.endswith(".py") else "")

@@ -82,7 +82,7 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "device out of memory",
         matches(r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation"),
-        "{full} is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)",
+        "{full} is full: a smaller batch per worker, or end other programs that use it (`nvidia-smi` lists them)",
     ),
     Row(
         "locked memory",
@@ -196,7 +196,7 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "address in use",
         both(matches(_PORT_TAKEN), of_rendezvous),
-        "MASTER_PORT is taken, by the script itself or by what it has started: rank 0 needs it for init_process_group()",
+        "MASTER_PORT is taken, by the script itself or by a child of it: rank 0 needs it for init_process_group()",
     ),
     Row(
         "port of the script in use",
@@ -221,7 +221,7 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "host of the script unknown",
         matches(_NO_NAME),
-        "a name that the script connects to is not known here: on a node without internet, download what it needs before the job",
+        "a name that the script connects to is not known here: on a node without internet, download the files before the job",
     ),
     Row(
         "unknown host",

@@ -137,7 +137,7 @@ class _Conversation:
                 if not self._take(requests.for_client(frame)):
                     return False
         except (FrameError, Malformed) as error:
-            self._replies.problem = f"answers what this version does not understand: {error}"
+            self._replies.problem = f"gives an answer that this version does not understand: {error}"
             return False
         return len(self._nodes) <= _MOST_REPLIES
 

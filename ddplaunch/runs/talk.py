@@ -41,7 +41,7 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
         what = f"run {run.name} does not answer: its agent is stopped, or hangs"
         raise LaunchError(what, hint=hint, status=NODE_LOST) from None
     except Malformed as error:
-        raise LaunchError(f"run {run.name} answers what this version does not understand: {error}") from None
+        raise LaunchError(f"run {run.name} gives an answer that this version does not understand: {error}") from None
 
 
 # --- attach

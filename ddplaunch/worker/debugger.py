@@ -267,7 +267,7 @@ class Session(pdb.Pdb):
     def open_at(self, frame: "FrameType | None") -> None:
         """Open at the interrupted frame, in the middle of a line; the user's commands decide what follows."""
         if sys.gettrace() is not None or frame is None:
-            self.client.write("another debugger, or what measures coverage, traces this rank\n")
+            self.client.write("another debugger, or a coverage tool, traces this rank\n")
             self.client.close()
             return
         self.reset()

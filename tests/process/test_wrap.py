@@ -46,7 +46,7 @@ def test_each_generation_is_wrapped_and_a_fork_server_is_not_used(job, program, 
     options = ("--start-method", "forkserver", "--max-restarts", 1, "--wrap", wrapper + "x", "--wrap-ranks", 1)
     job.run("--nproc-per-node", 2, *options, program("behave"), "0=exit3").expect(3)
     [note] = json.loads((job.folder / "plan.json").read_text())["notes"]
-    assert note == "--start-method forkserver has no effect: what --wrap starts is a fresh process"
+    assert note == "--start-method forkserver has no effect: a worker of --wrap is a fresh process"
     assert notes(job) == ["x", "x"]
     job.nothing_left()
 

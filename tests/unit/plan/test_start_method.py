@@ -95,8 +95,8 @@ def test_what_has_imported_is_kept_for_so_many_minutes_if_that_is_asked_for() ->
 @pytest.mark.parametrize(
     ("allocation", "caller", "why"),
     [
-        (here("slurm"), {}, "what is kept serves jobs on this machine alone"),
-        (here(nnodes=(2, 2)), {}, "what is kept serves jobs on this machine alone"),
+        (here("slurm"), {}, "a warm interpreter serves only jobs on this machine"),
+        (here(nnodes=(2, 2)), {}, "a warm interpreter serves only jobs on this machine"),
         (here(), {"PBS_JOBID": "7"}, "nothing may outlive a batch job, and PBS_JOBID is set"),
         (
             here(),
@@ -105,7 +105,7 @@ def test_what_has_imported_is_kept_for_so_many_minutes_if_that_is_asked_for() ->
         ),
         (here(), {"TORCHELASTIC_RUN_ID": "a"}, "nothing may outlive the job whose worker has started this one"),
         (here(), {"SUDO_UID": "1000"}, "no process of another user is to stay after sudo"),
-        (here(), {"DDPLAUNCH_CALL": "a"}, "what is kept cannot run a function"),
+        (here(), {"DDPLAUNCH_CALL": "a"}, "a warm interpreter cannot run a function"),
     ],
 )
 def test_nothing_is_kept_where_it_would_outlive_what_it_should_not(allocation, caller, why):

@@ -107,7 +107,7 @@ COMMANDS = [
     ("notes", 126, "bin/notes is not executable\n\nhint: type `chmod +x bin/notes`"),
     ("./train.py", 126, "./train.py is not executable\n\nhint: type `chmod +x ./train.py`; or leave --no-python out"),
     ("./scripts", 126, "./scripts is a directory"),
-    ("./dangling.py", 126, "./dangling.py is a link to what does not exist"),
+    ("./dangling.py", 126, "./dangling.py is a link to a missing file"),
 ]
 
 

@@ -88,7 +88,7 @@ def test_an_exception_on_one_of_three_nodes() -> None:
       logs logs/rank-3.err
       the other 11 workers were stopped: 10 by SIGTERM in 0.1 s, rank 7 by SIGKILL after 10 s
 
-    hint: cuda:3 is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)
+    hint: cuda:3 is full: a smaller batch per worker, or end other programs that use it (`nvidia-smi` lists them)
     """)  # noqa: E501  # the head is as wide as what it says
 
 
@@ -387,7 +387,7 @@ def test_equal_failures_are_shown_once() -> None:
       logs logs/rank-3.err
       all 8 ranks failed with the same error
 
-    hint: cuda:3 is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)
+    hint: cuda:3 is full: a smaller batch per worker, or end other programs that use it (`nvidia-smi` lists them)
     """)
 
 
