@@ -9,6 +9,7 @@ import pytest
 from click.exceptions import Exit
 from msgspec.structs import replace
 
+from ddplaunch.agent.generations import PATIENCE
 from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
 from ddplaunch.cli.command import VERBS
 from ddplaunch.cli.job import parse, resolve
@@ -41,6 +42,8 @@ NUMBERS = [
     ("concepts/output.md", f"keeps about {FULL >> 20} MiB"),
     ("concepts/output.md", f"They wait for at most **{READER_TIMEOUT:g} seconds**"),
     ("concepts/output.md", f"a reader that takes nothing for {UNREAD_TIMEOUT:g} seconds"),
+    ("concepts/output.md", f"After {PATIENCE:g} seconds, a row"),
+    ("symptoms.md", f"a row on the terminal says so after {PATIENCE:g} seconds"),
     ("concepts/output.md", f"a file holds at most **{LOG_LIMIT >> 30} GiB**"),
     ("concepts/output.md", f"holds each line back for up to {WAIT:g} s"),
     ("concepts/supervision.md", f"not even SIGKILL ends within {KILL_TIMEOUT:g} s"),
