@@ -97,7 +97,7 @@ class JobReporter:
     def idle(self, seconds: float, why: str) -> None:
         """Report that no worker has made progress for so long, and why if that is known."""
         text = (
-            f"no worker has printed anything, computed or gone on to another collective for {duration(seconds)}: "
+            f"no worker has made progress for {duration(seconds)}: "
             f"{f'{why}; ' if why else ''}`{self._reporter.to_be_typed('stacks')}` shows where they are"
         )
         self._reporter.emit("notice", text=text)

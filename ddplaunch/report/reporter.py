@@ -222,12 +222,12 @@ class Reporter:
     def to_be_typed(self, verb: str) -> str:
         """Return the line that looks into this run from where its user may be: in Slurm that is mostly on another host."""
         plan = self.plan
-        run_id = plan.run_id if plan is not None else ""
+        name = short(plan.run_id) if plan is not None else ""
         if plan is None or not self._slurm_job:
-            return f"ddplaunch {verb} {run_id}"
+            return f"ddplaunch {verb} {name}"
         from ddplaunch.report import other_host  # few jobs need it
 
-        return other_host.line(plan.workers[0].host, self._slurm_job, (verb, run_id))
+        return other_host.line(plan.workers[0].host, self._slurm_job, (verb, name))
 
     def _on(self, rank: int) -> str:
         """Name the host of a rank in a job of several nodes."""

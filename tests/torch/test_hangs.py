@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli import main
+from ddplaunch.runlog.folders import short
 from tests.conftest import until
 from tests.process import hurried
 
@@ -88,12 +89,12 @@ def test_without_the_option_the_rank_is_named_for_which_the_others_wait_but_none
     job.start("--nproc-per-node", 2, *FORKED, "--grace-period", 1, program("torch_still"))
     job.signs("evaluated", 2)
     events = job.folder / "events.jsonl"
-    until(lambda: "no worker has printed anything" in events.read_text(), "the line")
+    until(lambda: "no worker has made progress" in events.read_text(), "the line")
     job.process.send_signal(signal.SIGTERM)
-    lines = [line for line in job.wait().err.splitlines() if "no worker has printed anything" in line]
+    lines = [line for line in job.wait().err.splitlines() if "no worker has made progress" in line]
     assert len(lines) == 1
     assert ("rank 1 has not reached all_reduce #2 (float32 [4]) of group 0" in lines[0]) is IS_RECORDED
-    assert f"`ddplaunch stacks {job.folder.name}` shows where they are" in lines[0]
+    assert f"`ddplaunch stacks {short(job.folder.name)}` shows where they are" in lines[0]
 
 
 def test_the_report_names_the_stacks_that_the_node_of_the_missing_rank_keeps(job, program):
