@@ -31,6 +31,7 @@ LIMIT = 10.0  # seconds that a command has, or a disk
 MOST = 32  # events that wait for a slow command; what comes then is dropped, but for the end of the job
 EVERY = 15.0  # seconds from one writing of the figures to the next
 _MARGIN = 2.0  # seconds for the child itself
+_STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
 _TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
 
 Now = Callable[[], "tuple[State, Workers | None]"]
@@ -60,9 +61,12 @@ class Errands:
         self._name = name  # the option, for the warning
         self._waiting: deque[Errand] = deque()
         self.is_busy = False
+        self._is_stuck = False
 
     def add(self, errand: Errand, *, most: int) -> None:
         """Do this after those that wait; of more than `most` that wait, the oldest are dropped."""
+        if self._is_stuck:
+            return
         self._waiting.append(errand)
         while len(self._waiting) > most:
             self._waiting.popleft()
@@ -72,12 +76,15 @@ class Errands:
     def _next(self) -> None:
         self.is_busy = bool(self._waiting)
         if self.is_busy:
-            self._loop.ask(self._waiting.popleft(), "did not end in time", self._done, within=LIMIT + _MARGIN)
+            self._loop.ask(self._waiting.popleft(), _STUCK, self._done, within=LIMIT + _MARGIN)
 
     def _done(self, why: str) -> None:
         if why and self._warn is not None:
             self._warn(f"{self._name}: {why}")
             self._warn = None
+        if why == _STUCK:
+            self._is_stuck = True
+            self._waiting.clear()
         self._next()
 
 
@@ -214,6 +221,8 @@ def write_whole(path: str, text: str) -> str:
             file.write(text)
         os.replace(unfinished, path)
     except OSError as error:
+        with suppress(OSError):
+            os.unlink(unfinished)
         return f"could not be written: {error.strerror}"
     return ""
 

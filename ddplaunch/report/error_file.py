@@ -27,6 +27,7 @@ _TORCH = "torch"
 RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED = b"rjtis"
 _LONGEST = 40  # characters of the name of a metric
 _MOST_METRICS = 16
+_PROGRESS_LIMIT = 16 << 10  # bytes; worker/progress.py writes 6 KiB at most
 _LONGEST_RUN = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
 _SECONDS = 1.0  # for removing folders: a program may have put a million files there; the next job continues
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
@@ -105,7 +106,7 @@ class ErrorFiles:
     def progress(self, generation: int, rank: int) -> Progress | None:
         """Return how far a worker is, as its script says by `ddplaunch.progress()`, or its Trainer; None if neither does."""
         for source, suffix in (("script", "progress"), ("trainer", "trainer")):
-            if text := content(f"{self._path}/{generation}-{rank}.{suffix}"):
+            if text := content(f"{self._path}/{generation}-{rank}.{suffix}", _PROGRESS_LIMIT):
                 return parse_progress(text, time.monotonic(), source)
         return None
 
@@ -227,16 +228,16 @@ def parse(text: bytes) -> WorkerError | None:
     )
 
 
-def content(path: str) -> bytes:
-    """Return the bytes of a regular file of at most LIMIT bytes; empty for any other file."""
+def content(path: str, limit: int = LIMIT) -> bytes:
+    """Return the bytes of a regular file of at most `limit` bytes; empty for any other file."""
     try:
         # a FIFO must not block us
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            found = file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+            found = file.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     except (OSError, ValueError):
         return b""
-    return found if len(found) <= LIMIT else b""
+    return found if len(found) <= limit else b""
 
 
 def _from_text(summary: str, traceback: str) -> WorkerError:

@@ -38,6 +38,18 @@ def test_errands_are_done_one_after_another_and_the_oldest_are_dropped_where_too
     assert warned == ["--notify x: it failed"]  # once
 
 
+def test_an_errand_that_no_kill_ends_is_the_last():
+    loop, warned = FakeLoop(), list[str]()
+    errands = Errands(loop, warned.append, "--metrics-file x")
+    errands.add(str, most=2)
+    errands.add(str, most=2)
+    loop.questions[-1].give_up()
+    errands.add(str, most=2)
+    assert len(loop.questions) == 1
+    assert not errands.is_busy
+    assert warned == ["--metrics-file x: did not end in time, and is not tried again"]
+
+
 def test_the_important_events_are_told_with_the_run_that_they_are_of():
     loop = FakeLoop()
     notifier = Notifier(loop, "tell", {}, pytest.fail)
@@ -94,4 +106,7 @@ def test_a_file_is_replaced_as_a_whole_or_the_reason_is_given(tmp_path):
     assert write_whole(str(path), "one") == ""
     assert write_whole(str(path), "two") == ""
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("job.prom", "two")]
+    (tmp_path / "folder").mkdir()
+    assert write_whole(str(tmp_path / "folder"), "x") == "could not be written: Is a directory"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["folder", "job.prom"]
     assert write_whole(str(tmp_path / "none" / "job.prom"), "") == "could not be written: No such file or directory"
