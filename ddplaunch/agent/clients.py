@@ -128,8 +128,7 @@ class Client:
             return None
         self._loop.unwatch(self._sock)
         self._time_is_up.cancel()
-        given, self._sock = self._sock, socket.socket()
-        self._sock.close()
+        given = socket.socket(fileno=self._sock.detach())  # takes no further descriptor: there may be none
         self._loop.post(ClientGone(self.number))
         return given
 

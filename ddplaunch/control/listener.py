@@ -50,7 +50,7 @@ class Listener:
         self._max_half_open = max_half_open
         self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
         self._timer = loop.timer(None, self._drop_late)
-        self._origins = _Origins()
+        self._origins = Origins()
         self._closed = False
         self._reported: set[tuple[str, str]] = set()
         sock = listen(address, ports) if listening is None else listening
@@ -147,8 +147,8 @@ def crowding(origins: Sequence[Hashable]) -> int:
     return max(at for at, origin in enumerate(origins) if counts[origin] == most)
 
 
-class _Origins(dict[str, Hashable]):
-    """What connections from an address count as, found once for each address.
+class Origins(dict[str, Hashable]):
+    """What connections from an address count as, found once for each address; itself while that cannot be found.
 
     One process of this host has all of 127.0.0.0/8 and each address of its own to connect from, so all these are one origin.
     One host elsewhere has an IPv4 address, or 64 bits of an IPv6 one.
@@ -159,11 +159,15 @@ class _Origins(dict[str, Hashable]):
     def __missing__(self, address: str) -> Hashable:
         if len(self) >= self._MOST:
             self.clear()
-        self[address] = origin = _origin(address)
+        try:
+            self[address] = origin = origin_of(address)
+        except (OSError, ImportError):  # no descriptor is free to look at the interfaces of this host
+            return address
         return origin
 
 
-def _origin(address: str) -> Hashable:
+def origin_of(address: str) -> Hashable:
+    """Return what a numeric address counts as: this host, a host elsewhere, or the first 64 bits of an IPv6 address."""
     if is_own(address):
         return "this host"
     return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8] if ":" in address else address

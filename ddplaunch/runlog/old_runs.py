@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.process.files import open_regular, remove
-from ddplaunch.runlog.folders import goes_on, parts_of
+from ddplaunch.runlog.folders import goes_on, parts_of, short
 
 DAY = 86400.0  # seconds
 ROOM = 2 << 30  # bytes of all runs older than a day
@@ -136,15 +136,18 @@ def look(runs: str, name: str) -> Run | None:
     if not stat.S_ISDIR(_mode(folder)):  # a link may lead to where the user has moved a run
         return None
     began, written, ended_well = [], [], []
+    is_named = short(name) != name  # a name that we make; any other may be what a user has renamed a run to
     for part in parts_of(folder):
         head, at = _read(f"{part}/events.jsonl", _HEAD)
         written.append(at)
         if head or not at:  # else a node was killed before it wrote anything
-            if (start := _start(head, name)) is None:
+            start = _start(head, name)
+            if start is None:
                 return None
-            began.append(start)
+            began.append(start.at)
+            is_named = is_named or start.is_named
             ended_well.append(_ended_well(part))
-    if not began:
+    if not began or not is_named:
         return None
     matters = not all(ended_well) or max(written) - min(began) >= _LONG
     return Run(name=name, written=max(written), matters=matters)
@@ -157,8 +160,13 @@ def _mode(path: str) -> int:
         return 0
 
 
-def _start(head: bytes, name: str) -> float | None:
-    """Return the time of the first event; None if these are not our events, or those of a run of another name."""
+class _Start(Struct, frozen=True):
+    at: float  # of the first event, in seconds since 1970
+    is_named: bool  # whether an event says that the run has the name of its folder
+
+
+def _start(head: bytes, name: str) -> _Start | None:
+    """Return how these events start; None if they are not ours, or those of a run of another name."""
     first = None
     try:
         for line in head.split(b"\n")[:-1]:
@@ -171,10 +179,10 @@ def _start(head: bytes, name: str) -> float | None:
                 # the second folder of one name has a number behind it; any other name is one that the user has given
                 base, _, number = name.rpartition(".")
                 is_own = event["run_id"] == name or (number.isdecimal() and event["run_id"] == base)
-                return first if is_own else None
+                return _Start(first, is_named=True) if is_own else None
     except _NO_EVENT:
         pass
-    return first
+    return None if first is None else _Start(first, is_named=False)
 
 
 def _ended_well(part: str) -> bool:

@@ -13,9 +13,10 @@ import pytest
 from ddplaunch.control import dialer
 from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer, answers
 from ddplaunch.control.handshake import LIMIT, LIMIT_UNKNOWN, Client, Decoder, Server, Session, key, pack
-from ddplaunch.control.listener import Listener, crowding
+from ddplaunch.control.listener import Listener, Origins, crowding, origin_of
 from ddplaunch.control.peer import HANDSHAKE_TIMEOUT, MAX_QUEUED, Peer, error_of
 from ddplaunch.errors import LaunchError
+from ddplaunch.net.addresses import usable_addresses
 from ddplaunch.net.port import listen, reserve
 from tests.loops import FakeLoop
 
@@ -372,6 +373,26 @@ def test_all_addresses_of_this_host_are_one_origin_of_connections(loop) -> None:
         loop.turn()
     latest = [f"127.0.0.{number}" for number in range(82, 102)]
     assert [greeting.address for greeting in listener._half_open] == latest
+
+
+def test_a_host_is_one_origin_whatever_address_it_connects_from() -> None:
+    here = ("127.0.0.1", "127.9.8.7", "::1", *usable_addresses())
+    assert len({origin_of(address) for address in here}) == 1
+    assert origin_of("2001:db8::1") == origin_of("2001:db8::ffff:1%eth0") != origin_of("2001:db8:0:1::1")
+    assert len({origin_of(address) for address in ("203.0.113.1", "203.0.113.2", "127.0.0.1", "2001:db8::1")}) == 4
+
+
+def test_without_a_free_descriptor_an_address_counts_as_itself_for_the_moment() -> None:
+    origins = Origins()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        assert origins["2001:db8::1"] == "2001:db8::1"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert origins["2001:db8::1"] == origins["2001:db8::2"]
 
 
 def test_an_origin_that_crowds_loses_its_oldest_connection_and_others_none() -> None:

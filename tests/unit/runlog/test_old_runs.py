@@ -130,6 +130,12 @@ def renamed(runs: Path) -> None:
     run_of(runs, "20250101-120000-ab12", days=300).rename(runs / "it")
 
 
+def renamed_before_it_started(runs: Path) -> None:
+    renamed(runs)
+    started, rest = (runs / "it" / "events.jsonl").read_text().split("\n", 1)
+    (runs / "it" / "events.jsonl").write_text(f"{started.replace('job_started', 'paused')}\n{rest}")
+
+
 def renamed_with_a_suffix(runs: Path) -> None:
     run_of(runs, "20250101-120000-ab12", days=300).rename(runs / "20250101-120000-ab12.keep")
 
@@ -193,11 +199,20 @@ def of_another_user(runs: Path) -> None:
     os.chown(run_of(runs, "it", days=300) / "events.jsonl", 54321, -1)
 
 
+def test_a_run_that_was_ended_before_its_job_started_goes_if_it_has_a_name_that_we_make(runs: Path) -> None:
+    name = "20250101-120000-ab12"
+    run_of(runs, name, days=300)
+    events = (runs / name / "events.jsonl").read_text()
+    (runs / name / "events.jsonl").write_text(events.replace("job_started", "paused"))
+    aged(runs, 300)
+    assert tidy(runs) == set()
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        archive, archive_of_a_node, renamed, renamed_with_a_suffix, empty, checkpoints, events_of_others,
-        events_without_a_version, events_with_numbers, events_too_deep, events_without_an_end, linked_events,
+        archive, archive_of_a_node, renamed, renamed_before_it_started, renamed_with_a_suffix, empty, checkpoints,
+        events_of_others, events_without_a_version, events_with_numbers, events_too_deep, events_without_an_end, linked_events,
         events_are_a_pipe, linked_folder, file, of_another_user,
     ],
     ids=lambda make: make.__name__,
