@@ -163,19 +163,20 @@ def _who(report: FailureReport) -> list[Line]:
     facts = [f"pid {first.pid}", first.device]
     if len({end.host for end in report.exits}) > 1:
         facts = [first.host, f"local rank {first.local_rank}", *facts]
+    if (progress := first.progress) is not None:
+        facts.append(f"step {progress.step:,}" + (f" of {progress.total:,}" if progress.total else ""))
     if first.signal is not None and first.peak_rss:
         facts.append(f"peak memory {size(first.peak_rss)}")
     process = Words(f"rank {first.rank}   {'  '.join(facts)}", WEAK)
     path = first.log or report.log_folder
-    logs = Words(tilde(short(path, report.cwd), report.home), "", path) if path else None
+    # a line of its own, since a path that wraps cannot be copied
+    logs = [(Words("logs ", WEAK), Words(tilde(short(path, report.cwd), report.home), "", path))] if path else []
     others = [*describe_others(first, report.exits, report.cwd), *report.locations]
     if report.restarts:
         others.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
     return [
         (process,),
-        *(
-            [(Words("logs ", WEAK), logs)] if logs else []
-        ),  # a line of its own, since a path that wraps cannot be copied
+        *logs,
         *((Words(line, WEAK),) for line in others),
     ]
 

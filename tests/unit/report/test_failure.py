@@ -14,7 +14,7 @@ from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.report.paint import Paint, Words, plain
 from ddplaunch.supervise.first_failure import first_failure
-from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import Frame, Progress, WorkerError, WorkerExit
 from tests.unit.builders import worker_exit
 
 CWD = "/home/ada/digits"
@@ -280,6 +280,12 @@ def test_a_segmentation_fault_with_the_stack_of_faulthandler() -> None:
 
     hint: a crash in compiled code: look for a package built for another torch, CUDA or NumPy at the top of the stack
     """)
+
+
+@pytest.mark.parametrize(("total", "shown"), [(None, "step 1,412"), (2000, "step 1,412 of 2,000")])
+def test_the_step_is_named_that_the_failed_worker_has_said_last(total: int | None, shown: str) -> None:
+    failed = replace(end(2, code=3), progress=Progress(step=1412, total=total))
+    assert f"  rank 2   pid 4702  cuda:2  {shown}\n" in report(failed)
 
 
 def test_a_kill_by_the_kernel_for_memory() -> None:
