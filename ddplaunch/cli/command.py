@@ -33,6 +33,7 @@ VERBS = {
     "ps": ("running", "Show your running jobs and their workers."),
     "top": ("running", "Watch the workers of a running job, in a table."),
     "logs": ("running", "Show what the workers of a run write, or have written."),
+    "report": ("running", "Write a page about a run: timeline, first failure, logs."),
     "stacks": ("running", "Show where the workers of a running job are, and who waits for whom."),
     "attach": ("running", "Open a debugger in a worker of a running job."),
     "stop": ("running", "Stop a running job as Ctrl-C does, and wait for its end."),

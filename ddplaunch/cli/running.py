@@ -107,6 +107,23 @@ def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str
         return not_written(error)
 
 
+@click.command(cls=Command, takes=_ONE_RUN)
+@click.option("--open", "opens", is_flag=True, help="Show the page in your browser.")
+@click.option(
+    "--out", cls=Once, metavar="FILE", help="The file to be written; else report.html in the folder of the run."
+)
+@_run
+@click.pass_obj
+def report(env: Env, opens: bool, out: str | None, run: str | None) -> int:
+    """Writes one HTML page about a run that goes on or has ended: what happened, a timeline of all ranks, the first failure with
+    stacks, the ends of the logs, plan and environment. The page needs no other file and holds no script. Its path is printed.
+    RUN is the name of a run, a part of its long name, its script, or its folder. Without RUN, it is your latest run.
+    """  # noqa: D205
+    from ddplaunch.page import verb
+
+    return show(verb.write(env, run, out, _say, opens=opens))
+
+
 @click.command(
     help="Shows the stacks of all workers of a job, equal ones once, and which workers wait in a collective for which "
     f"others. Each worker stops for a millisecond and goes on. {_RUN}",

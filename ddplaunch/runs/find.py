@@ -221,10 +221,10 @@ def _slurm_job(folder: str) -> str:
 def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str, str]]:
     """Return the names that complete what was typed, with a description: running jobs first, newest first.
 
-    Runs that have ended are offered to `logs` only, which alone shows them.
+    Runs that have ended are offered to `logs` and `report` only, which alone show them.
     """
     runs = [*map(of_running, running(env))]
-    if verb == "logs":
+    if verb in ("logs", "report"):
         here = {run.run_id for run in runs}
         runs += [of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in here]
     now, found = time.time(), []

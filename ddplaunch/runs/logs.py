@@ -93,7 +93,7 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
     """
     if want.yesterday:
         say(f"since {want.yesterday} yesterday")
-    run, others = _run(env, named, want)
+    run, others = _run(env, named, "logs", want.typed, want.follow)
     folder = run.folder
     if remote_logs.is_elsewhere(run):
         say(f"logs of {heading(run)}")
@@ -204,10 +204,27 @@ def _missing(folder: str, ranks: Collection[int], logs: list[LogFile]) -> Launch
     return LaunchError(f"there is no log of {what} here", hint=here)
 
 
-def _run(env: Mapping[str, str], named: str | None, want: Wanted) -> tuple[Known, list[Known]]:
+def kept_run(env: Mapping[str, str], named: str | None, verb: str) -> Known:
+    """Return the run that is meant, running or ended, whose folder is here; without a name the latest.
+
+    Raises:
+        LaunchError: there is no such run, or its folder is on other hosts.
+    """
+    run, _ = _run(env, named, verb)
+    if remote_logs.is_elsewhere(run):
+        raise LaunchError(
+            f"the folder of {run.name} is on the hosts of its nodes", hint=f"type `ddplaunch {verb} {run.name}` there"
+        )
+    return run
+
+
+def _run(
+    env: Mapping[str, str], named: str | None, verb: str, typed: Collection[str] = (), follow: bool = False
+) -> tuple[Known, list[Known]]:
     """Return the run that is meant, and other jobs that run here where none was named.
 
-    Without a name it is the latest; of those to be followed, the latest that runs, if one does.
+    Without a name it is the latest; of those to be followed, the latest that runs, if one does. `verb` and `typed`, the
+    options, are for hints.
     """
     if named is not None and os.sep in named:
         try:
@@ -220,8 +237,8 @@ def _run(env: Mapping[str, str], named: str | None, want: Wanted) -> tuple[Known
     runs = [*running, *(of_folder(folder) for folder in find.folders(env) if os.path.basename(folder) not in ids)]
     if named is None:
         if not (with_logs := [run for run in runs if run.folder or remote_logs.is_elsewhere(run)]):
-            raise LaunchError("there is no run with logs", hint="`ddplaunch logs FOLDER` reads those of --log-dir")
-        latest = newest_first(with_logs)[0] if want.follow else max(with_logs, key=lambda run: run.began)
+            raise LaunchError("there is no run with logs", hint=f"`ddplaunch {verb} FOLDER` reads those of --log-dir")
+        latest = newest_first(with_logs)[0] if follow else max(with_logs, key=lambda run: run.began)
         return latest, [run for run in running if run is not latest]
     found = meant(named, runs)
     if not any(named in (run.run_id, run.name) for run in found):
@@ -229,9 +246,9 @@ def _run(env: Mapping[str, str], named: str | None, want: Wanted) -> tuple[Known
             raise removed
         found = [run for run in found if run.replies is not None] or found
     if len(found) > 1:
-        raise several(f"{printable(named)} may be any of {len(found)} runs", found, "logs", *want.typed)
+        raise several(f"{printable(named)} may be any of {len(found)} runs", found, verb, *typed)
     if not found:
-        raise find.removed_run(env, named) or find.no_such_run(env, named, runs, "logs")
+        raise find.removed_run(env, named) or find.no_such_run(env, named, runs, verb)
     if not found[0].folder and not remote_logs.is_elsewhere(found[0]):
         hint = "see `--log-dir`, and what the command said at its start"
         raise LaunchError(f"run {found[0].name} keeps no logs", hint=hint)

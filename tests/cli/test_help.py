@@ -126,6 +126,7 @@ COMPLETIONS = [
             "plain,run",
             "plain,plan",
             "plain,top",
+            "plain,report",
             "plain,shim",
             "plain,submit",
             "plain,completion",

@@ -37,6 +37,7 @@ OF_OTHER_JOBS = {
     "coordinator.agents",
     "coordinator.remote_link",
     "forking",
+    "page",
     "remote",
     "runs",
     "slurm",

@@ -1,0 +1,70 @@
+"""The ends of a run's logs, and its stacks and exceptions, as short texts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+
+from ddplaunch.process.files import open_regular, read_json
+from ddplaunch.runs.logs import LogFile, logs_of
+
+_LONGEST_EXCEPTION = 1 << 18
+
+
+def end_of(path: str, size: int) -> str:
+    """Return at most the last `size` bytes of a file, from the beginning of a line, as text; "" if the file cannot be read."""
+    with suppress(OSError), open_regular(path) as file:
+        length = os.fstat(file.fileno()).st_size
+        file.seek(max(0, length - size))
+        data = file.read(size)
+        if length > size and b"\n" in data:
+            data = data.partition(b"\n")[2]
+        text = data.decode(errors="replace").replace("\r\n", "\n")
+        # of a progress bar only the last state is left on a screen
+        return re.sub(r"[^\n]*\r(?=[^\n])", "", text).replace("\r", "")
+    return ""
+
+
+def ends(folder: str, size: int) -> dict[int, str]:
+    """Return the ends of the logs of each rank: stdout and stderr of its last generation, together at most `size` bytes."""
+    latest: dict[tuple[int, str], LogFile] = {(log.rank, log.stream): log for log in logs_of(folder)}
+    found: dict[int, str] = {}
+    for (rank, stream), log in latest.items():
+        path = _last_segment(f"{log.folder}/{log.name}")
+        if text := end_of(path, size // 2).rstrip():
+            both = found.get(rank, "")
+            found[rank] = f"{both}\n\n--- {stream} ---\n{text}" if both else f"--- {stream} ---\n{text}"
+    return found
+
+
+def _last_segment(path: str) -> str:
+    """Return the file in which a log has its end: a long one is continued in segments while it is written."""
+    folder, base = os.path.split(path)
+    numbers = []
+    with suppress(OSError):
+        names = (name.removeprefix(f"{base}.tail-") for name in os.listdir(folder) if name.startswith(f"{base}.tail-"))
+        numbers = [int(number) for number in names if number.isdecimal()]
+    return f"{path}.tail-{max(numbers)}" if numbers else path
+
+
+def stacks(part: str, generation: int, size: int) -> str:
+    """Return the stacks that one node kept of a generation; "" for none."""
+    paths = (f"{part}/stacks/{generation}.txt", f"{part}/attempt_{generation}/stacks.txt")
+    return next((text for path in paths if (text := end_of(path, size))), "")
+
+
+def exception(part: str, generation: int, rank: int, local_rank: int) -> str:
+    """Return the traceback that one worker recorded in a generation; "" for none."""
+    for path in (f"{part}/errors/{generation}/{rank}.json", f"{part}/attempt_{generation}/{local_rank}/error.json"):
+        found = read_json(path)
+        message = found.get("message") if isinstance(found, dict) else None
+        if isinstance(message, str):
+            return message[-_LONGEST_EXCEPTION:]
+        if isinstance(message, dict):
+            more = message.get("extraInfo")
+            stack = more.get("py_callstack") if isinstance(more, dict) else None
+            text = stack if isinstance(stack, str) else message.get("message")
+            return (text if isinstance(text, str) else json.dumps(message))[-_LONGEST_EXCEPTION:]
+    return ""

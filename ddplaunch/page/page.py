@@ -1,0 +1,291 @@
+"""The page of a run: one HTML file without a script, which loads nothing. Pure but for the logs and stacks, which are read here.
+
+All texts pass through `markup.tag`, which escapes them, and the page forbids scripts and requests to the browser as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ddplaunch.page import logs
+from ddplaunch.page.markup import Html, clean, join, scrolling, styles, table, tag
+from ddplaunch.page.record import Life, Run
+from ddplaunch.page.timeline import timeline
+from ddplaunch.runlog.folders import short
+from ddplaunch.words import compress, count, duration, size
+
+_POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
+_HIDDEN = "..."
+_SECRET = re.compile(r"token|secret|passw|credential|(?:api|access|private).?key|auth", re.IGNORECASE)
+# bytes of a page, escaped characters counted as they are written
+_FAILED_LOG, _ALL_LOGS = 100_000, 300_000
+_STACKS, _ALL_STACKS = 60_000, 200_000
+_MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS = 200, 1024, 200
+_LONGEST, _LONGEST_MARK = 1000, 300  # characters of a cell
+
+
+def page(run: Run, now: float) -> str:
+    """Return the page of a run as it is at `now`."""
+    name = short(run.run_id)
+    sections = [(id, title, content) for id, title, content in _sections(run) if content]
+    heading = f"{name}: {run.program}" if run.program else name
+    links = [tag("li", tag("a", title, href=f"#{id}")) for id, title, _ in sections]
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("title", heading),
+        styles(_css()),
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to what happened", href="#main", class_="skip"),
+        tag("header", tag("h1", heading), tag("nav", tag("ul", links), aria_label="Sections")),
+        tag(
+            "main",
+            _verdict(run),
+            [tag("p", tag("strong", "Not all could be read. "), one) for one in run.problems],
+            [tag("section", tag("h2", title, id=f"{id}-title"), content, id=id, aria_labelledby=f"{id}-title")
+             for id, title, content in sections],
+            id="main",
+        ),
+        tag("footer", tag("p", f"Made by `ddplaunch report` at {_date(now)} from {run.folder}")),
+    )  # fmt: skip
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _css() -> str:
+    """Return the style sheet, which is a file beside this one."""
+    with open(f"{os.path.dirname(__file__)}/page.css", encoding="utf-8") as file:
+        return file.read()
+
+
+def _sections(run: Run) -> Iterator[tuple[str, str, Html | None]]:
+    """Return the sections by their order: identifier, title and content, None where there is nothing to say."""
+    yield "timeline", "Timeline", _timeline(run)
+    yield "restarts", "Restarts", _restarts(run)
+    yield "failure", "The first failure", _failure(run)
+    yield "events", "What happened", _events(run)
+    yield "workers", "Workers", _workers(run)
+    yield "logs", "The ends of the logs", _logs(run)
+    yield "plan", "Plan", _plan(run)
+    yield "environment", "Environment", _environment(run)
+    yield "machine", "Versions and machines", _machine(run)
+
+
+def _verdict(run: Run) -> Html:
+    """Say in a sentence what happened."""
+    if run.goes_on:
+        kind, text = "running", f"The run goes on. It began {duration(run.ended - run.began)} ago."
+    elif run.status is None:
+        kind, text = "failed", f"The run was killed after {duration(run.ended - run.began)}, or its record ends early."
+    else:
+        kind = "good" if run.status == 0 else "failed"
+        text = f"{run.outcome[:_LONGEST]}. Exit status {run.status}."
+    ranks = {life.rank for life in run.lives}
+    where = (
+        f" It has {count(len(ranks), 'worker')} on {count(len(run.nodes), 'node')}, and began at {_date(run.began)}."
+    )
+    return tag("p", text, where, class_=f"verdict {kind}")
+
+
+def _timeline(run: Run) -> Html:
+    key = [(tag("i", class_=kind), text) for kind, text in (("good", "ended with 0"), ("stopped", "stopped by ddplaunch"),
+           ("failed", "failed (with a cross)"), ("running", "running, or its end is not known"))]  # fmt: skip
+    rows = list(_ends_by_generation(run))
+    return join(
+        tag("p", key, " Dashed lines are restarts.", class_="key"),
+        scrolling("Timeline", timeline(run)),
+        tag("details", tag("summary", "The timeline as a table"),
+            table("What became of the workers of each generation", ("generation", "ranks", "ended", "after"), rows)),
+    )  # fmt: skip
+
+
+def _ends_by_generation(run: Run) -> Iterator[tuple[str, ...]]:
+    """Return a row for all ranks of a generation that ended equally."""
+    alike: dict[tuple[int, str], list[Life]] = {}
+    for life in run.lives:
+        alike.setdefault((life.generation, life.how or "running"), []).append(life)
+    for (generation, how), lives in sorted(alike.items(), key=lambda item: item[0])[: _MOST_GENERATIONS * 2]:
+        took = [life.ended - life.began for life in lives if life.ended is not None]
+        spans = sorted({duration(min(took)), duration(max(took))}, key=len) if took else []
+        yield str(generation), compress(life.rank for life in lives)[:_LONGEST], how[:_LONGEST], " to ".join(spans)
+
+
+def _restarts(run: Run) -> Html | None:
+    if len(run.generations) < 2:
+        return None
+    rows = []
+    for one, following in zip(run.generations, run.generations[1:], strict=False):
+        failed = [life for life in run.lives if (life.generation, life.rank) == (one.number, one.failed_rank)]
+        why = (
+            f"rank {one.failed_rank}: {failed[0].how}" if failed else "a node left or joined, or the rank is not known"
+        )
+        rows.append((str(one.number), duration(following.began - one.began), why[:_LONGEST], f"{one.wait or 0:g} s"))
+    if len(rows) > _MOST_GENERATIONS:
+        half = _MOST_GENERATIONS // 2
+        rows[half:-half] = [("...", "", f"{len(rows) - 2 * half} more", "")]
+    return table(
+        f"{count(len(run.generations) - 1, 'restart')}",
+        ("generation", "next start after", "first failure", "pause"),
+        rows,
+    )
+
+
+def _failure(run: Run) -> Html | None:
+    """Show the first failure with its exception, and the stacks of all workers at that moment."""
+    found = next(
+        (failure for node in run.nodes if isinstance(failure := node.summary.get("first_failure"), dict)), None
+    )
+    if found is None:
+        return None
+    rank, local_rank = (number if isinstance(number := found.get(name), int) else -1 for name in ("rank", "local_rank"))
+    generation = max((life.generation for life in run.lives), default=0)
+    texts = (logs.exception(node.folder, generation, rank, local_rank) for node in run.nodes)
+    traceback = next(filter(None, texts), "")
+    where = f" on {found['host']}" if isinstance(found.get("host"), str) else ""
+    what = f"Rank {rank}{where}: {found.get('error') or found.get('how') or ''}"[:_LONGEST]
+    own_log = logs.ends(run.folder, _FAILED_LOG).get(rank, "")
+    share = max(_STACKS // 10, min(_STACKS, _ALL_STACKS // max(len(run.nodes), 1)))
+    kept = [(node, text) for node in run.nodes[:32] if (text := logs.stacks(node.folder, generation, share))]
+    return join(
+        tag("p", what),
+        _text("Exception", traceback, _STACKS, open="") if traceback else "",
+        _text(f"End of the log of rank {rank}", own_log, _FAILED_LOG) if own_log else "",
+        [
+            _text(f"Stacks of the workers{f' on {node.host}' if len(run.nodes) > 1 else ''}", text, share)
+            for node, text in kept
+        ],
+    )
+
+
+def _events(run: Run) -> Html | None:
+    marks: Sequence[Any] = run.marks
+    left_out = len(marks) - _MOST_MARKS
+    if left_out > 0:
+        marks = [*marks[: _MOST_MARKS // 2], *marks[-_MOST_MARKS // 2 :]]
+    names = [node.host or str(index) for index, node in enumerate(run.nodes)]
+    rows = [(f"{mark.at - run.began:+.3f} s", mark.text[:_LONGEST_MARK], names[mark.node]) for mark in marks]
+    if left_out > 0:
+        rows.insert(_MOST_MARKS // 2, ("...", f"{left_out} more are in events.jsonl", ""))
+    return (
+        table("Signals, restarts and notices, by the time since the start", ("time", "what", "node"), rows)
+        if rows
+        else None
+    )
+
+
+def _workers(run: Run) -> Html | None:
+    """Show the last generation of each rank."""
+    facts = {
+        worker["rank"]: worker
+        for node in run.nodes
+        for worker in _objects(node.summary.get("workers"))
+        if isinstance(worker.get("rank"), int)
+    }
+    planned = {
+        worker["rank"]: worker
+        for node in run.nodes
+        for worker in _objects(node.plan.get("workers"))
+        if isinstance(worker.get("rank"), int)
+    }
+    last = {life.rank: life for life in run.lives}
+    rows = []
+    for rank, life in sorted(last.items())[:_MOST_WORKERS]:
+        fact, plan = facts.get(rank, {}), planned.get(rank, {})
+        step = f"{life.reached.step}{f' of {life.reached.total}' if life.reached.total else ''}" if life.reached else ""
+        rows.append((
+            str(rank), run.nodes[life.node].host, str(plan.get("device", "")), str(life.pid or ""), life.how or "running",
+            "" if life.ended is None else duration(life.ended - life.began), step,
+            size(fact["peak_rss"]) if isinstance(fact.get("peak_rss"), int) else "",
+            duration(fact["cpu_seconds"]) if isinstance(fact.get("cpu_seconds"), int | float) else "",
+        ))  # fmt: skip
+    head = ("rank", "host", "device", "pid", "ended", "after", "step", "memory", "CPU time")
+    more = f", the first {_MOST_WORKERS} of {len(last)}" if len(last) > _MOST_WORKERS else ""
+    cut = [tuple(cell[:_LONGEST] for cell in row) for row in rows]
+    return table(f"Each rank in its last generation{more}", head, cut) if rows else None
+
+
+def _logs(run: Run) -> Html | None:
+    ranks = {life.rank for life in run.lives}
+    share = min(20_000, _ALL_LOGS // max(len(ranks), 1))
+    found = sorted(logs.ends(run.folder, share).items())[:_MOST_WORKERS]
+    return join([_text(f"rank {rank}", text, share) for rank, text in found]) if found else None
+
+
+def _plan(run: Run) -> Html | None:
+    plan = run.nodes[0].plan
+    reasons, origins = (
+        dict(found) if isinstance(found := plan.get(name), dict) else {} for name in ("reasons", "origins")
+    )
+    values = {name: value for name, value in plan.items() if isinstance(value, str | int) and name != "v"}
+    rows = [(name, str(value), str(reasons.get(name, ""))) for name, value in values.items()]
+    rows += [(name, "", str(why)) for name, why in reasons.items() if name not in values]
+    rows += [(name, "option", str(where)) for name, where in origins.items()]
+    worker = next(_objects(plan.get("workers")), {})
+    argv = worker.get("argv")
+    command = (
+        tag("p", "Command of a worker: ", tag("code", " ".join(_shown_argv(argv)))) if isinstance(argv, list) else ""
+    )
+    return join(command, table("What was decided, and why", ("what", "value", "why"), _cut(rows))) if rows else None
+
+
+def _environment(run: Run) -> Html | None:
+    """Show the variables that ddplaunch set for the first worker; names that look like secrets keep theirs."""
+    worker = next(_objects(run.nodes[0].plan.get("workers")), {})
+    variables = worker.get("variables")
+    if not isinstance(variables, dict) or not variables:
+        return None
+    rows = [(name, _HIDDEN if _SECRET.search(name) else str(value)) for name, value in sorted(variables.items())]
+    return table(f"Variables that ddplaunch set for rank {worker.get('rank', 0)}", ("name", "value"), _cut(rows))
+
+
+def _machine(run: Run) -> Html:
+    rows = [("ddplaunch", run.version or "not known")]
+    for node in run.nodes[:_MOST_WORKERS]:
+        ranks = compress(rank for one in _objects(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int))
+        rows.append((node.host or "a node", f"ranks {ranks}" if ranks else "its plan is missing"))
+    return table("Versions and machines", ("what", "which"), _cut(rows))
+
+
+def _shown_argv(argv: Iterable[Any]) -> Iterator[str]:
+    """Return a command line without the values of options that look like secrets."""
+    hides = False
+    for word in map(str, argv):
+        name, equals, _ = word.partition("=")
+        if hides and not word.startswith("-"):
+            yield _HIDDEN
+        else:
+            yield f"{name}={_HIDDEN}" if equals and _SECRET.search(name) else word
+        hides = word.startswith("-") and not equals and bool(_SECRET.search(name))
+
+
+def _text(title: str, text: str, room: int, **attributes: str) -> Html:
+    """Return a text that opens and closes; of a long one the end, so that its markup has at most `room` bytes."""
+    text = clean(text)
+    shown = tag("code", text)
+    while len(shown.encode()) > room and text:
+        text = text[len(text) // 4 + 1 :].partition("\n")[2] or text[len(text) // 2 + 1 :]
+        shown = tag("code", text)
+    return tag(
+        "details", tag("summary", title), tag("pre", shown, tabindex=0, role="region", aria_label=title), **attributes
+    )
+
+
+def _objects(found: object) -> Iterator[Mapping[str, Any]]:
+    """Return the objects of a list from a JSON file."""
+    return (one for one in found if isinstance(one, dict)) if isinstance(found, list) else iter(())
+
+
+def _cut(rows: Iterable[Iterable[str]]) -> list[list[str]]:
+    return [[cell[:_LONGEST] for cell in row] for row in rows]
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))

@@ -1,0 +1,48 @@
+"""`ddplaunch report`: makes the page of a run, or its trace, and writes it to a file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.page.page import page
+from ddplaunch.page.record import read
+from ddplaunch.runs.logs import kept_run
+from ddplaunch.words import why_failed
+
+_NAME = "report.html"  # in the folder of the run
+
+
+def write(
+    env: Mapping[str, str], named: str | None, out: str | None, say: Callable[[str], None], *, opens: bool
+) -> str:
+    """Write the page of a run, and return where; `say` writes a line to stderr, `opens` shows the page in a browser.
+
+    Raises:
+        LaunchError: there is no such run, or the file cannot be written.
+    """
+    known = kept_run(env, named, "report")
+    if (run := read(known.folder)) is None:
+        raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")
+    for problem in run.problems:
+        say(f"warning: {problem[:1].lower()}{problem[1:].rstrip('.')}")
+    path = os.path.abspath(out or f"{known.folder}/{_NAME}")
+    _put(path, page(run, time.time()), private=out is None)
+    if opens:
+        import webbrowser  # few calls open one
+
+        if not webbrowser.open(f"file://{path}"):
+            say("no browser was found: open the file yourself")
+    return path
+
+
+def _put(path: str, text: str, *, private: bool) -> None:
+    """Write a file; a link in the place of one in the folder of a run is not followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | (os.O_NOFOLLOW if private else 0)
+    try:
+        with open(os.open(path, flags, 0o600 if private else 0o666), "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError as error:
+        raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="`--out FILE` names another file") from None

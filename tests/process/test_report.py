@@ -1,0 +1,66 @@
+"""`ddplaunch report`: the page of a job that failed and started again, and one clear error for all else."""
+
+import signal
+
+import pytest
+
+from ddplaunch.cli import main
+
+
+@pytest.fixture
+def report(job, monkeypatch, capsys):
+    """Call `ddplaunch report` as in a shell of the user of this job; return its status, stdout and stderr."""
+    monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
+
+    def call(*words: str) -> tuple[int, str, str]:
+        status = main.main(("report", *words))
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def test_the_page_of_a_job_with_a_restart_is_in_its_folder(job, program, report):
+    job.run("--nproc-per-node", 2, "--max-restarts", 1, program("behave"), "1=raises", "0=polite").expect(1)
+    status, out, err = report()
+    assert (status, out, err) == (0, f"{job.folder}/report.html\n", "")
+    text = (job.folder / "report.html").read_text()
+    for words in ("1 restart", "Rank 1 on ", "Traceback (most recent call last)", "ended with 0", "behave.py"):
+        assert words in text
+
+
+def test_a_job_that_runs_has_a_page_too(job, report, tmp_path):
+    job.behave()
+    assert report(job.folder.name, "--out", str(tmp_path / "page.html"))[0] == 0
+    assert "The run goes on" in (tmp_path / "page.html").read_text()
+    job.process.send_signal(signal.SIGINT)
+    job.wait().expect(130)
+
+
+def test_what_cannot_be_shown_or_written_is_one_error(job, program, report, tmp_path):
+    assert "error: there is no run with logs" in report()[2]
+    job.run(program("behave"), "all=done").expect(0)
+    assert "error: there is no run no-such-run here" in report("no-such-run")[2]
+    assert "holds no events of a run" in report(f"{tmp_path}/.")[2]
+    status, _, err = report("--out", "/no/such/folder/page.html")
+    assert status == 2
+    assert err == (
+        "error: cannot write /no/such/folder/page.html: no such file or directory\n\nhint: `--out FILE` names another file\n"
+    )
+
+
+def test_a_link_in_the_place_of_the_page_is_not_followed(job, program, report, tmp_path):
+    job.run(program("behave"), "all=done").expect(0)
+    (job.folder / "report.html").symlink_to(tmp_path / "other")
+    assert report()[0] == 2
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_browser_is_given_the_file(job, program, report, monkeypatch, tmp_path):
+    job.run(program("behave"), "all=done").expect(0)
+    shown = tmp_path / "shown"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {shown}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    assert report("--open")[0] == 0
+    assert shown.read_text() == f"file://{job.folder}/report.html\n"

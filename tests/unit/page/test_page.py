@@ -1,0 +1,183 @@
+"""The page of a run: what it holds, how large it gets, and that nothing of a worker becomes markup."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from ddplaunch.page.markup import clean, tag
+from ddplaunch.page.page import page
+from ddplaunch.page.record import read
+from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, started, worker
+
+EVIL = (
+    "</pre></title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[31m\x1b]8;;http://x\x07\u202e"
+)
+OURS = {
+    "html", "head", "meta", "title", "style", "body", "a", "header", "h1", "nav", "ul", "li", "main", "p", "strong", "section",
+    "h2", "i", "div", "svg", "text", "g", "path", "rect", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th",
+    "td", "pre", "code", "footer",
+}  # fmt: skip
+
+
+class Elements(HTMLParser):
+    """The elements of a page, its attributes and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.data = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.data += data
+
+
+def page_of(folder: str) -> str:
+    run = read(folder)
+    assert run is not None
+    return page(run, BEGAN + 100)
+
+
+def plan(workers: int = 2, /, **variables: str) -> dict[str, Any]:
+    rows = [
+        {
+            "rank": rank,
+            "local_rank": rank,
+            "host": "alpha",
+            "device": "cpu",
+            "argv": ["python", "train.py"],
+            "variables": variables,
+        }
+        for rank in range(workers)
+    ]
+    return {"run_id": "20261124-120000-k7qx", "reasons": {"backend": EVIL}, "origins": {EVIL: "x"}, "workers": rows}
+
+
+def failure(error: str) -> dict[str, Any]:
+    first = {"rank": 1, "host": "alpha", "local_rank": 1, "how": "exit status 3", "error": error}
+    return {"status": 3, "first_failure": first, "workers": [{"rank": 0, "peak_rss": 1 << 20, "cpu_seconds": 1.5}]}
+
+
+def hostile(folder: Path) -> str:
+    """A run in whose files everything is hostile that a worker or a host can choose."""
+    events = [
+        started(host=EVIL, program=EVIL), generation(0, 0), worker(0, 0), worker(0, 1),
+        event(1, "worker_raised", rank=1, type=EVIL, message=EVIL), event(1, "notice", text=EVIL),
+        event(2, "stop_sent", signal=15, name=EVIL, ranks=EVIL), exited(3, 0, 1, EVIL), exited(3, 1, 3, EVIL), ended(4, 3, EVIL),
+    ]  # fmt: skip
+    path = recorded(folder, *events, plan=plan(NAME=EVIL, **{EVIL: EVIL}), summary=failure(EVIL))
+    (folder / "rank-1.out").write_text(f"{EVIL}\n" * 100)
+    (folder / "rank-1.err").write_bytes(b"\xff\x00" + EVIL.encode())
+    (folder / "errors/0").mkdir(parents=True)
+    (folder / "errors/0/1.json").write_text(json.dumps({"message": {"extraInfo": {"py_callstack": EVIL}}}))
+    (folder / "stacks").mkdir()
+    (folder / "stacks/0.txt").write_text(EVIL)
+    return path
+
+
+def test_nothing_that_a_worker_says_becomes_markup(tmp_path: Path) -> None:
+    text = page_of(hostile(tmp_path / "run"))
+    found = Elements(text)
+    assert set(found.tags) <= OURS
+    assert not found.open
+    assert not [name for name, _ in found.attributes if name.startswith("on") or name in ("src", "style")]
+    assert all(value and value.startswith("#") for name, value in found.attributes if name == "href")
+    assert not set("\x1b\u202e\x00\x07") & set(text)
+    assert found.data.count("<script>alert(1)</script>") > 100
+
+
+@settings(max_examples=200, deadline=None)
+@given(some.text())
+def test_any_text_is_one_text_in_an_element_and_in_an_attribute(text: str) -> None:
+    found = Elements(tag("p", text, title=text))
+    assert found.tags == ["p"]
+    assert len(found.attributes) == 1
+    assert found.data.replace("\r", "") == clean(text).replace("\r", "")
+
+
+def test_the_page_forbids_scripts_and_requests(tmp_path: Path) -> None:
+    text = page_of(restarted(tmp_path / "run"))
+    assert 'http-equiv="Content-Security-Policy" content="default-src &#x27;none&#x27;;style-src' in text
+    assert "<script" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_a_reader_without_eyes_finds_landmarks_headers_and_the_timeline_as_a_table(tmp_path: Path) -> None:
+    text = page_of(restarted(tmp_path / "run", plan=plan(), summary=failure("ValueError: x")))
+    found = Elements(text)
+    assert {"header", "nav", "main", "footer", "caption"} <= set(found.tags)
+    assert ("lang", "en") in found.attributes
+    assert ("role", "img") in found.attributes
+    assert found.tags.count("table") == found.tags.count("caption")
+    assert {value for name, value in found.attributes if name == "scope"} == {"row", "col"}
+    ids = {value for name, value in found.attributes if name == "id"}
+    assert {value for name, value in found.attributes if name == "aria-labelledby"} <= ids
+    assert {str(value)[1:] for name, value in found.attributes if name == "href"} <= ids
+    assert "<td>1</td><td>exit status 3</td>" in text
+
+
+def test_the_page_says_what_happened(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    text = page_of(restarted(folder, generations=3, plan=plan(), summary=failure("ValueError: bad batch")))
+    for words in ("k7qx: train.py", "2 workers finished in 9 s", "2 restarts", "Rank 1 on alpha: ValueError: bad batch",
+                  "SIGTERM to ranks 0", "1 MiB", "rank 1: exit status 3"):  # fmt: skip
+        assert words in text
+    assert text.count('class="restart"') == 2
+
+
+def test_secrets_are_not_on_the_page(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    content = plan(HF_TOKEN="hush-1", AWS_SECRET_ACCESS_KEY="hush-2", OMP_NUM_THREADS="7")
+    content["workers"][0]["argv"] = ["python", "train.py", "--api-key", "hush-3", "--wandb-token=hush-4", "--lr", "0.5"]
+    text = page_of(restarted(folder, plan=content))
+    assert "hush" not in text
+    assert "<td>7</td>" in text
+    assert "--lr 0.5" in text
+
+
+def test_what_is_wrong_with_the_files_is_on_the_page(tmp_path: Path) -> None:
+    text = page_of(recorded(tmp_path / "run", started(), "{", generation(0, 0)))
+    assert "is damaged: 1 line of 3 cannot be read" in text
+    assert "The run was killed" in text
+
+
+@pytest.mark.parametrize(
+    "content", [{"workers": 3}, {"workers": [1, {"rank": []}, {"rank": 0, "argv": 3}]}, {"reasons": []}]
+)
+def test_files_of_a_strange_shape_give_a_page(tmp_path: Path, content: dict[str, Any]) -> None:
+    strange = {**content, "first_failure": {"rank": [], "error": {}}}
+    assert "</html>" in page_of(restarted(tmp_path / "run", plan=content, summary=strange))
+
+
+@pytest.mark.parametrize(("ranks", "generations", "most"), [(8, 300, 1_000_000), (256, 40, 3_000_000)])
+def test_the_page_is_small_however_much_there_is_to_say(
+    tmp_path: Path, ranks: int, generations: int, most: int
+) -> None:
+    folder = tmp_path / "run"
+    restarted(folder, ranks, generations, plan=plan(ranks, NAME="x" * 100_000), summary=failure("<" * 100_000))
+    for rank in range(ranks):
+        (folder / f"rank-{rank}.out").write_text('<"&>\n' * 100_000)
+    (folder / "stacks").mkdir()
+    (folder / f"stacks/{generations - 1}.txt").write_text("<" * 1_000_000)
+    with open(folder / "events.jsonl", "a") as events:
+        events.writelines(f"{json.dumps(event(1, 'notice', text='<' * 900))}\n" for _ in range(5000))
+    assert len(page_of(str(folder)).encode()) < most

@@ -1,0 +1,110 @@
+"""What is read from the folder of a run, whatever state its files are in."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.page.record import read
+from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, started, worker
+
+
+def test_each_rank_has_a_life_in_each_generation(tmp_path: Path) -> None:
+    run = read(restarted(tmp_path / "run"))
+    assert run is not None
+    assert [(life.rank, life.generation, life.kind) for life in run.lives] == [
+        (0, 0, "stopped"),
+        (0, 1, "good"),
+        (1, 0, "failed"),
+        (1, 1, "good"),
+    ]
+    assert [(one.number, one.failed_rank, one.wait) for one in run.generations] == [(0, 1, 2.0), (1, None, None)]
+    assert (run.program, run.outcome, run.status, run.problems) == ("train.py", "2 workers finished in 9 s", 0, ())
+    assert (run.began, run.ended) == (BEGAN, BEGAN + 21)
+
+
+def test_the_clock_of_an_event_written_late_is_that_of_the_others(tmp_path: Path) -> None:
+    late = {**worker(1, 0), "at": BEGAN + 500}
+    run = read(recorded(tmp_path / "run", started(), generation(0, 0), late, exited(5, 0), ended(5)))
+    assert run is not None
+    assert run.lives[0].began == BEGAN + 1
+
+
+@pytest.mark.parametrize(
+    "line", ["{", '{"event": "worker_exited", "rank": "0"}', "[" * 100_000, "\x00\xff", "null", "1e999"]
+)
+def test_a_damaged_line_is_counted_and_the_others_are_read(tmp_path: Path, line: str) -> None:
+    folder = recorded(tmp_path / "run", started(), generation(0, 0), worker(0, 0), line, exited(5, 0), ended(5))
+    run = read(folder)
+    assert run is not None
+    assert run.lives[0].kind == "good"
+    assert run.problems == (f"{folder}/events.jsonl is damaged: 1 line of 6 cannot be read.",)
+
+
+def test_events_of_another_version_are_read_as_far_as_they_can_be(tmp_path: Path) -> None:
+    later = [{**each, "v": 2} for each in (started(), generation(0, 0), worker(0, 0), exited(5, 0), ended(5))]
+    run = read(recorded(tmp_path / "run", *later))
+    assert run is not None
+    assert len(run.lives) == 1
+    assert "another version" in run.problems[0]
+
+
+def test_a_run_that_was_killed_ends_with_its_last_event(tmp_path: Path) -> None:
+    run = read(
+        recorded(tmp_path / "run", started(), generation(0, 0), worker(0, 0), event(7, "notice", text="still there"))
+    )
+    assert run is not None
+    assert (run.goes_on, run.ended, run.lives[0].kind) == (False, BEGAN + 7, "running")
+    assert "has no end" in run.problems[0]
+
+
+def test_a_run_that_goes_on_has_no_problem_with_a_line_that_is_half_written(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "run", started(), generation(0, 0), worker(0, 0))
+    with open(f"{folder}/events.jsonl", "a") as events:
+        events.write('{"v": 1, "event": "worker_ex')
+        events.flush()
+        fcntl.flock(events, fcntl.LOCK_EX)
+        run = read(folder)
+    assert run is not None
+    assert (run.goes_on, run.problems, run.lives[0].ended) == (True, (), None)
+
+
+def test_the_nodes_of_a_shared_home_are_one_run(tmp_path: Path) -> None:
+    for node, host in enumerate(("alpha", "beta")):
+        failed = [event(5, "generation_failed", generation=0, rank=1, wait=1.0)] if node == 0 else []
+        lines = [started(host=host), generation(0, 0), worker(0, node), exited(5, node), *failed, ended(5)]
+        shifted = [
+            {**each, "mono": each["mono"] + 1e6 * node} for each in lines
+        ]  # machines that started at other times
+        recorded(tmp_path / f"run/node-{node}", *shifted)
+    run = read(str(tmp_path / "run"))
+    assert run is not None
+    assert [node.host for node in run.nodes] == ["alpha", "beta"]
+    assert [(life.rank, life.node, life.ended) for life in run.lives] == [(0, 0, BEGAN + 5), (1, 1, BEGAN + 5)]
+    assert run.generations[0].failed_rank == 1
+
+
+def test_a_suspension_is_a_gap(tmp_path: Path) -> None:
+    lines = [worker(0, 0), event(2, "job_suspended"), event(4, "job_resumed"), exited(5, 0), ended(5)]
+    run = read(recorded(tmp_path / "run", started(), generation(0, 0), *lines))
+    assert run is not None
+    assert [(gap.began - BEGAN, gap.ended - BEGAN) for gap in run.gaps] == [(2, 4)]
+
+
+def test_files_that_are_no_objects_are_named(tmp_path: Path) -> None:
+    folder = restarted(tmp_path / "run")
+    Path(folder, "plan.json").write_text("[")
+    Path(folder, "summary.json").write_text(json.dumps({"v": 9}))
+    run = read(folder)
+    assert run is not None
+    assert run.problems == (
+        f"{folder}/plan.json is damaged.",
+        f"{folder}/summary.json was written by another version of ddplaunch.",
+    )
+
+
+def test_a_folder_without_events_is_no_run(tmp_path: Path) -> None:
+    assert read(str(tmp_path)) is None
