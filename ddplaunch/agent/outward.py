@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from ddplaunch import __version__
+from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
 from ddplaunch.runlog.events import VERSION, Event
 from ddplaunch.runlog.folders import short
@@ -261,4 +262,4 @@ def render(figures: Figures) -> str:
 
 
 def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return line(label).replace("\\", r"\\").replace('"', r"\"")

@@ -20,7 +20,7 @@ FIGURES = Figures(
     restarts=1,
     started_at=1000.0,
     progressed_at=1234.5,
-    progress=Progress(step=412, total=1000, metrics=(("loss", "nan"), ('a"} 1\nb', "1e+05"), ("top", "-inf"))),
+    progress=Progress(step=412, total=1000, metrics=(("loss", "nan"), ('a"} 1\n\x1b[31m', "1e+05"), ("top", "-inf"))),
 )
 
 
@@ -78,6 +78,7 @@ def test_every_line_is_one_that_prometheus_reads():
     lines = render(FIGURES).splitlines()
     samples = [line for line in lines if not line.startswith("# ")]
     assert all(SAMPLE.fullmatch(line) for line in samples), samples
+    assert all(line.isprintable() for line in lines)
     names = {line.partition("{")[0] for line in samples}
     assert {line.split()[2] for line in lines if line.startswith("# TYPE ")} == names
     assert all(sum(line.startswith(f"# TYPE {name} ") for line in lines) == 1 for name in names)
