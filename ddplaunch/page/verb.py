@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from ddplaunch.errors import LaunchError
 from ddplaunch.page.page import page
 from ddplaunch.page.record import read
+from ddplaunch.page.trace import trace
 from ddplaunch.runs.logs import kept_run
 from ddplaunch.words import why_failed
 
@@ -16,18 +17,32 @@ _NAME = "report.html"  # in the folder of the run
 
 
 def write(
-    env: Mapping[str, str], named: str | None, out: str | None, say: Callable[[str], None], *, opens: bool
+    env: Mapping[str, str],
+    named: str | None,
+    say: Callable[[str], None],
+    *,
+    out: str | None,
+    trace_file: str | None,
+    opens: bool,
 ) -> str:
-    """Write the page of a run, and return where; `say` writes a line to stderr, `opens` shows the page in a browser.
+    """Write the page of a run, or only its trace if a file for that is named, and return where.
+
+    `say` writes a line to stderr, `opens` shows the page in a browser.
 
     Raises:
         LaunchError: there is no such run, or the file cannot be written.
     """
+    if trace_file is not None and (opens or out is not None):
+        raise LaunchError("--trace FILE writes a trace and no page", hint="leave --open and --out out, or --trace")
     known = kept_run(env, named, "report")
     if (run := read(known.folder)) is None:
         raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")
     for problem in run.problems:
         say(f"warning: {problem[:1].lower()}{problem[1:].rstrip('.')}")
+    if trace_file is not None:
+        path = os.path.abspath(trace_file)
+        _put(path, trace(run), private=False)
+        return path
     path = os.path.abspath(out or f"{known.folder}/{_NAME}")
     _put(path, page(run, time.time()), private=out is None)
     if opens:
@@ -45,4 +60,4 @@ def _put(path: str, text: str, *, private: bool) -> None:
         with open(os.open(path, flags, 0o600 if private else 0o666), "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
     except OSError as error:
-        raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="`--out FILE` names another file") from None
+        raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="name another file") from None

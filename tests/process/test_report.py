@@ -1,5 +1,6 @@
 """`ddplaunch report`: the page of a job that failed and started again, and one clear error for all else."""
 
+import json
 import signal
 
 import pytest
@@ -28,6 +29,16 @@ def test_the_page_of_a_job_with_a_restart_is_in_its_folder(job, program, report)
         assert words in text
 
 
+def test_the_trace_is_written_in_place_of_the_page(job, program, report, tmp_path):
+    job.run("--nproc-per-node", 2, program("behave"), "all=done").expect(0)
+    file = tmp_path / "trace.json"
+    assert report("--trace", str(file)) == (0, f"{file}\n", "")
+    names = {entry["args"].get("name") for entry in json.loads(file.read_text())["traceEvents"]}
+    assert {"rank 0", "rank 1", "generations"} <= names
+    assert not (job.folder / "report.html").exists()
+    assert report("--trace", str(file), "--open")[2].startswith("error: --trace FILE writes a trace and no page\n")
+
+
 def test_a_job_that_runs_has_a_page_too(job, report, tmp_path):
     job.behave()
     assert report(job.folder.name, "--out", str(tmp_path / "page.html"))[0] == 0
@@ -37,14 +48,13 @@ def test_a_job_that_runs_has_a_page_too(job, report, tmp_path):
 
 
 def test_what_cannot_be_shown_or_written_is_one_error(job, program, report, tmp_path):
-    assert "error: there is no run with logs" in report()[2]
     job.run(program("behave"), "all=done").expect(0)
     assert "error: there is no run no-such-run here" in report("no-such-run")[2]
     assert "holds no events of a run" in report(f"{tmp_path}/.")[2]
     status, _, err = report("--out", "/no/such/folder/page.html")
     assert status == 2
     assert err == (
-        "error: cannot write /no/such/folder/page.html: no such file or directory\n\nhint: `--out FILE` names another file\n"
+        "error: cannot write /no/such/folder/page.html: no such file or directory\n\nhint: name another file\n"
     )
 
 

@@ -1,0 +1,124 @@
+"""A run as a Chrome trace, which Perfetto and chrome://tracing open: JSON in the Trace Event Format. Pure.
+
+The job is a process with a track for its generations; each node is a process with a track for each of its ranks. All times are
+microseconds since the start of the run. A worker's slice is split where its node did not run, so that suspensions are gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ddplaunch.page.markup import clean
+from ddplaunch.page.record import Gap, Life, Run
+from ddplaunch.runlog.folders import short
+
+_JOB = 1  # the process of the job; that of node n is n + 2
+_TRACK = 1  # of the job's process; in a node rank r has track r + 1, because 0 is the idle task to Perfetto
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_LONGEST = 1000  # characters of a text
+
+Entry = Mapping[str, Any]
+
+
+def trace(run: Run) -> str:
+    """Return the trace of a run."""
+    entries = [*_names(run), *_job(run), *_workers(run), *_marks(run)]
+    about = {"run": run.run_id, "program": clean(run.program), "problems": list(map(clean, run.problems))}
+    lines = ",\n".join(json.dumps(entry) for entry in entries)
+    return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+def _names(run: Run) -> Iterator[Entry]:
+    """Name processes and tracks, and put them in order."""
+    yield from _named("process", short(run.run_id), 0, pid=_JOB, tid=_TRACK)
+    yield from _named("thread", "generations", 0, pid=_JOB, tid=_TRACK)
+    for index, node in enumerate(run.nodes):
+        yield from _named("process", f"node {index}: {node.host}", index + 1, pid=index + 2, tid=0)
+    for node_index, rank in sorted({(life.node, life.rank) for life in run.lives}):
+        yield from _named("thread", f"rank {rank}", rank, pid=node_index + 2, tid=rank + 1)
+
+
+def _named(what: str, name: str, order: int, *, pid: int, tid: int) -> Iterator[Entry]:
+    yield {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": clean(name[:_LONGEST])}}
+    yield {"ph": "M", "name": f"{what}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": order}}
+
+
+def _job(run: Run) -> Iterator[Entry]:
+    """Return a slice for each generation, and one for the time from its end to the next."""
+    ends: dict[int, float] = {}
+    for life in run.lives:
+        ends[life.generation] = max(ends.get(life.generation, 0.0), run.ended if life.ended is None else life.ended)
+    following = [one.began for one in run.generations[1:]] + [run.ended]
+    for one, then in zip(run.generations, following, strict=True):
+        end = min(ends.get(one.number, then), then)
+        yield _slice(run, f"generation {one.number}", one.began, end, _JOB, _TRACK, {"failed_rank": one.failed_rank})
+        if one is not run.generations[-1]:
+            yield _slice(run, "restart", end, then, _JOB, _TRACK, {"pause": one.wait})
+
+
+def _workers(run: Run) -> Iterator[Entry]:
+    """Return the slices of each worker, without the times in which its node did not run."""
+    for life in run.lives:
+        about: dict[str, Any] = {"pid": life.pid, "end": clean(life.how[:_LONGEST]) or "running", "status": life.status}
+        if life.reached is not None:
+            about |= {"first_step": life.reached.first_step, "step": life.reached.step}
+        for began, ended in _pieces(life, run.ended, [gap for gap in run.gaps if gap.node == life.node]):
+            yield _slice(run, f"generation {life.generation}", began, ended, life.node + 2, life.rank + 1, about)
+
+
+def _pieces(life: Life, until: float, gaps: Sequence[Gap]) -> Iterator[tuple[float, float]]:
+    """Return the times in which a worker ran."""
+    at, end = life.began, until if life.ended is None else life.ended
+    for gap in sorted(gaps, key=lambda gap: gap.began):
+        if at <= gap.began < end:
+            yield at, gap.began
+        if gap.began < end:
+            at = max(at, min(gap.ended, end))
+    yield at, max(at, end)
+
+
+def _marks(run: Run) -> Iterator[Entry]:
+    """Return what happened at a moment: on the tracks of the ranks that it concerns, else on that of the job."""
+    tracks = {life.rank: life.node for life in run.lives}
+    for mark in run.marks:
+        ranks = [rank for rank in _ranks(mark.ranks, max(tracks, default=0)) if tracks.get(rank) == mark.node]
+        places = [(mark.node + 2, rank + 1) for rank in ranks] or [(_JOB, _TRACK)]
+        for pid, tid in places:
+            about = {"text": clean(mark.text[:_LONGEST])}
+            yield {
+                "ph": "i",
+                "s": "t",
+                "name": mark.name,
+                "ts": _ts(run, mark.at),
+                "pid": pid,
+                "tid": tid,
+                "args": about,
+            }
+
+
+def _ranks(text: str, largest: int) -> Iterator[int]:
+    """Read `0-3,7`, up to the largest rank that there is."""
+    for low, high in _RANGE.findall(text):
+        yield from range(int(low), min(int(high or low), largest) + 1)
+
+
+def _slice(run: Run, name: str, began: float, ended: float, pid: int, tid: int, about: Mapping[str, Any]) -> Entry:
+    start = _ts(run, began)
+    length = max(_ts(run, ended) - start, 0)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": "ddplaunch",
+        "ts": start,
+        "dur": length,
+        "pid": pid,
+        "tid": tid,
+        "args": about,
+    }
+
+
+def _ts(run: Run, at: float) -> int:
+    return max(round((at - run.began) * 1e6), 0)

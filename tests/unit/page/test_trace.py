@@ -1,0 +1,102 @@
+"""The trace of a run, checked against the Trace Event Format: its phases and what each of them needs."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.page.record import read
+from ddplaunch.page.trace import trace
+from tests.recorded import ended, event, exited, generation, recorded, restarted, started, worker
+
+# "Trace Event Format": the fields of a complete event, an instant event and a metadata event, and the names of the latter
+NEEDED = {
+    "X": {"name", "ts", "dur", "pid", "tid"},
+    "i": {"name", "ts", "pid", "tid", "s"},
+    "M": {"name", "pid", "args"},
+}
+METADATA = {
+    "process_name": "name",
+    "thread_name": "name",
+    "process_sort_index": "sort_index",
+    "thread_sort_index": "sort_index",
+}
+SECOND = 1_000_000  # microseconds
+
+
+def entries(folder: str) -> list[dict[str, Any]]:
+    """Return the entries of the trace of a run, each as the format wants it."""
+    run = read(folder)
+    assert run is not None
+    found: list[dict[str, Any]] = json.loads(trace(run))["traceEvents"]
+    tracks = set()
+    for entry in found:
+        assert NEEDED[entry["ph"]] <= set(entry)
+        assert all(
+            isinstance(entry[name], int) and entry[name] >= 0 for name in ("pid", "tid", "ts", "dur") if name in entry
+        )
+        if entry["ph"] == "M":
+            assert set(entry["args"]) == {METADATA[entry["name"]]}
+            tracks.add((entry["name"], entry["pid"], entry["tid"]))
+        elif entry["ph"] == "i":
+            assert entry["s"] in ("g", "p", "t")
+    for entry in found:
+        if entry["ph"] != "M":
+            assert ("thread_name", entry["pid"], entry["tid"]) in tracks
+    slices = [entry for entry in found if entry["ph"] == "X"]
+    by_track = sorted(slices, key=lambda entry: (entry["pid"], entry["tid"], entry["ts"]))
+    for before, after in pairwise(by_track):  # slices of a track may be nested, but not overlap
+        if (before["pid"], before["tid"]) == (after["pid"], after["tid"]):
+            assert before["ts"] + before["dur"] <= after["ts"]
+    return found
+
+
+def slices(found: list[dict[str, Any]], pid: int, tid: int) -> list[tuple[str, float, float]]:
+    """Return name, start and length, in seconds, of what a track shows."""
+    return [
+        (entry["name"], entry["ts"] / SECOND, entry["dur"] / SECOND)
+        for entry in found
+        if entry["ph"] == "X" and (entry["pid"], entry["tid"]) == (pid, tid)
+    ]
+
+
+def test_each_rank_has_a_track_with_its_generations_and_the_job_one_with_restarts(tmp_path: Path) -> None:
+    found = entries(restarted(tmp_path / "run"))
+    assert slices(found, 1, 1) == [("generation 0", 0, 10), ("restart", 10, 2), ("generation 1", 12, 9)]
+    assert slices(found, 2, 2) == [("generation 0", 0.1, 8.9), ("generation 1", 12.1, 8.9)]
+    names = {(each["pid"], each["tid"]): each["args"]["name"] for each in found if each["name"] == "thread_name"}
+    assert names == {(1, 1): "generations", (2, 1): "rank 0", (2, 2): "rank 1"}
+
+
+def test_a_stop_is_on_the_tracks_of_its_ranks_and_a_notice_on_that_of_the_job(tmp_path: Path) -> None:
+    stop = event(3, "stop_sent", signal=15, name="SIGTERM", ranks="0-1,5,7-99999999")
+    lines = [
+        worker(0, 0),
+        worker(0, 1),
+        stop,
+        event(4, "notice", text="\x1b[31mhello"),
+        exited(5, 0),
+        exited(5, 1),
+        ended(5),
+    ]
+    found = entries(recorded(tmp_path / "run", started(), generation(0, 0), *lines))
+    marks = [(each["name"], each["pid"], each["tid"], each["args"]["text"]) for each in found if each["ph"] == "i"]
+    assert [mark[:3] for mark in marks] == [("stop_sent", 2, 1), ("stop_sent", 2, 2), ("notice", 1, 1)]
+    assert marks[-1][3] == "hello"
+
+
+def test_a_suspension_is_a_gap_in_the_tracks_of_its_node(tmp_path: Path) -> None:
+    pauses = [event(2, "job_suspended"), event(4, "job_resumed"), event(8, "paused", seconds=1.0)]
+    found = entries(
+        recorded(tmp_path / "run", started(), generation(0, 0), worker(0, 0), *pauses, exited(9, 0), ended(9))
+    )
+    assert slices(found, 2, 1) == [("generation 0", 0, 2), ("generation 0", 4, 3), ("generation 0", 8, 1)]
+
+
+def test_gaps_that_overlap_or_lie_outside_give_no_slice_that_overlaps(tmp_path: Path) -> None:
+    pauses = [event(6, "paused", seconds=5.0), event(7, "paused", seconds=2.0), event(20, "paused", seconds=1.0)]
+    lines = [worker(2, 0), *pauses[:2], exited(9, 0), pauses[2], ended(21)]
+    found = entries(recorded(tmp_path / "run", started(), generation(0, 0), *lines))
+    assert slices(found, 2, 1) == [("generation 0", 7, 2)]
