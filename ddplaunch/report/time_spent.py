@@ -1,0 +1,72 @@
+"""Where the time of a job went: starts, steps, steps that were lost and done again, and the time between generations. Pure.
+
+ETTR, the effective training time ratio, is the share of the time in which the job made steps that it kept. It is known where
+the script says its steps (`ddplaunch.progress()`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from ddplaunch.words import duration
+
+
+class Attempt(Struct, frozen=True):
+    """One generation, and the steps of the worker that came farthest in it; times are seconds of one clock."""
+
+    began: float
+    ended: float
+    first_call: float | None = None  # when the worker said `first_step`; None: it said no step
+    last_call: float = 0.0  # when it said `last_step`
+    first_step: int = 0
+    last_step: int = 0
+
+
+class Spent(Struct, frozen=True):
+    """The seconds of a job by what they were spent on; their sum is `total`."""
+
+    total: float
+    start: float  # before the first step
+    steps: float  # that were kept
+    again: float  # steps that a generation before had made already
+    restarts: float  # from the last step of a generation to the first step of the next
+    end: float  # after the last step
+
+    @property
+    def effective(self) -> float:
+        """The share of the time in which steps were made that were kept."""
+        return self.steps / self.total if self.total > 0 else 0.0
+
+    def __str__(self) -> str:
+        """Say it: "effective 94%: start 8 s, restarts 2 min, steps done again 40 s"."""
+        parts = (("start", self.start), ("restarts", self.restarts), ("steps done again", self.again))
+        return f"effective {self.effective:.0%}: " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts)
+
+
+def time_spent(attempts: Sequence[Attempt], began: float, ended: float) -> Spent | None:
+    """Return where the time from `began` to `ended` went; None if no worker said a step."""
+    start = steps = again = restarts = 0.0
+    last: float | None = None  # when the last step was said
+    farthest = 0
+    for attempt in attempts:
+        if attempt.first_call is None:  # all of it counts as the time between two steps
+            continue
+        first_call = min(max(attempt.first_call, began if last is None else last), ended)
+        last_call = min(max(attempt.last_call, first_call), ended)
+        if last is None:
+            start = first_call - began
+        else:
+            restarts += first_call - last
+        made = attempt.last_step - attempt.first_step
+        known = min(max(farthest - attempt.first_step, 0), max(made, 0)) if last is not None else 0
+        seconds = last_call - first_call
+        repeated = seconds * known / made if made > 0 else 0.0
+        again += repeated
+        steps += seconds - repeated
+        farthest = max(farthest, attempt.last_step)
+        last = last_call
+    if last is None:
+        return None
+    return Spent(ended - began, start, steps, again, restarts, ended - last)
