@@ -32,7 +32,9 @@ def test_without_steps_nothing_is_known() -> None:
     assert time_spent([Attempt(0, 5), Attempt(5, 9)], 0, 9) is None
 
 
-@pytest.mark.parametrize("attempt", [Attempt(0, 9, 500, -3, 9, 1), Attempt(0, 9, -7, 1e9, 5, 5), Attempt(3, 2, 1, 1, 0, 10**18)])
+@pytest.mark.parametrize(
+    "attempt", [Attempt(0, 9, 500, -3, 9, 1), Attempt(0, 9, -7, 1e9, 5, 5), Attempt(3, 2, 1, 1, 0, 10**18)]
+)
 def test_figures_that_cannot_be_give_shares_of_the_time(attempt: Attempt) -> None:
     spent = time_spent([attempt, attempt], 0, 9)
     assert spent is not None
