@@ -15,6 +15,7 @@ from ddplaunch.page import logs
 from ddplaunch.page.markup import Html, clean, join, scrolling, styles, table, tag
 from ddplaunch.page.record import Life, Run
 from ddplaunch.page.timeline import timeline
+from ddplaunch.report.time_spent import attempt, time_spent
 from ddplaunch.runlog.folders import short
 from ddplaunch.words import compress, count, duration, size
 
@@ -70,6 +71,7 @@ def _sections(run: Run) -> Iterator[tuple[str, str, Html | None]]:
     """Return the sections by their order: identifier, title and content, None where there is nothing to say."""
     yield "timeline", "Timeline", _timeline(run)
     yield "restarts", "Restarts", _restarts(run)
+    yield "time", "Where the time went", _time_spent(run)
     yield "failure", "The first failure", _failure(run)
     yield "events", "What happened", _events(run)
     yield "workers", "Workers", _workers(run)
@@ -135,6 +137,31 @@ def _restarts(run: Run) -> Html | None:
         f"{count(len(run.generations) - 1, 'restart')}",
         ("generation", "next start after", "first failure", "pause"),
         rows,
+    )
+
+
+def _time_spent(run: Run) -> Html | None:
+    """Show what the time went to, if the script said its steps."""
+    farthest: dict[int, Life] = {}
+    for life in run.lives:
+        if life.reached is not None and life.ended is not None:
+            known = farthest.get(life.generation)
+            if known is None or known.reached is None or life.reached.step > known.reached.step:
+                farthest[life.generation] = life
+    attempts = []
+    for one in run.generations:
+        found = farthest.get(one.number)
+        if found is not None and found.reached is not None and found.ended is not None:
+            attempts.append(attempt(one.began, found.ended, found.ended, found.reached))
+    spent = time_spent(attempts, run.began, run.ended)
+    if spent is None:
+        return None
+    parts = (("start", spent.start), ("steps that were kept", spent.steps), ("steps done again", spent.again),
+             ("from the last step to the first after a restart", spent.restarts), ("after the last step", spent.end))  # fmt: skip
+    rows = [(name, duration(seconds), f"{seconds / (spent.total or 1):.1%}") for name, seconds in parts]
+    return join(
+        tag("p", f"Effective: {spent.effective:.1%} of {duration(spent.total)}."),
+        table("Time", ("for", "time", "share"), rows),
     )
 
 

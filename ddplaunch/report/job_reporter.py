@@ -183,7 +183,9 @@ class JobReporter:
                 plan, nodes = self._reporter.plan, len(state.taking_part)
                 if plan is not None and nodes > 1:
                     nodes = plan.nnodes  # where a command was started for each rank, each takes part
-                return render_finished(workers, now - began, restarts=state.restarts, nodes=nodes)
+                text = render_finished(workers, now - began, restarts=state.restarts, nodes=nodes)
+                spent = self._reporter.time_spent()
+                return text if spent is None else f"{text}, {spent}"
             case Why.SIGNALLED:
                 stopped = (end.stopped_at for end in exits if end.stopped_at is not None)
                 after = min(stopped, default=now) - began if state.has_begun else None

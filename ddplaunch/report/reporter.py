@@ -23,7 +23,8 @@ from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 from ddplaunch.words import count, duration, tilde
 
 if TYPE_CHECKING:  # few jobs need it
-    from ddplaunch.supervise.outcome import Intent
+    from ddplaunch.report.time_spent import Spent
+    from ddplaunch.supervise.outcome import Intent, Progress
 
 _LONGEST_PROGRAM = 1000  # characters in an event
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
@@ -77,6 +78,8 @@ class Reporter:
         self.plan: Plan | None = None  # of the generation that runs, or of the last one
         self._folder: RunFolder | None = None
         self._readers = tuple(readers)
+        # of each generation: its start, and the end and progress of the worker of this node that came farthest
+        self._generations: list[tuple[float, float, Progress | None]] = []
         self._early: list[Event] = []  # from before there was a folder
         self._verbosity = verbosity
         self._origins = origins
@@ -149,6 +152,10 @@ class Reporter:
                     assert self.plan is not None
                     running = self.plan.world_size - len(before.exits)
                     self.print(render_stopping(signum, before.policy.grace_period, running, self.plan.nnodes))
+            case node.WorkerExited(exit, _) if exit.progress is not None and self._generations:
+                began, _, farthest = self._generations[-1]
+                if farthest is None or exit.progress.step > farthest.step:
+                    self._generations[-1] = began, exit.at, exit.progress
             case node.Swept(left) if before.last_sweep is not None:
                 self.emit("swept", signal=int(before.last_sweep.signum), left=list(left))
 
@@ -165,6 +172,7 @@ class Reporter:
         """Report that all workers are being started."""
         plan, folder = self.plan, self._folder
         self.master_port = port
+        self._generations.append((self.clock(), 0.0, None))
         assert plan is not None
         assert folder is not None
         if plan is not self._kept_plan:  # the nodes may have agreed on another one
@@ -274,8 +282,24 @@ class Reporter:
             self._reply({"type": "outcome", **ending, "workers": ()})
         if self._folder is not None:
             dropped = self._folder.files.dropped_lines
-            steps = {"steps_per_second": self.pace, "straggler": self.came_last}
+            steps: dict[str, Any] = {"steps_per_second": self.pace, "straggler": self.came_last}
+            spent = self.time_spent()
+            steps["time_spent"] = spent.data() if spent is not None else None
             self._folder.write("summary.json", {**ending, **steps, "dropped_log_lines": dropped})
+
+    def time_spent(self) -> Spent | None:
+        """Return where the time of a job with restarts went; None without a restart, or if no worker said its steps."""
+        if len(self._generations) < 2:
+            return None
+        from ddplaunch.report.time_spent import Attempt, attempt, time_spent  # most jobs have no restart
+
+        now = self.clock()
+        ends = [*(began for began, _, _ in self._generations[1:]), now]
+        attempts = [
+            attempt(began, end, at, reached) if reached is not None else Attempt(began, end)
+            for (began, at, reached), end in zip(self._generations, ends, strict=True)
+        ]
+        return time_spent(attempts, self.began, now)
 
     def print_end(self, why: str, text: str) -> None:
         """Print the coordinator's text about the end; on its own node it has printed more."""

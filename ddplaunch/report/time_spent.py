@@ -7,10 +7,25 @@ the script says its steps (`ddplaunch.progress()`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from ddplaunch.words import duration
+
+
+class Reached(Protocol):
+    """How far a worker was when it ended, and how long it took from its first call of `progress()` to its last."""
+
+    @property
+    def step(self) -> int: ...  # noqa: D102
+    @property
+    def first_step(self) -> int: ...  # noqa: D102
+    @property
+    def seconds(self) -> float: ...  # noqa: D102
+    @property
+    def age(self) -> float: ...  # noqa: D102 - seconds from the last call to its end
 
 
 class Attempt(Struct, frozen=True):
@@ -22,6 +37,12 @@ class Attempt(Struct, frozen=True):
     last_call: float = 0.0  # when it said `last_step`
     first_step: int = 0
     last_step: int = 0
+
+
+def attempt(began: float, ended: float, exit: float, reached: Reached) -> Attempt:
+    """Return the generation whose farthest worker ended at `exit`, and how far that worker was."""
+    last_call = exit - reached.age
+    return Attempt(began, ended, last_call - reached.seconds, last_call, reached.first_step, reached.step)
 
 
 class Spent(Struct, frozen=True):
@@ -38,6 +59,13 @@ class Spent(Struct, frozen=True):
     def effective(self) -> float:
         """The share of the time in which steps were made that were kept."""
         return self.steps / self.total if self.total > 0 else 0.0
+
+    def data(self) -> dict[str, float]:
+        """Return what summary.json holds."""
+        return {
+            **{name: round(seconds, 3) for name, seconds in asdict(self).items()},
+            "effective": round(self.effective, 4),
+        }
 
     def __str__(self) -> str:
         """Say it: "effective 94%: start 8 s, restarts 2 min, steps done again 40 s"."""

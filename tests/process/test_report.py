@@ -1,6 +1,7 @@
 """`ddplaunch report`: the page of a job that failed and started again, and one clear error for all else."""
 
 import json
+import re
 import signal
 
 import pytest
@@ -74,3 +75,22 @@ def test_a_browser_is_given_the_file(job, program, report, monkeypatch, tmp_path
     monkeypatch.setenv("BROWSER", f"{browser} %s")
     assert report("--open")[0] == 0
     assert shown.read_text() == f"file://{job.folder}/report.html\n"
+
+
+def test_a_job_with_a_restart_says_where_its_time_went(job, report, tmp_path):
+    script = tmp_path / "steps.py"
+    script.write_text(
+        "import os, time, ddplaunch\n"
+        "again = os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        "for step in range(5 if again else 0, 20):\n"
+        "    ddplaunch.progress(step, 20); time.sleep(0.02)  # the work of a step\n"
+        "    if step == 10 and not again: raise SystemExit(3)\n"
+    )
+    result = job.run("--nproc-per-node", 2, "--max-restarts", 1, script).expect(0)
+    assert re.search(r"after 1 restart, effective \d+%: start .*, restarts .*, steps done again .*", result.err)
+    spent = json.loads((job.folder / "summary.json").read_text())["time_spent"]
+    assert spent["again"] > 0
+    parts = [spent[name] for name in ("start", "steps", "again", "restarts", "end")]
+    assert sum(parts) == pytest.approx(spent["total"], abs=0.01)
+    report()
+    assert "steps done again" in (job.folder / "report.html").read_text()
