@@ -9,13 +9,16 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from ddplaunch.page import logs
 from ddplaunch.page.markup import Html, clean, join, scrolling, styles, table, tag
 from ddplaunch.page.record import Life, Run
 from ddplaunch.page.timeline import timeline
-from ddplaunch.report.time_spent import attempt, time_spent
+from ddplaunch.report.time_spent import Spent, attempt, time_spent
 from ddplaunch.runlog.folders import short
 from ddplaunch.words import compress, count, duration, size
 
@@ -102,7 +105,7 @@ def _timeline(run: Run) -> Html:
            ("failed", "failed (with a cross)"), ("running", "running, or its end is not known"))]  # fmt: skip
     rows = list(_ends_by_generation(run))
     return join(
-        tag("p", key, " Dashed lines are restarts.", class_="key"),
+        tag("p", key, "; dashed lines are restarts", class_="key"),
         scrolling("Timeline", timeline(run)),
         tag("details", tag("summary", "The timeline as a table"),
             table("What became of the workers of each generation", ("generation", "ranks", "ended", "after"), rows)),
@@ -142,6 +145,29 @@ def _restarts(run: Run) -> Html | None:
 
 def _time_spent(run: Run) -> Html | None:
     """Show what the time went to, if the script said its steps."""
+    spent = _summarized_time(run) or _time_by_events(run)
+    if spent is None:
+        return None
+    parts = (("start", spent.start), ("steps that were kept", spent.steps), ("steps done again", spent.again),
+             ("from the last step to the first after a restart", spent.restarts), ("after the last step", spent.end))  # fmt: skip
+    rows = [(name, duration(seconds), f"{seconds / (spent.total or 1):.1%}") for name, seconds in parts]
+    return join(
+        tag("p", f"Effective: {spent.effective:.1%} of {duration(spent.total)}."),
+        table("Time", ("for", "time", "share"), rows),
+    )
+
+
+def _summarized_time(run: Run) -> Spent | None:
+    """Return what the last line of the job said; None if the job has no summary, or one that cannot be read."""
+    for node in run.nodes:
+        if "time_spent" in node.summary:
+            with suppress(msgspec.ValidationError):
+                return msgspec.convert(node.summary["time_spent"], Spent)
+    return None
+
+
+def _time_by_events(run: Run) -> Spent | None:
+    """Return where the time went as the events tell: of a job that runs, or was killed."""
     farthest: dict[int, Life] = {}
     for life in run.lives:
         if life.reached is not None and life.ended is not None:
@@ -153,16 +179,7 @@ def _time_spent(run: Run) -> Html | None:
         found = farthest.get(one.number)
         if found is not None and found.reached is not None and found.ended is not None:
             attempts.append(attempt(one.began, found.ended, found.ended, found.reached))
-    spent = time_spent(attempts, run.began, run.ended)
-    if spent is None:
-        return None
-    parts = (("start", spent.start), ("steps that were kept", spent.steps), ("steps done again", spent.again),
-             ("from the last step to the first after a restart", spent.restarts), ("after the last step", spent.end))  # fmt: skip
-    rows = [(name, duration(seconds), f"{seconds / (spent.total or 1):.1%}") for name, seconds in parts]
-    return join(
-        tag("p", f"Effective: {spent.effective:.1%} of {duration(spent.total)}."),
-        table("Time", ("for", "time", "share"), rows),
-    )
+    return time_spent(attempts, run.began, run.ended)
 
 
 def _failure(run: Run) -> Html | None:

@@ -93,4 +93,6 @@ def test_a_job_with_a_restart_says_where_its_time_went(job, report, tmp_path):
     parts = [spent[name] for name in ("start", "steps", "again", "restarts", "end")]
     assert sum(parts) == pytest.approx(spent["total"], abs=0.01)
     report()
-    assert "steps done again" in (job.folder / "report.html").read_text()
+    page = (job.folder / "report.html").read_text()
+    assert "steps done again" in page
+    assert f"Effective: {spent['effective']:.1%} of " in page  # the same as in the last line

@@ -164,7 +164,7 @@ def test_what_is_wrong_with_the_files_is_on_the_page(tmp_path: Path) -> None:
     "content", [{"workers": 3}, {"workers": [1, {"rank": []}, {"rank": 0, "argv": 3}]}, {"reasons": []}]
 )
 def test_files_of_a_strange_shape_give_a_page(tmp_path: Path, content: dict[str, Any]) -> None:
-    strange = {**content, "first_failure": {"rank": [], "error": {}}}
+    strange = {**content, "first_failure": {"rank": [], "error": {}}, "time_spent": {"total": []}}
     assert "</html>" in page_of(restarted(tmp_path / "run", plan=content, summary=strange))
 
 
