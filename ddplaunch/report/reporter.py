@@ -291,8 +291,10 @@ class Reporter:
         """Return where the time of a job with restarts went; None without a restart, or if no worker said its steps."""
         if len(self._generations) < 2:
             return None
-        from ddplaunch.report.time_spent import Attempt, attempt, time_spent  # most jobs have no restart
-
+        try:
+            from ddplaunch.report.time_spent import Attempt, attempt, time_spent  # most jobs have no restart
+        except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
+            return None
         now = self.clock()
         ends = [*(began for began, _, _ in self._generations[1:]), now]
         attempts = [
