@@ -50,9 +50,9 @@ _WORDS_FOR = {
 }  # fmt: skip
 _VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status"), "ps"), "watch": "top"}
 # verbs that other tools have, and what serves in their place
-_LOOK = "`ddplaunch plan train.py` shows what is found here and what would be started, and starts nothing"
+_LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
 _SERVES = {
-    **dict.fromkeys(("doctor", "info", "env", "test", "check", "devices", "gpu", "gpus", "health", "diagnose"), _LOOK),
+    **dict.fromkeys(("info", "env", "test", "check", "devices", "gpu", "gpus", "health", "diagnose"), _LOOK),
     **dict.fromkeys(
         ("init", "config", "cfg", "configure", "setup"),
         "nothing has to be set up; options may stand in ddplaunch.toml, and `ddplaunch plan train.py` shows which hold",

@@ -1,0 +1,75 @@
+"""`ddplaunch doctor`: what would make a job fail or crawl on this machine. Each check reads facts and judges them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+Severity: TypeAlias = Literal["broken", "slow", "note"]
+SEVERITIES: tuple[Severity, ...] = ("broken", "slow", "note")  # in the order in which people read them
+VERSION = 1  # of the report as JSON; a field that is added does not change the version
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """Something that would make a job fail ("broken") or crawl ("slow"), or that is worth to know ("note")."""
+
+    check: str  # the id of the check
+    severity: Severity
+    title: str  # one sentence, without a period
+    evidence: str = ""  # what was read or measured, and where
+    hint: str = ""  # what to type or to change; "" if nothing can be done
+
+
+class Verdict(Struct, frozen=True):
+    """What a check says: its facts in a line, which -v and bug reports show, and its findings."""
+
+    facts: str  # "torch 2.13.0 for CUDA 13.0, NCCL 2.28.9"
+    findings: tuple[Finding, ...] = ()
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    """What is examined: this machine as a job would find it."""
+
+    env: Mapping[str, str]  # of the workers: the caller's variables, and those that files and options add
+    python: str  # the interpreter of the workers
+    runs: str | None = None  # the folder in which runs get their folders; None: the user has no home
+    root: str = "/"  # the top of the file system whose /proc and /sys are read; another one in tests
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One check: a child calls `examine`, which may hang or crash, and is killed after `within` seconds."""
+
+    id: str  # "shm"; may be typed behind --only
+    examine: Callable[[Subject], Verdict]
+    within: float = 3.0  # seconds
+    if_late: Severity = "slow"  # what it means that the check does not answer in time
+
+
+class CheckResult(Struct, frozen=True, kw_only=True):
+    """How a check ended."""
+
+    id: str
+    status: Literal[
+        "passed", "found", "late", "failed"
+    ]  # late: killed at its deadline; failed: it ended without an answer
+    facts: str
+    seconds: float
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """All that the doctor says of one machine: what --json prints, and another ddplaunch may read."""
+
+    version: int = VERSION
+    ddplaunch: str
+    host: str
+    python: str
+    seconds: float
+    checks: tuple[CheckResult, ...]
+    findings: tuple[Finding, ...]  # the worst first
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a job would fail here."""
+        return any(finding.severity == "broken" for finding in self.findings)
