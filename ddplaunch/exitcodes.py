@@ -5,6 +5,7 @@ from __future__ import annotations
 OK = 0
 NOT_WRITTEN = 1
 USAGE = 2
+NO_PROGRESS = 120
 RENDEZVOUS = 121
 NODE_LOST = 122
 HANG = 123
@@ -15,8 +16,9 @@ NOT_FOUND = 127
 
 MEANINGS: dict[str, str] = {
     "0": "every worker exited with 0",
-    "1-120": "the first failing worker's own status; 1 too if all workers exited with 0 and their output could not be written",
+    "1-119": "the first failing worker's own status; 1 too if all workers exited with 0 and their output could not be written",
     str(USAGE): "wrong usage; nothing was started",
+    str(NO_PROGRESS): "no new step in as many generations in a row as --max-no-progress allows",
     str(RENDEZVOUS): "the rendezvous timed out: not enough nodes joined",
     str(NODE_LOST): "a node, or the agent on it, was lost",
     str(HANG): "no worker had moved for --hang-timeout",

@@ -14,6 +14,17 @@ import msgspec
 from msgspec import Meta
 
 BACKENDS = ("nccl", "gloo", "mpi", "xccl", "ucc")
+RESTART_KINDS = (
+    "node-lost",
+    "killed",
+    "cuda",
+    "nccl",
+    "timeout",
+    "hang",
+    "import",
+    "exception",
+    "exit",
+)  # of --restart-on
 NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
 # within brackets: control characters, those that change the direction or have no width, halves of characters
 UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"

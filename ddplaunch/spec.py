@@ -178,6 +178,9 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     # supervision
     grace_period: float = 30.0  # seconds from stop to kill
     max_restarts: int = 0
+    restart_window: float | None = None  # seconds in which so many restarts are allowed; None: in the whole job
+    restart_on: frozenset[str] | None = None  # kinds of failures that lead to a restart; None: all
+    max_no_progress: int | None = None  # generations in a row without a new step after which the job ends
     timeout: float | None = None  # seconds the whole job may take
     hang_timeout: float | None = None  # seconds without progress of any worker after which the job hangs
     straggler_check: float = 30.0  # seconds from one check for stragglers to the next; 0: never

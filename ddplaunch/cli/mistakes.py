@@ -47,6 +47,7 @@ _WORDS_FOR = {
     "cuda-visible-devices": "--devices", "retries": "--max-restarts", "kill-after": "--grace-period", "omp": "--threads",
     "omp-num-threads": "--threads", "log-level": "--verbose", "export": "--env", "e": "--env",
     **dict.fromkeys(("pdb", "ipdb", "post-mortem"), "--debug"), "vscode": "--debugpy",
+    **dict.fromkeys(("restart", "restarts"), "--max-restarts"),
 }  # fmt: skip
 _VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status"), "ps"), "watch": "top"}
 # verbs that other tools have, and what serves in their place

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from signal import Signals
 
-from ddplaunch.fields import HOST, NAME
+from ddplaunch.fields import HOST, NAME, RESTART_KINDS
 from ddplaunch.spec import Fault, StreamChoice, Streams
 
 MOST = 65536  # nodes of a job, and workers of a node
@@ -155,6 +155,23 @@ def nproc_per_node(value: str) -> int | str:
     if count > MOST:
         raise BadValue(f"a node has at most {MOST} workers")
     return count
+
+
+def restarts(value: str) -> tuple[int, float | None]:
+    """Read how many restarts are allowed, and in which time if that is given: 3, or 3/1h."""
+    most, slash, window = value.partition("/")
+    if not slash:
+        return number(0)(value), None
+    try:
+        return number(1)(most), positive_duration(window)
+    except BadValue:
+        raise BadValue("expected a number, or a number and a time such as 3/1h") from None
+
+
+def restart_on(value: str) -> frozenset[str]:
+    """Read kinds of failures, between commas."""
+    one = one_of(*RESTART_KINDS)
+    return frozenset(one(part.strip()) for part in value.split(","))
 
 
 def positive_number(value: str) -> float:

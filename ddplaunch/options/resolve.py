@@ -76,6 +76,8 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         values[name], origins[name] = value, origin
     if "keep_warm" in values and "start_method" not in values:
         values["start_method"], origins["start_method"] = "forkserver", origins["keep_warm"]
+    if "max_restarts" in values:
+        values["max_restarts"], values["restart_window"] = values["max_restarts"]
     values["verbosity"] = ("verbose" in resolved) - ("quiet" in resolved)
     return JobSpec(
         program=_program(resolved, program),
@@ -295,7 +297,7 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
     min_nodes, max_nodes = nodes.value if nodes else default("nnodes")
     # torchrun overrides any endpoint silently; one that names this machine does no harm
     elsewhere = endpoint and not _names_this_machine(endpoint.value)
-    restarting = restarts and restarts.value and (max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved)
+    restarting = restarts and restarts.value[0] and (max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved)
     for first, second, contradicts, why in (
         (standalone, nodes, max_nodes > 1, "--standalone means one node"),
         (standalone, endpoint, elsewhere, "--standalone means one node, without a rendezvous"),

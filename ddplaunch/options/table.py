@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.fields import BACKENDS
+from ddplaunch.fields import BACKENDS, RESTART_KINDS
 from ddplaunch.options import parsers
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.spec import Given, Source
@@ -207,8 +207,17 @@ OPTIONS: tuple[Option, ...] = (
            help="How torch.multiprocessing shares CPU tensors between processes. file_descriptor (torch's default) keeps "
                 "a file open for each tensor. file_system keeps names in /dev/shm instead."),
 
-    Option(name="max_restarts", group=_SUPERVISION, pet=True, parse=parsers.number(0), example="3", default="0",
-           help="How often all workers are restarted after a failure."),
+    Option(name="max_restarts", group=_SUPERVISION, metavar="N[/TIME]", pet=True, parse=parsers.restarts, example="3",
+           default="0",
+           help="How often all workers are restarted after a failure. 3/1h: up to three times in any hour. A restart that led "
+                "to a new step is given back."),
+    Option(name="restart_on", group=_SUPERVISION, metavar="LIST", parse=parsers.restart_on, listed=True,
+           choices=RESTART_KINDS, example="node-lost,killed",
+           help="Restart only after these kinds of failures: node-lost, killed (by a signal), cuda, nccl, timeout, hang, "
+                "import, exception or exit (a status without an exception). Default: all of them."),
+    Option(name="max_no_progress", group=_SUPERVISION, parse=parsers.number(1), example="3",
+           help="End the job after so many generations in a row without a new step, with exit status 120, and do not requeue "
+                "it. Steps are those of ddplaunch.progress() or a Trainer."),
     Option(name="grace_period", group=_SUPERVISION, metavar="TIME", parse=parsers.duration,
            example="30s", default="30s",
            help="From the stop signal to SIGKILL: 90, 90s, 15m or 1h30m. In a Slurm job or a pod the default is 25s."),

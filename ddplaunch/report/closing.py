@@ -54,10 +54,17 @@ def render_after_notice(workers: int, notice: int, seconds: float, *, nodes: int
     return f"{count(workers, 'worker')}{on} left after {signal_name(notice)}, {duration(seconds)} after the start"
 
 
-def starting_again(wait: float, number: int, most: int) -> str:
-    """Say that another generation follows: "starting all workers again in 2 s (restart 1 of 3)"."""
+def starting_again(wait: float, number: int, used: int, most: int, window: float | None) -> str:
+    """Say that another generation follows: "starting all workers again in 2 s (restart 1 of 3)".
+
+    `used` of `most` restarts are used, which a generation that makes progress gives back; a `window` is the time of the budget.
+    """
     pause = f" in {wait:g} s" if wait else ""
-    return f"starting all workers again{pause} (restart {number} of {most})"
+    if window is not None:
+        budget = f", at most {most} in {duration(window)}"
+    else:
+        budget = f" of {most}" if used == number else f", {used} of {most} used"
+    return f"starting all workers again{pause} (restart {number}{budget})"
 
 
 def render_start_failure(who: str, failure: StartFailure) -> str:

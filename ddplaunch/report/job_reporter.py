@@ -131,9 +131,10 @@ class JobReporter:
         rank = first.rank if first else None
         self._reporter.emit("generation_failed", generation=state.generation, rank=rank, wait=wait)
         if state.why in (Why.FAILED, Why.HUNG):
-            used = state.restarts - 1  # the one that follows is counted already
-            self._reporter.write(self._reporter.paint.labels(self._failure(state, traces, ending, used)))
-            self.print(starting_again(wait, state.restarts, self._spec.max_restarts))
+            spec, used = self._spec, len(state.spent)
+            # the restart that follows is counted already
+            self._reporter.write(self._reporter.paint.labels(self._failure(state, traces, ending, used - 1)))
+            self.print(starting_again(wait, state.restarts, used, spec.max_restarts, spec.restart_window))
             return
         lacking = state.policy.min_nodes - len(state.members)
         when = f", once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else ""
@@ -163,7 +164,7 @@ class JobReporter:
                     self.print(location)
             self._reporter.print_closing(closing)
             return f"ddplaunch: {closing}\n", ending.outcome
-        report = self._reporter.paint.labels(self._failure(state, traces, ending, state.restarts))
+        report = self._reporter.paint.labels(self._failure(state, traces, ending, len(state.spent)))
         if state.why is Why.FAILED:
             self._reporter.job_failure = state.start_failure or state.failure
         self._reporter.report(report)

@@ -72,7 +72,9 @@ def facts_of(replies: RunReplies) -> Words:
     run = replies.run
     if run is None:
         return line((short(name_of(replies)), NAME), f": {printable(replies.problem)}{_on_disk(replies)}")
-    restarts = f", restart {run.restarts} of {run.max_restarts}" if run.restarts else ""
+    restarts = f", restart {run.restarts}" if run.restarts else ""
+    if 0 < run.restarts <= run.max_restarts:
+        restarts += f" of {run.max_restarts}"
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
     phase = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}.get(run.phase, run.phase)
     workers = f", {count(run.world_size, 'worker')}{nodes}" if run.world_size else ""

@@ -9,15 +9,9 @@ from msgspec.structs import replace
 
 from ddplaunch import exitcodes
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
-from ddplaunch.supervise.first_failure import (
-    all_failed_at_same_import,
-    ended_otherwise,
-    failed_itself,
-    failure_status,
-    follows,
-    import_failure,
-)
+from ddplaunch.supervise.first_failure import ended_otherwise, failed_itself, failure_status, follows
 from ddplaunch.supervise.job import actions
+from ddplaunch.supervise.job.restarts import failed_import, is_budget_spent, same_exception, why_in_vain, with_progress
 from ddplaunch.supervise.job.state import Phase, State
 from ddplaunch.supervise.outcome import Why, WorkerExit
 
@@ -39,7 +33,7 @@ def go_on_if_ended(state: State, at: float) -> Result:
     if not state.members.have_ended:
         return state, ()
     if state.phase is Phase.RUNNING:
-        return end(replace(state, why=Why.FINISHED))
+        return _end_after_notice(replace(state, why=Why.FINISHED))
     if state.phase is not Phase.STOPPING:
         return state, ()
     no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS)
@@ -53,7 +47,7 @@ def _restart_or_end(state: State, at: float) -> Result:
     """Start another generation where that is allowed and may help; else end the job."""
     failure = state.failure
     if _exited_after_notice(state):
-        return end(state)
+        return _end_after_notice(state)
     only_follows = state.start_failure is None and (failure is None or follows(failure))
     if state.why is Why.FAILED and state.lost and only_follows:
         state = replace(state, why=Why.NODE_LOST)
@@ -63,55 +57,49 @@ def _restart_or_end(state: State, at: float) -> Result:
     too_few = len(state.members) < policy.min_nodes
     # of an elastic job that has nodes enough a lost one costs no restart
     counts = state.why in (Why.FAILED, Why.HUNG) or (state.why is Why.NODE_LOST and too_few)
-    if counts and (state.restarts == policy.max_restarts or (too_few and not policy.replaceable)):
+    if state.why not in HARMLESS:
+        state = with_progress(state)
+    if counts and not state.gave_up and (is_budget_spent(state, at) or (too_few and not policy.replaceable)):
         return end(state)
-    if failure is not None and (reason := _why_in_vain(state, failure)):
-        state, then = end(state)
-        return state, (actions.Print(f"not started again: {reason}"), *then)
+    if state.why not in HARMLESS and (reason := why_in_vain(state)):
+        return _announced(f"not started again: {reason}", end(state))
     return _restart(state, failure, at, counts=counts)
+
+
+def _end_after_notice(state: State) -> Result:
+    """End a job whose workers have exited; after a notice it is not queued again if it made no progress for too long."""
+    if _exited_after_notice(state) and (seen := with_progress(state)).gave_up:
+        return _announced(f"not queued again: {why_in_vain(seen)}", end(seen))
+    return end(state)
+
+
+def _announced(text: str, result: Result) -> Result:
+    state, then = result
+    return state, (actions.Print(text), *then)
 
 
 def _restart(state: State, failure: WorkerExit | None, at: float, *, counts: bool) -> Result:
     """Pause before the next generation, longer each time that a generation failed at once; report this failure."""
     lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
     wait = max(0.0 if state.why is Why.NODE_JOINED else pause(lives), state.regroup_at - at)
+    failed = state.why is Why.FAILED
     state = replace(
         state,
         phase=Phase.PAUSING,
         restarts=state.restarts + counts,
+        spent=(*state.spent, at)[-state.policy.max_restarts :] if counts else state.spent,
         short_lives=lives,
         phase_deadline=at + wait,
         port_deadline=None,
-        import_failure=_import_failure(failure) if state.why is Why.FAILED else "",
+        import_failure=failed_import(failure) if failed else "",
+        same_exception=same_exception(state) if failed else "",
     )
     return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)
 
 
-def _why_in_vain(state: State, failure: WorkerExit) -> str:
-    """Return why the next generation would fail like this one, in a sentence; "" if nothing says so.
-
-    A failed import shows it if all ranks had it, or if it comes again after a restart. Other ranks may have been stopped before
-    they came that far: the file that one rank lacks, and another one was about to write, is there after a restart.
-    """
-    if state.why is not Why.FAILED or not (found := _import_failure(failure)):
-        return ""
-    if all_failed_at_same_import(state.exits):
-        ranks = {1: "the only rank", 2: "both ranks"}.get(len(state.exits), f"all {len(state.exits)} ranks")
-        return f"{ranks} failed at the same import in the first lines of the program, as at any further start"
-    if found == state.import_failure:
-        return f"rank {failure.rank} failed at the same import in the first lines of the program as before the restart"
-    return ""
-
-
-def _import_failure(failure: WorkerExit | None) -> str:
-    """Return the host of a worker and the import at which it failed in its first lines; "" if it failed elsewhere."""
-    found = import_failure(failure.error) if failure is not None else ""
-    return f"{failure.host}: {found}" if failure is not None and found else ""
-
-
 def end(state: State, error: str = "", hint: str = "") -> Result:
     """End the job; `error` says what was wrong, if it is not in the state, and `hint` what to type."""
-    state = replace(state, requeue=_exited_after_notice(state))
+    state = replace(state, requeue=0 if state.gave_up else _exited_after_notice(state))
     status = _status(state)
     ended = replace(state, phase=Phase.ENDED, phase_deadline=None, rdzv_deadline=None, notice_at=None, status=status)
     return ended, (actions.EndJob(status, error, state.requeue, hint),)
@@ -121,6 +109,8 @@ def _status(state: State) -> int:
     """Return the exit status of the job."""
     if state.requeue:
         return exitcodes.of_signal(state.requeue)
+    if state.gave_up:
+        return exitcodes.NO_PROGRESS
     match state.why:
         case Why.FAILED if state.start_failure is not None:
             return state.start_failure.status

@@ -171,6 +171,9 @@ class Policy(Struct, frozen=True, kw_only=True):
     min_nodes: int
     max_nodes: int
     max_restarts: int = 0
+    restart_window: float | None = None  # seconds in which so many are allowed; None: in the whole job
+    restart_on: frozenset[str] | None = None  # kinds of failures that lead to a restart; None: all
+    max_no_progress: int | None = None  # generations in a row without a new step after which the job ends
     rdzv_timeout: float = 600.0  # seconds to wait for the nodes
     last_call: float = 30.0  # seconds to wait for further nodes once `min_nodes` have joined
     timeout: float | None = None  # seconds for the whole job
@@ -215,9 +218,15 @@ class State(Struct, frozen=True, kw_only=True):
     idle_named_at: float = float("-inf")  # when it was last printed that no worker makes progress
 
     # from one generation to the next
-    restarts: int = 0  # of --max-restarts that are used
+    restarts: int = 0  # after failures, all in all
+    spent: tuple[float, ...] = ()  # when those were that count for --max-restarts
+    best_step: int = -1  # that any worker has reached in any generation, as far as scripts say it
+    has_progressed: bool = False  # the last generation that failed had reached a new step
+    in_vain: int = 0  # generations in a row that failed without a new step
+    gave_up: bool = False  # they are too many: the job ends, and is not queued again
     short_lives: int = 0  # generations in a row that failed at once
     import_failure: str = ""  # the import in the first lines by which the last generation failed, with its host
+    same_exception: str = ""  # that all ranks of the last generation raised at the same line
     has_begun: bool = False  # workers were started, or may have been
     start_failure: StartFailure | None = None
     leftovers: tuple[str, ...] = ()  # processes that could not be ended

@@ -18,12 +18,12 @@ def member(id: int, wanted: int | None = None, **fields: Any) -> Member:
     return Member(id=id, host="abcdef"[id], workers=2, requested_rank=wanted, **fields)
 
 
-def end(rank: int, host: str, at: float, code: int = 0, **fields: Any) -> WorkerExit:
+def end(rank: int, host: str, at: float, code: int | None = 0, **fields: Any) -> WorkerExit:
     return worker_exit(rank, code, **{"local_rank": 0, "host": host, "at": at, **fields})
 
 
 def stopped(rank: int, host: str, at: float) -> WorkerExit:
-    return end(rank, host, at, code=None, signal=SIGTERM, stopped_with=SIGTERM, stopped_at=at - 0.1)  # type: ignore[arg-type]
+    return end(rank, host, at, code=None, signal=SIGTERM, stopped_with=SIGTERM, stopped_at=at - 0.1)
 
 
 def ended(id: int, at: float, *exits: WorkerExit, failed: StartFailure | None = None) -> NodeEnded:
