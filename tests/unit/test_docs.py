@@ -28,7 +28,7 @@ from ddplaunch.remote.connections import MAX_STARTING
 from ddplaunch.runlog.old_runs import ROOM
 from ddplaunch.runlog.run_folder import LOG_LIMIT
 from ddplaunch.spec import default
-from ddplaunch.supervise.deadline import SHORT_LIFE, pause
+from ddplaunch.supervise.job.ending import SHORT_LIFE, pause
 from ddplaunch.supervise.node import CAUSE_TIMEOUT, KILL_TIMEOUT
 from ddplaunch.supervise.node.teardown import HANG_GRACE
 from ddplaunch.worker.distributed import ENTRIES

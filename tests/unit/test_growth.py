@@ -82,7 +82,7 @@ def report_failures(message: str) -> Callable[[int], None]:
 
 def lose_peers(ranks: int) -> None:
     everyone = frozenset(range(ranks))
-    state = node.begin(node.Policy(ranks=everyone, stop_signals=frozenset()))
+    state = node.State(policy=node.Policy(ranks=everyone, stop_signals=frozenset()))
     events: list[node.Event] = [node.GenerationBegun(0, everyone, 0.0)]
     events += (node.WorkerStarted(rank, 0.0) for rank in range(ranks))
     lost = [failed(rank, LOST_PEER) for rank in range(ranks)]

@@ -83,16 +83,5 @@ class EndJob(Struct, frozen=True):
     hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
-Action = (
-    BeginGeneration
-    | StopNodes
-    | KillNodes
-    | Refuse
-    | Release
-    | Drop
-    | ReportFailure
-    | Print
-    | NameIdle
-    | NameProgress
-    | EndJob
-)
+_OnNodes = BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop
+Action = _OnNodes | ReportFailure | Print | NameIdle | NameProgress | EndJob

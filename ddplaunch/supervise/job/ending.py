@@ -8,7 +8,6 @@ from signal import SIGKILL, SIGTERM
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
-from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.first_failure import ended_otherwise, failed_itself, failure_status, follows
 from ddplaunch.supervise.job import actions
 from ddplaunch.supervise.job.restarts import failed_import, is_budget_spent, same_exception, why_in_vain, with_progress
@@ -17,6 +16,8 @@ from ddplaunch.supervise.outcome import Why, WorkerExit
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
+SHORT_LIFE = 5.0  # seconds; a generation that fails sooner makes the next one wait
+_LONGEST_PAUSE = 30.0  # seconds
 MAY_RESTART = (Why.FAILED, Why.HUNG, Why.NODE_LOST, Why.NODE_LEFT, Why.NODE_JOINED)
 HARMLESS = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are no failure: the stop itself was printed
 
@@ -95,6 +96,11 @@ def _restart(state: State, failure: WorkerExit | None, at: float, *, counts: boo
         same_exception=same_exception(state) if failed else "",
     )
     return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)
+
+
+def pause(short_lives: int) -> float:
+    """Return the seconds to wait after so many generations in a row that failed at once."""
+    return min(2.0 ** (short_lives - 2), _LONGEST_PAUSE) if short_lives > 1 else 0.0
 
 
 def end(state: State, error: str = "", hint: str = "") -> Result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ddplaunch.supervise import node
 from ddplaunch.supervise.job.state import Member
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
@@ -129,41 +128,6 @@ class DeadlineReached(Struct, frozen=True):
     at: float
 
 
-Event = (
-    Joined
-    | AgentLost
-    | NodeGivenUp
-    | Withdrawn
-    | NodeStopping
-    | NodeNoticed
-    | NodeIdle
-    | NodeEscalated
-    | StopRequested
-    | NodeEnded
-    | BeginFailed
-    | PortTaken
-    | JobSuspended
-    | JobResumed
-    | LimitsPaused
-    | DeadlineReached
-)
-
-
-def event_of(report: object, id: int, now: float) -> Event | None:
-    """Return the event of the job that a report of a node is; None for reports that the coordinator has to complete."""
-    match report:
-        case node.ReportStopping(why, signum, by_cluster):
-            return NodeStopping(id, why, signum, now, by_cluster)
-        case node.ReportNotice(signum):
-            return NodeNoticed(id, signum)
-        case node.Escalate(signum):
-            return NodeEscalated(id, signum, now)
-        case node.ReportIdle(seconds):
-            return NodeIdle(id, now - seconds, now)
-        case node.PauseLimits(paused):
-            return LimitsPaused(id, paused)
-        case node.Suspend():
-            return JobSuspended(now)
-        case node.Resume():
-            return JobResumed(now)
-    return None
+_OfMembers = Joined | AgentLost | NodeGivenUp | Withdrawn
+_OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused
+Event = _OfMembers | _OfNodes | StopRequested | BeginFailed | PortTaken | JobSuspended | JobResumed | DeadlineReached

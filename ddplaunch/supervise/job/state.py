@@ -246,12 +246,13 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def deadline(self) -> float | None:
         """When `step` is to get `DeadlineReached` at the latest."""
-        deadlines = [self.rdzv_deadline, self.notice_at]
-        if self.suspended_at is None or self.phase is Phase.RENDEZVOUS:
-            deadlines += [self.phase_deadline]
-        if self.has_time_limit:
-            deadlines += [self.job_deadline]
-        return soonest(*deadlines)
+        goes_on = self.suspended_at is None or self.phase is Phase.RENDEZVOUS
+        return soonest(
+            self.rdzv_deadline,
+            self.notice_at,
+            self.phase_deadline if goes_on else None,
+            self.job_deadline if self.has_time_limit else None,
+        )
 
     @property
     def has_time_limit(self) -> bool:

@@ -60,12 +60,15 @@ def step(state: State, event: events.Event) -> Result:
             state = replace(state, given_up=state.given_up + 1)
             return _start(state, at) if state.phase is Phase.RENDEZVOUS and _is_complete(state) else (state, ())
         case events.Withdrawn():
-            return _on_withdrawn(state, event)
+            text = f"{event.node} does not take part: {event.reason}"
+            if state.phase is Phase.RENDEZVOUS and state.needs_all:
+                return end(replace(state, why=Why.NOT_MET, ended_idle=True), text, event.hint)
+            return state, (actions.Print(text),)
         # the generation
         case events.BeginFailed(failure):
             return end(replace(state, why=Why.FAILED, start_failure=failure))
         case events.PortTaken(at):
-            return _on_port_taken(state, at), ()
+            return _take_back(state, at), ()
         case events.NodeStopping(id, why, signum):
             return _on_node_stopping(_note(state, signum, why), event) if id in state.members else (state, ())
         case events.NodeEnded(id):
@@ -117,14 +120,6 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
         state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
-
-
-def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
-    """End a job that waits for this node and gets no other; else say that it does not come."""
-    text = f"{event.node} does not take part: {event.reason}"
-    if state.phase is Phase.RENDEZVOUS and state.needs_all:
-        return end(replace(state, why=Why.NOT_MET, ended_idle=True), text, event.hint)
-    return state, (actions.Print(text),)
 
 
 def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:
@@ -194,7 +189,7 @@ def _start(state: State, at: float) -> Result:
     return state, (*warnings, actions.BeginGeneration(state.generation, ids, state.restarts))
 
 
-def _on_port_taken(state: State, at: float) -> State:
+def _take_back(state: State, at: float) -> State:
     """Take back the generation that was to begin, before any agent knows of it; begin again after a pause."""
     return replace(
         state,
@@ -332,8 +327,10 @@ def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
         return state, (actions.NameProgress(event.at - state.idle_named_at),)
     limit = state.policy.hang_timeout or NOTICED
     is_named = state.progress_at <= state.idle_named_at
-    # of thousands of nodes few get as far as to have all others looked at
-    if event.at - event.since < limit or is_named or _awaits_another(state, event.id):
+    # of thousands of nodes few get as far as to have all others looked at: another one may have to report again before
+    awaited = state.idle_awaits
+    awaits_another = awaited is not None and awaited != event.id and _runs(state, awaited)
+    if event.at - event.since < limit or is_named or awaits_another:
         return state, ()
     running = state.running
     if (missing_id := next((id for id in running if id not in state.idle), None)) is not None:
@@ -350,11 +347,6 @@ def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
     if since <= state.idle_named_at:
         return state, ()  # no progress since it was printed
     return replace(state, idle_named_at=event.at), (actions.NameIdle(until - since),)
-
-
-def _awaits_another(state: State, id: int) -> bool:
-    """Whether the last look at all nodes found that another node than this must report again before all can be idle."""
-    return state.idle_awaits is not None and state.idle_awaits != id and _runs(state, state.idle_awaits)
 
 
 def _on_limits_paused(state: State, id: int, *, paused: bool) -> Result:
@@ -377,8 +369,13 @@ def _on_deadline(state: State, at: float) -> Result:
     if state.job_deadline is not None and at >= state.job_deadline and state.has_time_limit:
         return _stop_job(state, Why.TIMED_OUT, SIGTERM, at)
     if state.phase_deadline is not None and at >= state.phase_deadline:
-        # no further node has joined in time; or the pause between two generations is over
-        return _start(state, at) if state.phase is Phase.RENDEZVOUS else _begin_rendezvous(state, at)
+        if state.phase is Phase.RENDEZVOUS:  # no further node has joined in time
+            return _start(state, at)
+        rdzv_deadline, notice_at = at + state.policy.rdzv_timeout, at + FIRST_NOTICE
+        waits = replace(
+            state, phase=Phase.RENDEZVOUS, phase_deadline=None, rdzv_deadline=rdzv_deadline, notice_at=notice_at
+        )
+        return _start_if_enough(waits, at, is_restart=True)
     if state.rdzv_deadline is not None and at >= state.rdzv_deadline:
         why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
         return end(
@@ -390,18 +387,6 @@ def _on_deadline(state: State, at: float) -> Result:
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
     line = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
     return replace(state, notice_at=None), (actions.Print(line),)
-
-
-def _begin_rendezvous(state: State, at: float) -> Result:
-    """Wait for the agents of the next generation. Called when the pause after a generation is over."""
-    state = replace(
-        state,
-        phase=Phase.RENDEZVOUS,
-        phase_deadline=None,
-        rdzv_deadline=at + state.policy.rdzv_timeout,
-        notice_at=at + FIRST_NOTICE,
-    )
-    return _start_if_enough(state, at, is_restart=True)
 
 
 def _on_resumed(state: State, at: float) -> State:

@@ -10,5 +10,5 @@ from __future__ import annotations
 from ddplaunch.supervise.node.actions import *
 from ddplaunch.supervise.node.events import *
 from ddplaunch.supervise.node.state import Phase, Policy, State
-from ddplaunch.supervise.node.step import CAUSE_TIMEOUT, EARLY_EXIT_WARNING, END_TIMEOUT, begin, step
+from ddplaunch.supervise.node.step import CAUSE_TIMEOUT, EARLY_EXIT_WARNING, END_TIMEOUT, step
 from ddplaunch.supervise.node.teardown import HANG_GRACE, KILL_TIMEOUT, SWEEP_GRACE, TIDY_TIMEOUT, Result

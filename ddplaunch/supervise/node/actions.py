@@ -174,31 +174,8 @@ class ReportEnded(Struct, frozen=True):
     """Nothing is left: report to the coordinator how this node's workers ended, release what they held."""
 
 
-Action = (
-    StartWorkers
-    | ForwardSignal
-    | StopWorkers
-    | CaptureStacks
-    | FindStuck
-    | Observe
-    | NameRunning
-    | NameStuck
-    | KillWorkers
-    | Sweep
-    | FindRaised
-    | RequestStore
-    | HostStore
-    | LendTerminal
-    | RefuseTerminal
-    | ShowOutput
-    | Suspend
-    | Resume
-    | Print
-    | Exit
-    | ReportStopping
-    | ReportNotice
-    | Escalate
-    | ReportIdle
-    | PauseLimits
-    | ReportEnded
-)
+Reports = ReportStopping | ReportNotice | Escalate | ReportIdle | PauseLimits | RequestStore
+_OnWorkers = StartWorkers | ForwardSignal | StopWorkers | KillWorkers | Sweep | Suspend | Resume
+_Questions = CaptureStacks | FindStuck | FindRaised | Observe
+_OnTerminal = LendTerminal | ShowOutput | RefuseTerminal | Print | NameRunning | NameStuck
+Action = Reports | _OnWorkers | _Questions | _OnTerminal | HostStore | ReportEnded | Exit

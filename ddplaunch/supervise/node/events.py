@@ -173,27 +173,8 @@ class JobEnded(Struct, frozen=True):
     at: float
 
 
-Event = (
-    WorkerStarted
-    | StartFailed
-    | WorkerRaised
-    | ErrorRecorded
-    | StoreWanted
-    | StoreOrdered
-    | WorkerExited
-    | SignalReceived
-    | FrontLost
-    | DeadlineReached
-    | StacksCaptured
-    | StuckFound
-    | Observed
-    | TerminalRequested
-    | TerminalReturned
-    | DebuggerAttached
-    | DebuggerDetached
-    | Swept
-    | GenerationBegun
-    | StopOrdered
-    | KillOrdered
-    | JobEnded
-)
+_Orders = GenerationBegun | StopOrdered | KillOrdered | JobEnded | StoreOrdered
+_OfWorkers = WorkerStarted | StartFailed | WorkerRaised | ErrorRecorded | StoreWanted | WorkerExited | Swept
+_Answers = Observed | StacksCaptured | StuckFound
+_OfDebuggers = TerminalRequested | TerminalReturned | DebuggerAttached | DebuggerDetached
+Event = _Orders | _OfWorkers | _Answers | _OfDebuggers | SignalReceived | FrontLost | DeadlineReached

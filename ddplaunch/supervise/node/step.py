@@ -12,29 +12,9 @@ from msgspec.structs import replace
 from ddplaunch import exitcodes
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import follows, import_failure
-from ddplaunch.supervise.node import actions, events
-from ddplaunch.supervise.node.state import Phase, Policy, State
-from ddplaunch.supervise.node.teardown import (
-    KILL_TIMEOUT,
-    SILENCE,
-    SLOW_STOP,
-    SWEEP_GRACE,
-    TIDY_TIMEOUT,
-    Result,
-    end,
-    escalate,
-    kill,
-    kill_stuck,
-    look_for_stuck,
-    resume,
-    send_stop,
-    stop,
-    stop_other_nodes,
-    stop_with_stacks,
-    sweep,
-    sweep_if_all_ended,
-    swept,
-)
+from ddplaunch.supervise.node import actions, events, teardown
+from ddplaunch.supervise.node.state import Phase, State
+from ddplaunch.supervise.node.teardown import Result
 from ddplaunch.supervise.outcome import Why, WorkerExit
 
 # seconds to wait for the end of the cause, which may have closed its connections long before, and for the others to fail likewise
@@ -43,11 +23,6 @@ END_TIMEOUT = 10.0  # seconds that a worker has to end once it has recorded the 
 EARLY_EXIT_WARNING = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
 _NO_FURTHER = (Why.SIGNALLED, Why.FRONT_LOST)  # once this was reported, no generation is to begin
-
-
-def begin(policy: Policy) -> State:
-    """Return the first state, in which the node waits for the coordinator."""
-    return State(policy=policy)
 
 
 def step(state: State, event: events.Event) -> Result:
@@ -61,9 +36,12 @@ def step(state: State, event: events.Event) -> Result:
         case events.StopOrdered():
             return _on_stop_ordered(state, event)
         case events.KillOrdered(at):
-            return escalate(state, at)
+            return teardown.escalate(state, at)
         case events.JobEnded(status, at):
-            return _on_job_ended(replace(state, status=status), at)
+            state = replace(state, status=status)
+            if state.phase is Phase.WAITING:
+                return teardown.end(state)
+            return teardown.stop(state, Why.JOB_ENDED, SIGTERM, at) if state.is_working else (state, ())
         case events.StoreOrdered():
             hosts = bool(state.alive) and not state.hosts_store
             return (replace(state, hosts_store=True), (actions.HostStore(),)) if hosts else (state, ())
@@ -71,12 +49,19 @@ def step(state: State, event: events.Event) -> Result:
         case events.SignalReceived():
             return _on_signal(state, event)
         case events.FrontLost(at):
-            return _on_front_lost(state, at)
+            if _may_others_run(state):
+                return teardown.stop_other_nodes(state, Why.FRONT_LOST, SIGTERM)
+            if state.is_going:
+                return teardown.stop(state, Why.FRONT_LOST, SIGTERM, at)
+            return teardown.resume(replace(state, front_lost=True), at)
         # workers
         case events.WorkerStarted(rank, at):
             return _on_worker_started(state, rank, at)
-        case events.StartFailed():
-            return _on_start_failed(state, event)
+        case events.StartFailed(failure, at):
+            state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
+            if not state.is_going:
+                return teardown.sweep_if_all_ended(state, at)
+            return teardown.stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
         case events.ErrorRecorded(at):
             return (replace(state, raised_deadline=at + END_TIMEOUT) if state.raised_deadline is None else state), ()
         case events.WorkerRaised():
@@ -87,15 +72,17 @@ def step(state: State, event: events.Event) -> Result:
             return _on_worker_exited(state, exit, at)
         case events.Swept(leftovers):
             state = replace(state, leftovers=leftovers)
-            return (state, ()) if leftovers or state.phase is not Phase.SWEEPING else swept(state)
+            return (state, ()) if leftovers or state.phase is not Phase.SWEEPING else teardown.swept(state)
         # answers to questions about workers
         case events.Observed(progressed, at):
             return _on_progress_checked(state, at, progressed=progressed)
         case events.StacksCaptured():
             return _on_stacks_captured(state, event)
         case events.StuckFound(ranks):
-            goes_on = state.phase is Phase.STOPPING and state.suspended_at is None
-            return kill_stuck(state, ranks) if goes_on else (state, ())
+            stuck = ranks & state.compared & state.alive
+            if not stuck or state.phase is not Phase.STOPPING or state.suspended_at is not None:
+                return state, ()
+            return state, (actions.NameStuck(stuck, teardown.HANG_GRACE), actions.KillWorkers(stuck))
         # debuggers
         case events.TerminalRequested():
             return _on_terminal_requested(state, event)
@@ -137,14 +124,8 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     if not state.is_working:
         return replace(state, others_ended=state.others_ended or event.others_ended), ()
     why = Why.TIMED_OUT if event.time_is_up else Why.COORDINATOR
-    explained = event.signum != SIGINT or event.silent >= SILENCE
-    return stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, explained=explained)
-
-
-def _on_job_ended(state: State, at: float) -> Result:
-    if state.phase is Phase.WAITING:
-        return end(state)
-    return stop(state, Why.JOB_ENDED, SIGTERM, at) if state.is_working else (state, ())
+    explained = event.signum != SIGINT or event.silent >= teardown.SILENCE
+    return teardown.stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, explained=explained)
 
 
 # --- signals
@@ -155,19 +136,20 @@ def _on_signal(state: State, event: events.SignalReceived) -> Result:
     signum, at = event.signum, event.at
     state, then = _report_notice(state, signum)
     if event.by_cluster and state.delayed_stop and state.delayed_stop.signum == signum:
-        state, stops = send_stop(state, by_cluster=True)  # the workers have had it
+        state, stops = teardown.send_stop(state, by_cluster=True)  # the workers have had it
         then = (*then, *stops)
+    more: tuple[actions.Action, ...] = ()
     if signum == SIGTSTP:
-        state, more = (state, ()) if state.suspended_at is not None else _suspend(state, at)
+        if state.suspended_at is None:
+            state, more = replace(state, suspended_at=at), (actions.Suspend(),)
     elif signum == SIGCONT and state.suspended_at is not None:
-        state, more = resume(state, at)
+        state, more = teardown.resume(state, at)
     elif signum == SIGINT and state.debugger:
         state, more = replace(state, interrupted=True), (actions.ForwardSignal(signum, state.debugger),)
     elif signum in state.policy.stop_signals:
         state, more = _on_stop_signal(state, event)
-    else:
-        forwards = state.alive and not event.is_copy and not event.by_cluster  # else the workers have had it
-        more = (actions.ForwardSignal(signum, state.alive),) if forwards else ()
+    elif state.alive and not event.is_copy and not event.by_cluster:  # else the workers have had it
+        more = (actions.ForwardSignal(signum, state.alive),)
     return state, (*then, *more)
 
 
@@ -182,10 +164,6 @@ def _report_notice(state: State, signum: int) -> Result:
     return replace(state, notice=signum), (actions.ReportNotice(signum),)
 
 
-def _suspend(state: State, at: float) -> Result:
-    return replace(state, suspended_at=at), (actions.Suspend(),)
-
-
 def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     """Stop the job at the first signal to stop. At a later one kill the workers, if it is a second signal and no copy.
 
@@ -195,18 +173,20 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     if state.phase is Phase.WAITING and state.why is Why.SIGNALLED:
         return _on_second_signal_without_workers(state, event)
     if state.is_going:
-        silent = signum == SIGINT and event.silent >= SILENCE
+        silent = signum == SIGINT and event.silent >= teardown.SILENCE
         state = replace(state, signum=signum)
-        return stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=silent)
+        return teardown.stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=silent)
     if _may_others_run(state):
-        return stop_other_nodes(replace(state, signum=signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster)
+        return teardown.stop_other_nodes(
+            replace(state, signum=signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster
+        )
     if state.is_sweeping_after_success and state.alone:
-        return escalate(state, at) if event.escalates else (state, ())
+        return teardown.escalate(state, at) if event.escalates else (state, ())
     if state.why is Why.COORDINATOR and not state.signum:
         # a scheduler signals all nodes: another node has reported this signal first, so this is no second signal
         return replace(state, signum=signum, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
     if event.escalates:
-        state, then = escalate(state, at)
+        state, then = teardown.escalate(state, at)
         return state, (*then, actions.Escalate(signum))
     if state.halted or state.why in _NO_FURTHER:
         return state, ()
@@ -221,16 +201,8 @@ def _on_second_signal_without_workers(state: State, event: events.SignalReceived
     escalates = actions.Escalate(event.signum)
     if 0 in state.policy.ranks:
         return state, (escalates,)
-    state, then = end(replace(state, status=exitcodes.of_signal(state.signum)))
+    state, then = teardown.end(replace(state, status=exitcodes.of_signal(state.signum)))
     return state, (escalates, *then)
-
-
-def _on_front_lost(state: State, at: float) -> Result:
-    if _may_others_run(state):
-        return stop_other_nodes(state, Why.FRONT_LOST, SIGTERM)
-    if state.is_going:
-        return stop(state, Why.FRONT_LOST, SIGTERM, at)
-    return resume(replace(state, front_lost=True), at)
 
 
 def _may_others_run(state: State) -> bool:
@@ -254,14 +226,6 @@ def _on_worker_started(state: State, rank: int, at: float) -> Result:
     return state, then
 
 
-def _on_start_failed(state: State, event: events.StartFailed) -> Result:
-    failure = event.failure
-    state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
-    if not state.is_going:
-        return sweep_if_all_ended(state, event.at)
-    return stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, event.at)
-
-
 def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     """Note the exception of a worker; stop all if the worker lives on, since the other workers wait for it in silence."""
     rank, error = event.rank, event.error
@@ -272,7 +236,7 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     if not event.lingers or not runs or error.at is None:
         return state, ()
     line = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
-    state, then = stop(state, Why.FAILED, SIGTERM, event.at)
+    state, then = teardown.stop(state, Why.FAILED, SIGTERM, event.at)
     return state, (actions.Print(line), *then)
 
 
@@ -284,9 +248,9 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
     had_terminal = exit.rank in (state.policy.debug_rank, state.at_terminal)
     if state.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
         # the program ran, and no prompt was there to take Ctrl-C: it was meant for the job
-        state, then = stop(replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
+        state, then = teardown.stop(replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
     elif not state.is_working:
-        state, then = sweep_if_all_ended(state, at)
+        state, then = teardown.sweep_if_all_ended(state, at)
     elif exit.status != 0:
         state, then = _on_failure(state, exit, at)
     else:
@@ -304,7 +268,7 @@ def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
     if waits_for_cause or (state.alive and import_failure(exit.error)):
         deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + CAUSE_TIMEOUT
         return replace(state, phase=Phase.SETTLING, phase_deadline=deadline), ()
-    return stop(state, Why.FAILED, SIGTERM, at)
+    return teardown.stop(state, Why.FAILED, SIGTERM, at)
 
 
 def _on_success(state: State, at: float) -> Result:
@@ -313,18 +277,11 @@ def _on_success(state: State, at: float) -> Result:
         warns = state.phase is Phase.RUNNING and state.warning_deadline is None
         return (replace(state, warning_deadline=at + EARLY_EXIT_WARNING) if warns else state), ()
     if state.phase is Phase.SETTLING:
-        return stop(state, Why.FAILED, SIGTERM, at) if state.alone else (state, ())
-    return sweep(replace(state, why=Why.FINISHED), SIGTERM, at + SWEEP_GRACE)
+        return teardown.stop(state, Why.FAILED, SIGTERM, at) if state.alone else (state, ())
+    return teardown.sweep(replace(state, why=Why.FINISHED), SIGTERM, at + teardown.SWEEP_GRACE)
 
 
 # --- progress and stacks
-
-
-def _check_progress(state: State, at: float) -> Result:
-    """Make the check that is due. If it comes late, all was paused meanwhile: that time does not count as idle."""
-    late = at - (state.progress_check_at or at)
-    state = replace(state, progress_check_at=None, idle_since=state.idle_since + late)
-    return state, (actions.Observe(asks=bool(state.policy.progress_interval)),)
 
 
 def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result:
@@ -345,7 +302,7 @@ def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
     if state.suspended_at is not None:
         # a stop now would let the workers go on: it is due as soon as they are resumed
         return replace(state, delayed_stop=replace(state.delayed_stop, until=state.suspended_at)), ()
-    return stop_with_stacks(state, event.at, event.known, event.waiting)
+    return teardown.stop_with_stacks(state, event.at, event.known, event.waiting)
 
 
 # --- debuggers: a worker that failed has the terminal, others wait for it, some are attached to
@@ -393,24 +350,33 @@ def _on_deadline(state: State, at: float) -> Result:
         case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.debugger:
             return replace(state, raised_deadline=None), (actions.FindRaised(),)
         case Phase.RUNNING | Phase.SETTLING if warns:
-            return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
+            gone = ", ".join(map(str, sorted(exit.rank for exit in state.exits)))
+            ranks = "rank" if len(state.exits) == 1 else "ranks"
+            others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
+            line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
+            return replace(state, warning_deadline=float("inf")), (actions.Print(line),)
         case Phase.RUNNING if _is_due(state.progress_check_at, at):
-            return _check_progress(state, at)
+            # if the check comes late, all was paused meanwhile: that time does not count as idle
+            late = at - (state.progress_check_at or at)
+            state = replace(state, progress_check_at=None, idle_since=state.idle_since + late)
+            return state, (actions.Observe(asks=bool(state.policy.progress_interval)),)
         case Phase.SETTLING:
-            return stop(state, Why.FAILED, SIGTERM, at)
+            return teardown.stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.delayed_stop and at >= state.delayed_stop.until:
-            return stop_with_stacks(state, at) if state.delayed_stop.for_stacks else send_stop(state)
+            return teardown.stop_with_stacks(state, at) if state.delayed_stop.for_stacks else teardown.send_stop(state)
         case Phase.STOPPING if _is_due(state.stuck_deadline, at):
-            return look_for_stuck(state, at)
+            return teardown.look_for_stuck(state, at)
         case Phase.STOPPING if warns and at < (state.phase_deadline or at):
             until_kill = (state.phase_deadline or at) - at
-            return replace(state, warning_deadline=at + SLOW_STOP), (actions.NameRunning(state.alive, until_kill),)
+            return replace(state, warning_deadline=at + teardown.SLOW_STOP), (
+                actions.NameRunning(state.alive, until_kill),
+            )
         case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
             return replace(state, phase_deadline=None), (actions.KillWorkers(state.policy.ranks - state.debugger),)
         case Phase.STOPPING:
-            return kill(state, at)
+            return teardown.kill(state, at)
         case Phase.KILLING:
-            return sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
+            return teardown.sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
         case Phase.SWEEPING:
             return _on_sweep_timeout(state, at)
     return state, ()
@@ -420,22 +386,12 @@ def _on_sweep_timeout(state: State, at: float) -> Result:
     """Sweep again, harder: with SIGKILL, then without sparing any; then name the processes that nothing can end."""
     last = state.last_sweep
     if last is None or last.signum != SIGKILL:
-        return sweep(state, SIGKILL, at + TIDY_TIMEOUT)
+        return teardown.sweep(state, SIGKILL, at + teardown.TIDY_TIMEOUT)
     if last.sparing:
-        return sweep(state, SIGKILL, at + KILL_TIMEOUT - TIDY_TIMEOUT, sparing=False)
-    state, then = swept(state)  # they are in uninterruptible sleep
+        return teardown.sweep(state, SIGKILL, at + teardown.KILL_TIMEOUT - teardown.TIDY_TIMEOUT, sparing=False)
+    state, then = teardown.swept(state)  # they are in uninterruptible sleep
     return state, (actions.Print(f"could not be ended: {', '.join(state.leftovers)}"), *then)
 
 
 def _is_due(deadline: float | None, at: float) -> bool:
     return deadline is not None and at >= deadline
-
-
-def _early_exit_warning(state: State) -> str:
-    """Name the workers that ended with 0 long before the others."""
-    gone = ", ".join(str(exit.rank) for exit in sorted(state.exits, key=lambda exit: exit.rank))
-    others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
-    ranks = "rank" if len(state.exits) == 1 else "ranks"
-    return (
-        f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
-    )

@@ -122,12 +122,6 @@ def look_for_stuck(state: State, at: float) -> Result:
     return state, (actions.FindStuck(ranks),)
 
 
-def kill_stuck(state: State, ranks: frozenset[int]) -> Result:
-    """Kill the workers that stand where they stood at the stop, and name them."""
-    stuck = ranks & state.compared & state.alive
-    return state, (actions.NameStuck(stuck, HANG_GRACE), actions.KillWorkers(stuck)) if stuck else ()
-
-
 def _what_failed(state: State) -> str:
     """Return what failed, as in a sentence: "rank 1 failed (ValueError)"."""
     first = state.failure

@@ -15,7 +15,7 @@ from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import SignalOrigin, SignalSource
 from ddplaunch.runlog.file_queue import PROGRESS, FileQueue
-from ddplaunch.supervise.node import Policy, begin
+from ddplaunch.supervise.node import Policy, State
 from tests.loops import FakeLoop
 
 
@@ -62,7 +62,7 @@ def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(pipes: FrontPipes
     context: Any = SimpleNamespace(queue=OutputQueue(loop, pipes.output[1]), files=files, reporter=Reporter())
     pipes.pass_on(signal.SIGINT)
     shutdown = Shutdown(loop, context, signals, pipes, None)
-    shutdown.leave_early(begin(Policy(ranks=frozenset({0}), stop_signals=stops, grace_period=1.0)))
+    shutdown.leave_early(State(policy=Policy(ranks=frozenset({0}), stop_signals=stops, grace_period=1.0)))
     assert files.is_busy
     assert not files.has_hung
     assert context.reporter.left

@@ -40,7 +40,7 @@ class OneNode:
     """A job of one node: its workers' state and the job's, between which reports and orders pass as in one process."""
 
     def __init__(self, policy: Policy = POLICY, *, max_nodes: int = 1, **of_job: Any) -> None:
-        self.node = node.begin(policy)
+        self.node = node.State(policy=policy)
         self.job, _ = job.begin(job.Policy(min_nodes=1, max_nodes=max_nodes, last_call=0.0, **of_job), 0.0)
         self._ranks = policy.ranks
         self._asked: list[node.Action | job.Action] = []

@@ -34,7 +34,7 @@ SENT = StopWorkers(SIGTERM, ALL)
 
 def follows(*events: node.Event, policy: node.Policy = POLICY) -> list[node.Action]:
     """What all events after the start of the workers ask for."""
-    state = node.begin(policy)
+    state = node.State(policy=policy)
     asked: list[node.Action] = []
     for event in STARTS:
         state, _ = node_step(state, event)

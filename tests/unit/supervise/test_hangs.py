@@ -153,7 +153,7 @@ def test_what_is_found_of_a_stop_that_is_suspended_kills_nobody_and_the_time_to_
 
 
 def test_nccl_is_not_asked_why_a_job_ends_that_does_not_hang():
-    state = node.begin(LOOKING)
+    state = node.State(policy=LOOKING)
     for event in (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2), *look(3, progressed=True), *looks(4)):
         state, _ = node_step(state, event)
     assert CaptureStacks(2.0) in node_step(state, node.StopOrdered(SIGTERM, 5.0))[1]
@@ -236,7 +236,7 @@ STILL = [NodeIdle(0, 5.0, 20.0), NodeIdle(1, 8.0, 20.0), NodeIdle(2, 9.0, 20.0)]
 
 
 def test_a_node_reports_each_look_that_has_found_no_movement_and_the_first_that_has():
-    state = node.begin(LOOKING)
+    state = node.State(policy=LOOKING)
     said = []
     events = (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2, 3), *look(4, progressed=True), *looks(5))
     for event in events:

@@ -40,7 +40,7 @@ from tests.unit.supervise.phases import node_step
 
 def after(*events: node.Event, policy: Policy = POLICY) -> tuple[State, list[node.Action]]:
     """The state after these events, and what the last one asked for."""
-    state: State = node.begin(policy)
+    state: State = node.State(policy=policy)
     actions: tuple[node.Action, ...] = ()
     for event in events:
         state, actions = node_step(state, event)
@@ -94,7 +94,7 @@ OUTLIVES = {"abandoned", "front_lost", "halted", "signum", "status"}  # the end 
 @pytest.mark.parametrize("field", [name for name in State.__annotations__ if name != "policy"])
 def test_a_generation_begins_with_nothing_of_the_last_but_what_is_not_of_one_alone(field):
     of_the_last = object()
-    state, _ = node.step(replace(node.begin(POLICY), **{field: of_the_last}), GenerationBegun(4, SECOND, 1.0))
+    state, _ = node.step(replace(node.State(policy=POLICY), **{field: of_the_last}), GenerationBegun(4, SECOND, 1.0))
     assert (getattr(state, field) is of_the_last) is (field in OUTLIVES)
     assert state.policy == replace(POLICY, ranks=SECOND)
 
