@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from ddplaunch.agent.job import Connect
     from ddplaunch.agent.outward import Errands
     from ddplaunch.agent.workers import Workers
+    from ddplaunch.control.questions import Ask, Forget
+    from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.orders import Report
 
 _AT_WORK = (Phase.RUNNING, Phase.SETTLING)
@@ -86,7 +88,7 @@ class Agent:
         self._generations = Generations(loop, context)
         self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
         self._link: Link | None = None  # until the coordinator is known
-        self._state = node.begin(job.policy)
+        self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)
         self._rest = loop.timer(None, self._on_deadline, may_rest=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
@@ -189,22 +191,8 @@ class Agent:
                 self._step(node.GenerationBegun(event.number, event.ranks, loop.now(), event.alone))
             case orders.Forward(signum):
                 self._signals.received(signum, SignalOrigin.COORDINATOR)
-            case orders.QuestionAsked(number, question):
-                expendable(
-                    lambda: generations.inspection.answer(
-                        number,
-                        question,
-                        lambda answered: loop.post(events.QuestionAnswered(answered)),
-                        plan=generations.plan,
-                        written=self._workers.written if self._workers is not None else {},
-                        progress=self._workers.progress if self._workers is not None else {},
-                        debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
-                    ),
-                    lambda why: self._report_no_answer(number, why),
-                )
-            case orders.QuestionForgotten(number):
-                if (inspection := generations.inspected) is not None:
-                    inspection.forget(number)
+            case orders.ClientOrder(order):
+                self._take_client_order(order)
             case orders.JobEnd():
                 self._step(node.JobEnded(event.status, loop.now()))
             # commands that ask the run
@@ -224,8 +212,6 @@ class Agent:
                     generations.debugged.forget(client)
             case events.ClientsFailed(why):
                 self._run_socket.fail(why)
-            case orders.StreamSent(chunk):
-                self._run_socket.take(chunk)
             # actions of the decision that concern more than the workers
             case node.StartWorkers():
                 generations.begin()
@@ -247,6 +233,31 @@ class Agent:
                 self._step(event)
             case _ if self._workers is not None:
                 self._act_on(self._workers, event)
+
+    def _take_client_order(self, order: Ask | Forget | Chunk) -> None:
+        """Answer a question of a client, forget one, or pass on what a client says to a worker."""
+        from ddplaunch.control.questions import Ask, Forget  # only a job that is looked into needs it
+
+        generations = self._generations
+        match order:
+            case Ask(number, question):
+                expendable(
+                    lambda: generations.inspection.answer(
+                        number,
+                        question,
+                        lambda answered: self._loop.post(events.QuestionAnswered(answered)),
+                        plan=generations.plan,
+                        written=self._workers.written if self._workers is not None else {},
+                        progress=self._workers.progress if self._workers is not None else {},
+                        debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
+                    ),
+                    lambda why: self._report_no_answer(number, why),
+                )
+            case Forget(number):
+                if (inspection := generations.inspected) is not None:
+                    inspection.forget(number)
+            case chunk:
+                self._run_socket.take(chunk)
 
     def _act_on(self, workers: Workers, action: node.Action) -> None:
         """Carry out an action that concerns the workers there are."""

@@ -41,8 +41,8 @@ class Dialer:
         user_timeout: float,
     ) -> None:
         """Prepare to dial from the address `source`; `set_targets` begins. `opened` gets the first peer that proves the key."""
-        self._loop = loop
-        self._key = key
+        self.loop = loop
+        self.key = key
         self._source = source
         self._opened = opened
         self._refused = refused
@@ -64,7 +64,7 @@ class Dialer:
         self.stop()
         self._targets = tuple(targets)
         if targets:
-            self._next.set(self._loop.now())
+            self._next.set(self.loop.now())
 
     def stop(self) -> None:
         """Drop all attempts, and try no more."""
@@ -90,10 +90,7 @@ class Dialer:
                 failed.append((endpoint_of(address), describe(error)))
             else:
                 timeout = self._timeouts.get(target, CONNECT_TIMEOUT)
-                attempt = _Attempt(
-                    self._loop, sock, target, timeout, won=self._on_won, lost=self._on_lost, key=self._key
-                )
-                self._attempts.add(attempt)
+                self._attempts.add(_Attempt(self, sock, target, timeout))
                 break
         self._plan(STAGGER)
         for endpoint, reason in failed:
@@ -116,7 +113,7 @@ class Dialer:
 
     def _plan(self, stagger: float) -> None:
         """Set the time of the next attempt."""
-        now = self._loop.now()
+        now = self.loop.now()
         if self._untried:
             self._next.set(now + stagger)
         elif len(self._attempts) >= len(self._targets):
@@ -125,49 +122,36 @@ class Dialer:
             self._next.set(now + self._pause)
             self._pause = min(GROWTH * self._pause, LONGEST_PAUSE)
 
-    def _on_won(self, attempt: _Attempt, peer: Peer) -> None:
+    def won(self, attempt: _Attempt, peer: Peer) -> None:
         """Stop all other attempts, and hand the peer over. Called by an attempt."""
         self._attempts.remove(attempt)
         self.stop()
         self._opened(peer)
 
-    def _on_lost(self, attempt: _Attempt, reason: str) -> None:
+    def lost(self, attempt: _Attempt, reason: str) -> None:
         """Plan the next attempt at once, and report why this attempt has failed. Called by the attempt."""
         if attempt.was_silent:
             self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
         self._attempts.remove(attempt)
         self._plan(0.0)
-        self._refused(attempt.endpoint, reason)
+        self._refused(endpoint_of(attempt.target[1]), reason)
 
 
 class _Attempt:
     """One connection from connect() to the end of the handshake."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        sock: socket.socket,
-        target: Target,
-        timeout: float,
-        *,
-        key: Key,
-        won: Callable[[_Attempt, Peer], None],
-        lost: Callable[[_Attempt, str], None],
-    ) -> None:
-        """Follow one connect() to its end: `won` gets the authenticated peer, `lost` the reason why there is none."""
+    def __init__(self, dialer: Dialer, sock: socket.socket, target: Target, timeout: float) -> None:
+        """Follow one connect() to its end, which the dialer learns; `timeout` are the seconds for the first bytes."""
         self.target = target
-        self.endpoint = endpoint_of(target[1])
-        self.timeout = timeout  # seconds for the first bytes, once it is connected
+        self.timeout = timeout
         self.was_silent = False  # the other side has accepted the connection, and sent nothing in time
+        self._dialer = dialer
         self._sock = sock
-        self._loop = loop
-        self._began = loop.now()
-        self._timer = loop.timer(self._began + CONNECT_TIMEOUT, self._on_timeout)
-        self._key = key
-        self._won = won
-        self._lost = lost
+        self._loop = dialer.loop
+        self._began = self._loop.now()
+        self._timer = self._loop.timer(self._began + CONNECT_TIMEOUT, self._on_timeout)
         self._greeting: Greeting | None = None
-        loop.watch(sock, self._on_connected, WRITE)
+        self._loop.watch(sock, self._on_connected, WRITE)
 
     @property
     def is_accepted(self) -> bool:
@@ -188,8 +172,11 @@ class _Attempt:
             self.was_silent = True
             silent = f"accepted the connection, but sent nothing in {self.timeout:g} s"
             reason = f"{silent}; it may still be starting, or another program holds the port"
+        self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
         self.discard()
-        self._lost(self, reason)
+        self._dialer.lost(self, reason)
 
     def discard(self) -> None:
         """Close, without calling back."""
@@ -200,22 +187,21 @@ class _Attempt:
     def _on_connected(self) -> None:
         """Begin the handshake, or report why the connect() failed. Called by the loop once the socket can be written."""
         if error := error_of(self._sock):
-            self.discard()
-            self._lost(self, describe(error))
+            self._fail(describe(error))
             return
         self._loop.unwatch(self._sock)
         self._timer.set(self._began + self.timeout)
-        self._greeting = Greeting(
-            self._loop, self._sock, self.target[1], Client(self._key), opened=self._opened, failed=self._failed
-        )
 
-    def _opened(self, peer: Peer) -> None:
-        self._timer.cancel()
-        self._won(self, peer)
+        def opened(peer: Peer) -> None:
+            self._timer.cancel()
+            self._dialer.won(self, peer)
 
-    def _failed(self, reason: str) -> None:
-        self._timer.cancel()
-        self._lost(self, reason)
+        def failed(reason: str) -> None:
+            self._timer.cancel()
+            self._dialer.lost(self, reason)
+
+        client = Client(self._dialer.key)
+        self._greeting = Greeting(self._loop, self._sock, self.target[1], client, opened=opened, failed=failed)
 
 
 def answers(key: Key, targets: Sequence[Target]) -> bool:

@@ -88,16 +88,10 @@ class Listener:
         self._timer.cancel()
 
     def _on_connection(self, sock: socket.socket, address: Sockaddr) -> None:
-        """Begin the handshake with a new connection. Called by the acceptor."""
-        try:
-            prepare(sock, self._user_timeout)
-        except OSError:  # it has been reset
-            sock.close()
-            return
-        self._greet(sock, address)
+        """Begin the handshake with a new connection; where too many are unauthenticated, drop one of the largest crowd.
 
-    def _greet(self, sock: socket.socket, address: Sockaddr) -> None:
-        """Begin the handshake with a new connection; where too many are unauthenticated, drop one of the largest crowd."""
+        Called by the acceptor.
+        """
 
         def opened(peer: Peer) -> None:
             self._forget(greeting)
@@ -109,6 +103,11 @@ class Listener:
             if greeting.received_any or reason not in (CLOSED, RESET):
                 self.report_refusal(greeting.address, reason)
 
+        try:
+            prepare(sock, self._user_timeout)
+        except OSError:  # it has been reset
+            sock.close()
+            return
         greeting = Greeting(self._loop, sock, address, Server(self._key), opened=opened, failed=failed)
         self._half_open[greeting] = self._loop.now() + HANDSHAKE_TIMEOUT
         self._timer.set_by(self._half_open[greeting])

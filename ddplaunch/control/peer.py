@@ -14,18 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ddplaunch.control.handshake import (
-    LIMIT,
-    LIMIT_UNAUTHENTICATED,
-    LIMIT_UNKNOWN,
-    NOT_DDPLAUNCH,
-    Decoder,
-    Handshake,
-    Refused,
-    Server,
-    Session,
-    pack,
-)
+from ddplaunch.control import handshake
+from ddplaunch.control.handshake import Decoder, Handshake, Refused, Server, Session, pack
 from ddplaunch.loop.loop import READ, WRITE, Loop
 from ddplaunch.loop.stream import FrameError, SendBuffer
 from ddplaunch.words import why_failed
@@ -88,14 +78,12 @@ class Peer:
         if not self._open:
             return
         self._flush()
-        try:
+        with suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
             # to close a socket that holds unread data is a reset, which may overtake our last frames
             for _ in range(MAX_DISCARDED):
                 if not self._sock.recv(CHUNK):
                     break
-        except OSError:
-            pass
         self._discard()
 
     def deliver(self) -> None:
@@ -144,10 +132,8 @@ class Peer:
         """Give up sending. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
         self._broken = reason
         self._buffer.take()
-        try:
+        with suppress(OSError):  # the other side was faster
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other side was faster
 
     def _end(self, reason: str) -> None:
         self._discard()
@@ -171,7 +157,7 @@ class Greeting:
         loop: Loop,
         sock: socket.socket,
         address: Sockaddr,
-        handshake: Handshake,
+        steps: Handshake,
         *,
         opened: Callable[[Peer], None],
         failed: Callable[[str], None],
@@ -181,13 +167,13 @@ class Greeting:
         self.received_any = False  # whether the other side has sent anything
         self._sock = sock
         self._loop = loop
-        self._handshake = handshake
+        self._handshake = steps
         self._decoder = Decoder()
         self._opened = opened
         self._failed = failed
         loop.watch(sock, self._on_ready)
-        if handshake.opening:
-            self._send(handshake.opening)
+        if steps.opening:
+            self._send(steps.opening)
 
     def discard(self) -> None:
         """Close, without calling back."""
@@ -203,7 +189,7 @@ class Greeting:
         except OSError as error:
             self._fail(describe(error))
         except FrameError:
-            self._fail(NOT_DDPLAUNCH)
+            self._fail(handshake.NOT_DDPLAUNCH)
         except Refused as refused:
             if refused.reply:
                 self._send(refused.reply)
@@ -214,7 +200,7 @@ class Greeting:
 
     def _receive(self) -> Session | None:
         """Read and answer what the other side has sent; return the session once both sides have proven the key."""
-        data = self._sock.recv(LIMIT_UNAUTHENTICATED)
+        data = self._sock.recv(handshake.LIMIT_UNAUTHENTICATED)
         if not data:
             raise Refused(CLOSED)
         self.received_any = True
@@ -230,16 +216,14 @@ class Greeting:
     def _open(self, session: Session) -> None:
         self._loop.unwatch(self._sock)
         # who connects to us may be one of many, and each frame is kept until it is whole
-        self._decoder.trust(LIMIT_UNKNOWN if isinstance(self._handshake, Server) else LIMIT)
+        self._decoder.trust(handshake.LIMIT_UNKNOWN if isinstance(self._handshake, Server) else handshake.LIMIT)
         peer = Peer(self._loop, self._sock, self.address, session, self._decoder)
         self._opened(peer)
         peer.deliver()  # frames that were received together with the end of the handshake
 
     def _send(self, payload: bytes) -> None:
-        try:
+        with suppress(OSError):  # the connection is broken, which recv() reports, or the other side times out
             self._sock.send(pack(payload))
-        except OSError:
-            pass  # the connection is broken, which recv() reports, or the other side times out
 
     def _fail(self, reason: str) -> None:
         self.discard()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -162,11 +163,9 @@ class _Stream:
     def finish(self, last: bytes = b"") -> None:
         """Close the socket, with `last` as its last bytes if there is room."""
         if self._sock.fileno() >= 0:
-            try:
+            with suppress(OSError):
                 if last:
                     self._buffer.put(last)
-            except OSError:
-                pass
             if self.give_up is not None:
                 self.give_up.cancel()
             self._loop.unwatch(self._sock)

@@ -69,6 +69,7 @@ class Agents:
         """Return what these agents, by index, have in common in the generation that begins."""
         hellos = [self.hellos[id] for id in order]
         backend, reason = common_backend(hellos)
+        reached = Counter(hello.reached for hello in hellos[1:] or hellos).most_common(1)[0][0]
         agents = tuple(PlannedAgent(hello.host, hello.workers) for hello in hellos)
         self.ranks = dict(zip(order, ranks_of_all(agents), strict=True))
         self.world_size = sum(agent.workers for agent in agents)
@@ -79,7 +80,7 @@ class Agents:
             run_id=self._terms.run_id,
             index=0,
             agent_runs=agent_runs(agents),
-            address=self._terms.address or reached_as(hellos[1:] or hellos),
+            address=self._terms.address or reached,
             backend=backend,
             backend_reason=reason,
         )
@@ -111,10 +112,6 @@ class Agents:
         self.job_end = end
         self.send(list(self.connections.ids), end)
 
-    def offset(self, id: int) -> tuple[float, float]:
-        """What has to be added to the times of this agent's host to get ours, in seconds, and how wrong that may be."""
-        return self.connections.offset(id), self.connections.offset_error(id)
-
     def are_watched(self, requeue: int) -> bool:
         """Whether the command that has started the agents is connected, and requeues the job after this notice, if one came."""
         return bool(self.watchers) and not (requeue == SIGTERM and self._requeues_after_sigterm)
@@ -139,11 +136,6 @@ def member_of(id: int, hello: Hello) -> Member:
             ("--nnodes", facts.nnodes),
         ),
     )
-
-
-def reached_as(hellos: Sequence[Hello]) -> str:
-    """Return the address under which most have reached the coordinator."""
-    return Counter(hello.reached for hello in hellos).most_common(1)[0][0]
 
 
 def common_backend(hellos: Sequence[Hello]) -> tuple[str, str]:

@@ -150,13 +150,10 @@ class Connections:
         """Whether no pong is outstanding."""
         return all(connection.heartbeat.unanswered == 0 for connection in self._connections.values())
 
-    def offset(self, id: int) -> float:
-        """What has to be added to this peer's times to get ours, in seconds."""
-        return self._connections[id].heartbeat.offset if id in self._connections else 0.0
-
-    def offset_error(self, id: int) -> float:
-        """How many seconds the offset may be wrong by."""
-        return self._connections[id].heartbeat.error if id in self._connections else 0.0
+    def offset(self, id: int) -> tuple[float, float]:
+        """Return what has to be added to this peer's times to get ours, in seconds, and how wrong that may be."""
+        connection = self._connections.get(id)
+        return (0.0, 0.0) if connection is None else (connection.heartbeat.offset, connection.heartbeat.error)
 
     @property
     def reached_at(self) -> str | None:

@@ -28,7 +28,6 @@ from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.control.questions import Answer
-    from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.agents import Agents
     from ddplaunch.coordinator.orders import Order, OrderToAll, Report
     from ddplaunch.coordinator.questions import NodeStreams, Questions
@@ -55,7 +54,7 @@ class Coordinator:
         self._explaining: Pending[Whereabouts] | None = None  # where the workers were, the last time
         self._explaining_end: Pending[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state, _ = job.begin(policy, loop.now())
-        self._deadline = loop.timer(None, self._on_deadline)  # of the state
+        self._deadline = loop.timer(None, lambda: self.feed(job.DeadlineReached(loop.now())))  # of the state
         self._take_order: Callable[[Order], None]  # of the coordinator's own agent
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
@@ -91,10 +90,9 @@ class Coordinator:
             self._loop.timer(self._loop.now(), lambda: self._reporter.prepare(self.state))
         if self._agents is not None:
             self._agents.state_changed()
-        if self._questions is not None and len(self.state.members) < len(before.members):
-            self._questions.drop_departed(self.state.members)
-        if self._streams is not None and len(self.state.members) < len(before.members):
-            self._streams.drop_departed(self.state.members)
+        for asked in (self._questions, self._streams):
+            if asked is not None and len(self.state.members) < len(before.members):
+                asked.drop_departed(self.state.members)
 
     def take(self, id: int, report: Report) -> None:
         """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""
@@ -111,17 +109,32 @@ class Coordinator:
                 self.forward(signum)
             case Warned():
                 self._warn(self.state.members[id], report)
-            case _ if (event := job.event_of(report, id, now)) is not None:
-                self.feed(event)
+            case node.ReportStopping(why, signum, by_cluster):
+                self.feed(job.NodeStopping(id, why, signum, now, by_cluster))
+            case node.ReportNotice(signum):
+                self.feed(job.NodeNoticed(id, signum))
+            case node.Escalate(signum):
+                self.feed(job.NodeEscalated(id, signum, now))
+            case node.ReportIdle(seconds):
+                self.feed(job.NodeIdle(id, now - seconds, now))
+            case node.PauseLimits(paused):
+                self.feed(job.LimitsPaused(id, paused))
+            case node.Suspend():
+                self.feed(job.JobSuspended(now))
+            case node.Resume():
+                self.feed(job.JobResumed(now))
             case _:
                 self._take_about_workers(self.state.members[id], report)
 
     def _take_about_workers(self, member: Member, report: Report) -> None:
-        """Take a report about the agent's workers: the answer to a question, or their stacks at the end."""
+        """Take a report about the agent's workers: an answer, what one of them says to a client, or their stacks at the end."""
         from ddplaunch.control.questions import Answered, StacksAtEnd  # only a job that is looked into has them
+        from ddplaunch.control.streams import Chunk
         from ddplaunch.inspect.answers import received
 
         match report:
+            case Chunk() if self._streams is not None:
+                self._streams.take(member.id, report)
             case Answered() if self._questions is not None:
                 self._questions.take(member.id, report)
             case StacksAtEnd(generation) if generation == self.state.generation and not member.has_ended:
@@ -151,21 +164,16 @@ class Coordinator:
         if self._streams is None:
             from ddplaunch.coordinator.questions import NodeStreams  # few jobs are debugged
 
-            self._streams = NodeStreams(self._loop, self._order, self._on_stream_end)
-        return self._streams
+            def ended(id: int) -> None:
+                if id in self.state.debugging and not self.state.policy.debugs:
+                    self.feed(job.LimitsPaused(id, False))
 
-    def take_chunk(self, id: int, chunk: Chunk) -> None:
-        """Take what an agent has sent to a client."""
-        if self._streams is not None:
-            self._streams.take(id, chunk)
+            self._streams = NodeStreams(self._loop, self._order, ended)
+        return self._streams
 
     def attaches(self, id: int) -> bool:
         """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
         return self._streams is not None and id in self._streams
-
-    def _on_stream_end(self, id: int) -> None:
-        if id in self.state.debugging and not self.state.policy.debugs:
-            self.feed(job.LimitsPaused(id, False))
 
     def joined(self) -> None:
         """Take note that a worker of this generation has a process group."""
@@ -177,7 +185,7 @@ class Coordinator:
                 self.state.policy.straggler_check,
                 members=self._members_at_work,
                 ask=self.questions.ask,
-                offset=lambda id: (0.0, 0.0) if id == SELF_ID or self._agents is None else self._agents.offset(id),
+                offset=lambda id: (0.0, 0.0) if self._agents is None else self._agents.connections.offset(id),
                 report=self._reporter.straggler,
                 warn=self._reporter.print,
             )
@@ -191,9 +199,6 @@ class Coordinator:
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
         self._order(list(self.state.members), Forward(signum))
-
-    def _on_deadline(self) -> None:
-        self.feed(job.DeadlineReached(self._loop.now()))
 
     # --- what follows
 
@@ -322,10 +327,9 @@ class Coordinator:
 
     def _report_now(self) -> None:
         """Report what waits to be reported, without what is not known yet."""
-        if self._explaining is not None:
-            self._explaining.give_up()
-        if self._explaining_end is not None:
-            self._explaining_end.give_up()
+        for pending in (self._explaining, self._explaining_end):
+            if pending is not None:
+                pending.give_up()
 
     def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
         """Report the end of the job, and send it to all agents; they have QUIT_TIMEOUT to take note."""

@@ -5,6 +5,7 @@ Decides nothing about the job. Knows which connections are those of agents, and 
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from signal import SIGTERM
@@ -49,8 +50,9 @@ class Incoming:
             received=self._on_message,
             lost=self._on_lost,
             dropped=self._on_dropped,
-            refused=self._on_refused,
-            answered=self._on_pong,
+            refused=lambda address, reason: print_line(f"refused a connection from {address}: {reason}"),
+            # an agent may wait until all others have answered
+            answered=lambda: self.agents.state_changed(),  # noqa: PLW0108 - which are made next
         )
         self.agents = Agents(
             loop,
@@ -59,15 +61,11 @@ class Incoming:
             print_line,
             # Slurm's SIGTERM may at any moment end the command that has started the agents: the shell of its batch script ends
             # at it, and with that all that it has started. We do what it should do, if we can.
-            requeues_after_sigterm=SIGTERM in coordinator.state.policy.notices and _has_scontrol(),
+            requeues_after_sigterm=SIGTERM in coordinator.state.policy.notices and shutil.which("scontrol") is not None,
             retry=loop.timer(None, self._admit_waiting),
         )
 
     # --- called by Connections
-
-    def _on_refused(self, address: str, reason: str) -> None:
-        """Print that a connection was refused before its first message."""
-        self._print(f"refused a connection from {address}: {reason}")
 
     def _on_dropped(self, id: int, reason: str) -> None:
         """Warn, once for each agent, that a part of its messages was dropped."""
@@ -76,15 +74,19 @@ class Incoming:
             host = self.agents.hellos[id].host
             self._print(f"warning: what {host} has sent about its workers was dropped: {reason}")
 
-    def _on_pong(self) -> None:
-        """Admit agents that wait for a node rank, if all others have answered."""
-        self.agents.state_changed()
-
     def _on_message(self, id: int, message: messages.ToCoordinator) -> None:
         """Do what a message asks for, if this peer may send it; expel a peer that breaks the order of messages."""
         match message:
+            # a watcher, which is the command that has started the agents
+            case node.ReportStopping(why, signum, by_cluster) if id in self.agents.watchers:
+                self._coordinator.feed(job.StopRequested(why, signum, self._loop.now(), by_cluster))
+            case node.Escalate(signum) if id in self.agents.watchers:
+                self._coordinator.feed(job.NodeEscalated(_NO_MEMBER, signum, self._loop.now()))
+            case Forward(signum) if id in self.agents.watchers:
+                self._coordinator.forward(signum)
             case _ if id in self.agents.watchers:
-                self._forward_from_watcher(message)
+                pass
+            # an agent
             case messages.Hello() if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
                 self._connections.expel(id, "too many agents have come and gone")
             case messages.Hello() if id not in self.agents.hellos:
@@ -116,13 +118,11 @@ class Incoming:
                 self._coordinator.state.policy.debugs or self._coordinator.attaches(id)
             ):
                 self._on_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
-            case Chunk():
-                self._coordinator.take_chunk(id, message)
             case Warned():
                 self._warnings[id] += 1
                 if self._warnings[id] <= _WARNINGS:
                     self._coordinator.take(id, message)
-            case node.ReportIdle() | node.PauseLimits():
+            case node.ReportIdle() | node.PauseLimits() | Chunk():
                 self._coordinator.take(id, message)
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 self._pass_report(id, message)
@@ -148,7 +148,7 @@ class Incoming:
         if speaks_for_others(report, own):
             self._connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
         elif isinstance(report, NodeEnd):
-            host, offset = self.agents.hellos[id].host, self._connections.offset(id)
+            host, (offset, _) = self.agents.hellos[id].host, self._connections.offset(id)
             self._coordinator.take(id, messages.on_our_clock(report, host, offset))
         elif why := why_too_much(report.stacks, len(own), self.agents.world_size):
             self._on_dropped(id, f"it {why}")
@@ -193,20 +193,3 @@ class Incoming:
             if why_not_admitted(self._coordinator.state, member) is None or is_clear:
                 del self.agents.waiting[id]
                 self._coordinator.feed(job.Joined(member, self._loop.now()))
-
-    def _forward_from_watcher(self, message: messages.ToCoordinator) -> None:
-        """Pass on a request to stop, an escalation or a signal of the watcher: the command that started the agents."""
-        now = self._loop.now()
-        match message:
-            case node.ReportStopping(why, signum, by_cluster):
-                self._coordinator.feed(job.StopRequested(why, signum, now, by_cluster))
-            case node.Escalate(signum):
-                self._coordinator.feed(job.NodeEscalated(_NO_MEMBER, signum, now))
-            case Forward(signum):
-                self._coordinator.forward(signum)
-
-
-def _has_scontrol() -> bool:
-    import shutil  # few jobs need it
-
-    return shutil.which("scontrol") is not None

@@ -30,7 +30,6 @@ from ddplaunch.plan.ranks import host_of
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec, ProgramKind
 
-_PIECE = 1 << 18  # bytes of the program that are read at once
 _WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
 _SILENT = 5.0  # seconds without a word from node 0 after which it is lost
 
@@ -141,11 +140,9 @@ def _digest(spec: JobSpec) -> str:
     """What distinguishes two versions of the program; "" where that is not a file of its own."""
     if spec.program.kind is not ProgramKind.SCRIPT or not os.path.isfile(spec.program.target):
         return ""
-    digest = hashlib.sha256()
     try:
         with open(spec.program.target, "rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
+            digest = hashlib.file_digest(file, "sha256")
     except OSError:
         return ""  # it is gone meanwhile, which its workers tell
     return f"{os.path.basename(spec.program.target)} ({digest.hexdigest()[:12]})"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ddplaunch.coordinator.orders import Forward, Generation, JobEnd, QuestionAsked, QuestionForgotten, StreamSent
+from ddplaunch.coordinator.orders import ClientOrder, Forward, Generation, JobEnd
 from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise import node
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster import Allocation, Rendezvous
     from ddplaunch.control.handshake import Key
-    from ddplaunch.control.questions import Ask, Forget
-    from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator import messages
     from ddplaunch.coordinator.coordinator import Coordinator
     from ddplaunch.coordinator.orders import Order, Report
@@ -85,16 +83,4 @@ class Link(ABC):
             case Generation() | Forward() | node.StopOrdered() | node.KillOrdered() | node.StoreOrdered():
                 self._loop.post(order)
             case _:
-                self._take_question(order)
-
-    def _take_question(self, order: Ask | Forget | Chunk) -> None:
-        """Post a question of the coordinator, the end of a question, or a chunk for a client of a worker."""
-        from ddplaunch.control.questions import Ask, Forget  # only a job that is looked into needs it
-
-        match order:
-            case Ask(number, question):
-                self._loop.post(QuestionAsked(number, question))
-            case Forget(number):
-                self._loop.post(QuestionForgotten(number))
-            case chunk:
-                self._loop.post(StreamSent(chunk))
+                self._loop.post(ClientOrder(order))

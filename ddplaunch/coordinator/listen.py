@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ddplaunch.cluster import Rendezvous
-from ddplaunch.control.dialer import Target, answers
+from ddplaunch.control.dialer import answers
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents
 from ddplaunch.coordinator.connections import Terms
@@ -60,16 +59,32 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
     Raises:
         LaunchError: no port is free, or another agent of the job listens already where this one should.
     """
-    rendezvous = request.rendezvous
-    ports, key = rendezvous.ports, request.key
+    rendezvous, spec, allocation = request.rendezvous, request.spec, request.allocation
 
     def listen_at(ports: Sequence[int]) -> Agents:
-        return Incoming(loop, _terms(request, ports), coordinator, reporter.print).agents
+        terms = Terms(
+            max_nodes=coordinator.state.policy.max_nodes,
+            run_id=request.draft.run_id,
+            address=allocation.endpoint.address or spec.local_addr,
+            key=request.key,
+            listen=rendezvous.listen,
+            ports=ports,
+            has_front=allocation.has_front,
+            heartbeat_timeout=spec.heartbeat_timeout,
+            listening=request.listening,
+        )
+        return Incoming(loop, terms, coordinator, reporter.print).agents
 
+    def answers_at(ports: Sequence[int]) -> bool:
+        address = rendezvous.listen or "127.0.0.1"
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return answers(request.key, [(family, (address, port)) for port in ports])
+
+    ports = rendezvous.ports
     if rendezvous.coordinator:
         agents = listen_at(ports)
         before = ports[: ports.index(agents.port)] if agents.port in ports else ()
-        if before and answers(key, [_target(rendezvous, port) for port in before]):
+        if before and answers_at(before):
             agents.connections.close()
             raise LaunchError(
                 "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
@@ -81,15 +96,9 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
     for port in ports:
         with suppress(LaunchError):
             return listen_at((port,))
-        if answers(key, [_target(rendezvous, port)]):
+        if answers_at((port,)):
             return None
     return listen_at(ports)  # or the error says which ports are taken
-
-
-def _target(rendezvous: Rendezvous, port: int) -> Target:
-    """Where another agent on this host would listen."""
-    address = rendezvous.listen or "127.0.0.1"
-    return (socket.AF_INET6 if ":" in address else socket.AF_INET, (address, port))
 
 
 def _policy(request: JoinRequest) -> job.Policy:
@@ -124,18 +133,3 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
     if spec.master_addr is None and not spec.rdzv_endpoint:
         words.insert(0, f"--master-addr={request.allocation.endpoint.address or socket.gethostname()}")
     return ("ddplaunch", *("--node-rank=" if word.startswith("--node-rank=") else shlex.quote(word) for word in words))
-
-
-def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:
-    """Return what the coordinator sets for the agents of all nodes; it will listen on one of `ports`."""
-    return Terms(
-        max_nodes=_policy(request).max_nodes,
-        run_id=request.draft.run_id,
-        address=request.allocation.endpoint.address or request.spec.local_addr,
-        key=request.key,
-        listen=request.rendezvous.listen,
-        ports=ports,
-        has_front=request.allocation.has_front,
-        heartbeat_timeout=request.spec.heartbeat_timeout,
-        listening=request.listening,
-    )

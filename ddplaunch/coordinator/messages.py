@@ -137,13 +137,13 @@ def fitted(message: _M) -> _M:
     """Return a report or order with its texts made valid, and cut to what a message holds."""
     match message:
         case NodeEnd():
-            failed = message.start_failure
+            failed, folder = message.start_failure, message.traces.log_folder
             return replace(
                 message,
                 exits=fitted_ends(message.exits),
                 start_failure=failed and replace(failed, host="", reason=line(failed.reason)),
                 leftovers=tuple(map(line, message.leftovers[:MAX_LEFTOVERS])),
-                traces=replace(message.traces, log_folder=_line_or_none(message.traces.log_folder)),
+                traces=replace(message.traces, log_folder=folder and line(folder)),
             )
         case JobEnd():
             return replace(message, text=text(message.text))
@@ -159,15 +159,15 @@ def fitted_ends(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
     failed = [end for end in ends if end.status != 0 or end.error is not None]
     whole = {end.rank for end in sorted(failed, key=lambda end: not failed_itself(end))[:_MOST_WHOLE]}
     short = min(_SHORT, _SHORT_TEXTS // max(1, len(ends)))
-    return tuple(_fitted_end(end if end.rank in whole else _without_text(end, short)) for end in ends)
 
+    def shortened(end: WorkerExit) -> WorkerExit:
+        error = end.error
+        # the type and the message say whether this failure only follows another
+        kept = error and replace(error, type=error.type[:short], message=error.message[:short], traceback="", frames=())
+        tail = end.stderr_tail[-short:] if short and end.status != 0 and not error else ""
+        return replace(end, stderr_tail=tail, error=kept)
 
-def _without_text(end: WorkerExit, short: int) -> WorkerExit:
-    error = end.error
-    # the type and the message say whether this failure only follows another
-    kept = error and replace(error, type=error.type[:short], message=error.message[:short], traceback="", frames=())
-    tail = end.stderr_tail[-short:] if short and end.status != 0 and not error else ""
-    return replace(end, stderr_tail=tail, error=kept)
+    return tuple(_fitted_end(end if end.rank in whole else shortened(end)) for end in ends)
 
 
 def _fitted_end(end: WorkerExit) -> WorkerExit:
@@ -178,7 +178,7 @@ def _fitted_end(end: WorkerExit) -> WorkerExit:
         device=line(end.device),
         error=end.error and _fitted_error(end.error),
         stderr_tail=text(end.stderr_tail[-_TEXT:]),
-        log=_line_or_none(end.log),
+        log=end.log and line(end.log),
     )
 
 
@@ -201,10 +201,6 @@ def _fitted_error(error: WorkerError) -> WorkerError:
     )
 
 
-def _line_or_none(value: str | None) -> str | None:
-    return None if value is None else line(value)
-
-
 # --- when it has arrived: hosts are those of the connections, times those of the receiver's clock
 
 _O = TypeVar("_O", bound="SentOrder | Ask | Forget | Chunk")
@@ -225,20 +221,19 @@ def on_arrival(order: _O, at: float) -> _O:
 def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
     """Return the end of the node on `host`, to whose times `offset` seconds are added: what its clock lacks to ours."""
     failed = end.start_failure
-    exits = tuple(_moved(exit, host, offset) for exit in end.exits)
+
+    def moved(exit: WorkerExit) -> WorkerExit:
+        error, stopped_at = exit.error, exit.stopped_at
+        return replace(
+            exit,
+            host=host,
+            at=exit.at + offset,
+            stopped_at=None if stopped_at is None else stopped_at + offset,
+            error=replace(error, at=error.at + offset) if error is not None and error.at is not None else error,
+        )
+
+    exits = tuple(map(moved, end.exits))
     return replace(end, exits=exits, start_failure=failed and replace(failed, host=host))
-
-
-def _moved(end: WorkerExit, host: str, offset: float) -> WorkerExit:
-    """Return the end of a worker on `host`, with all times moved to the coordinator's clock."""
-    error = end.error
-    return replace(
-        end,
-        host=host,
-        at=end.at + offset,
-        stopped_at=None if end.stopped_at is None else end.stopped_at + offset,
-        error=replace(error, at=error.at + offset) if error is not None and error.at is not None else error,
-    )
 
 
 # --- reports: those of an agent are about its own workers, and no more than these can have

@@ -16,7 +16,7 @@ from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 
 if TYPE_CHECKING:
-    from ddplaunch.control.questions import Answered, Ask, Forget, Question, StacksAtEnd
+    from ddplaunch.control.questions import Answered, Ask, Forget, StacksAtEnd
     from ddplaunch.control.streams import Chunk
 
 MAX_LEFTOVERS = 100  # processes that are named
@@ -84,17 +84,7 @@ class Warned(Struct, frozen=True, tag="warned"):
     is_warning: bool = True
 
 
-SentReport = (
-    node.ReportStopping
-    | node.ReportNotice
-    | node.Escalate
-    | node.ReportIdle
-    | node.PauseLimits
-    | node.RequestStore
-    | NodeEnd
-    | Warned
-    | Forward
-)
+SentReport = node.Reports | NodeEnd | Warned | Forward
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk
@@ -102,23 +92,10 @@ if TYPE_CHECKING:
     Report = SentReport | Answered | StacksAtEnd | Chunk | node.Suspend | node.Resume  # the last two from there only
 
 
-class QuestionAsked(Struct, frozen=True):
-    """The coordinator asks about the workers of this node, to be answered under this number."""
+class ClientOrder(Struct, frozen=True):
+    """The coordinator passes on what a client asks about the workers of this node, no longer asks, or says to one of them."""
 
-    number: int
-    question: Question
-
-
-class QuestionForgotten(Struct, frozen=True):
-    """The question of this number need not be answered any more: who has asked is gone."""
-
-    number: int
-
-
-class StreamSent(Struct, frozen=True):
-    """The coordinator has sent a piece of what a client says to a worker of this node."""
-
-    chunk: Chunk
+    order: Ask | Forget | Chunk
 
 
 class Listening(Struct, frozen=True):

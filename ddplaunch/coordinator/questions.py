@@ -27,12 +27,11 @@ class Asker(Struct, frozen=True, kw_only=True):
     done: Callable[[], None]
 
 
-class _PendingQuestion:
-    def __init__(self, asker: Asker, members: Mapping[int, Member], until: float, within: float) -> None:
-        self.asker = asker
-        self.within = within
-        self.until = until
-        self.missing = dict(members)
+class _PendingQuestion(Struct):
+    asker: Asker
+    missing: dict[int, Member]  # that have not answered
+    within: float  # seconds
+    until: float
 
 
 class Questions:
@@ -52,7 +51,7 @@ class Questions:
         """Ask all members; who has not answered in `within` seconds does not count any more."""
         members = self._members()
         self._last += 1
-        self._pending[self._last] = _PendingQuestion(asker, members, self._loop.now() + within, within)
+        self._pending[self._last] = _PendingQuestion(asker, dict(members), within, self._loop.now() + within)
         self._send(tuple(members), Ask(self._last, question))
         self._close_complete()
 

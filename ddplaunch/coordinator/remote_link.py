@@ -22,6 +22,7 @@ from ddplaunch.supervise import node
 if TYPE_CHECKING:
     from ddplaunch.coordinator.orders import Order, Report
 
+_LOST = "the coordinator (node 0) was lost"
 NO_ANSWER = "it has not answered"
 CONNECTION_REFUSED = "connection refused"
 FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
@@ -99,18 +100,16 @@ class RemoteLink(Link):
                 self._names.setdefault(str(sockaddr[0]), answer.host)
                 targets.append((family, sockaddr))
             if answer.error:
-                self._note_problem(f"{answer.host}: {answer.error}", telling(answer.error))
+                self._on_refused(answer.host, answer.error)
                 self._resolve_at.set(self._loop.now() + RESOLVE_AGAIN)
         if targets:
             self._dialer.set_targets(targets)
 
-    def _on_refused(self, endpoint: str, reason: str) -> None:
-        self._note_problem(f"{endpoint}: {reason}", telling(reason))
-
-    def _note_problem(self, problem: str, tells: int) -> None:
-        # of all attempts; the latest of those that tell as much, but the first of refused connections
+    def _on_refused(self, where: str, reason: str) -> None:
+        """Keep the most telling reason of all attempts: the latest of equal ones, but the first of refused connections."""
+        tells = telling(reason)
         if tells > self._tells or tells == self._tells > 0:
-            self._problem, self._tells = problem, tells
+            self._problem, self._tells = f"{where}: {reason}", tells
 
     def _on_opened(self, peer: Peer) -> None:
         """Take the connection to the coordinator, and send the first message. Called by the dialer."""
@@ -156,7 +155,7 @@ class RemoteLink(Link):
             if self._sequence is not None:
                 self._sequence.check(message)
         except Malformed as error:
-            self._end_without_coordinator(f"the coordinator sent a malformed message ({error})")
+            self._lose(f"{_LOST}: the coordinator sent a malformed message ({error})")
             return
         if isinstance(message, messages.Ping):
             if self._peer is not None:
@@ -167,9 +166,9 @@ class RemoteLink(Link):
     def _on_closed(self, reason: str) -> None:
         # who was paused is lost to the others, and not they to it
         if when := self._loop.clock.paused(self._heartbeat_timeout):
-            self._end_as_lost(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
+            self._lose(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
         else:
-            self._end_without_coordinator(reason)
+            self._lose(f"{_LOST}: {reason}")
 
     # --- losing it
 
@@ -197,7 +196,7 @@ class RemoteLink(Link):
     def _on_timeout(self) -> None:
         """End this node: the coordinator was silent for too long, or was not reached in time. Called by the loop."""
         if self._peer is not None:
-            self._end_without_coordinator(f"silent for {self._heartbeat_timeout:g} s")
+            self._lose(f"{_LOST}: silent for {self._heartbeat_timeout:g} s")
             return
         text = (
             f"error: node 0 was not reached within {self._rdzv_timeout:g} s at {self._places} ({self._problem})\n\n"
@@ -211,10 +210,7 @@ class RemoteLink(Link):
         ports = sorted({port for _, port in self._queries})
         return f"{', '.join(hosts)}, " + (f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}")
 
-    def _end_without_coordinator(self, reason: str) -> None:
-        self._end_as_lost(f"the coordinator (node 0) was lost: {reason}")
-
-    def _end_as_lost(self, error: str) -> None:
+    def _lose(self, error: str) -> None:
         self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {error}\n"))
 
     @property

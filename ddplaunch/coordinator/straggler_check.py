@@ -57,9 +57,8 @@ class StragglerCheck:
         self._hosts: dict[int, str] = {}  # by rank, where there are several
         self._walls: dict[int, int] = {}  # by node
         self._is_reading = False
-        self._last_report: tuple[int, float, float] | None = (
-            None  # the rank, when it was named, and how long that is enough
-        )
+        # the rank that was named last, when, and how long that is enough
+        self._last_report: tuple[int, float, float] | None = None
         self.last_pace: float | None = None  # also of a job that has made its last step
         self._next = loop.timer(None, self._on_time, may_rest=True)
 
@@ -80,13 +79,13 @@ class StragglerCheck:
             self._guard(lambda: self._read(members))
 
     def _guard(self, call: Callable[[], None]) -> None:
-        """Call this; if it fails nothing is read any more."""
-        expendable(call, self._on_failure)
+        """Call this; if it fails, warn, and look for stragglers no more."""
 
-    def _on_failure(self, why: str) -> None:
-        """Look for no stragglers any more, and warn: this check has failed."""
-        self.end()
-        self._warn(f"warning: stragglers are no longer looked for: {why}")
+        def failed(why: str) -> None:
+            self.end()
+            self._warn(f"warning: stragglers are no longer looked for: {why}")
+
+        expendable(call, failed)
 
     def _read(self, members: Mapping[int, Member]) -> None:
         """Ask all nodes when their ranks came to the collectives, and compare the answers in a child."""
@@ -105,16 +104,12 @@ class StragglerCheck:
                 self._report_straggler()
 
         def done() -> None:
-            if reading.is_empty:
-                compared([])
-            else:
-                nothing: list[Steps] = []
-                self._loop.ask(
-                    reading.compare,
-                    nothing,
-                    lambda steps: self._guard(lambda: compared(steps)),
-                    within=_COMPARED_WITHIN,
-                )
+            nothing: list[Steps] = []
+            if not reading.hosts:  # no recorder has answered
+                compared(nothing)
+                return
+            guarded: Callable[[list[Steps]], None] = lambda steps: self._guard(lambda: compared(steps))  # noqa: E731
+            self._loop.ask(reading.compare, nothing, guarded, within=_COMPARED_WITHIN)
 
         ranks = sum(member.workers for member in members.values())
         question = AskArrivals(WITHIN, max(1, ranks // _COMPARED))
@@ -141,7 +136,7 @@ class StragglerCheck:
         if now - at < (enough if rank == straggler.rank else min(enough, _AGAIN)):
             return
         self._last_report = (straggler.rank, now, 2 * enough if rank == straggler.rank else _AGAIN)
-        self._report(str(straggler), facts(straggler), self.pace)
+        self._report(str(straggler), asdict(straggler), self.pace)
 
     @property
     def straggler(self) -> Straggler | None:
@@ -153,17 +148,12 @@ class StragglerCheck:
     def last_word(self) -> tuple[str, dict[str, Any]] | None:
         """The same in a sentence and as data."""
         found = self.straggler
-        return None if found is None else (str(found), facts(found))
+        return None if found is None else (str(found), asdict(found))
 
     @property
     def pace(self) -> float | None:
         """Steps in a second."""
         return self._history.pace
-
-
-def facts(found: Straggler) -> dict[str, Any]:
-    """A straggler as the record of the job has it."""
-    return asdict(found)
 
 
 class _Reading:
@@ -181,11 +171,6 @@ class _Reading:
         if isinstance(answer, NodeArrivals) and (clock := self._clock(member, answer.wall)) is not None:
             self._answers.append((answer, clock))
             self.hosts |= {each.rank: member.host for each in answer.series}
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no recorder has answered."""
-        return not self.hosts
 
     def compare(self) -> list[Steps]:
         """Compare all that was answered; runs in a child."""

@@ -121,7 +121,9 @@ class Pending(Generic[T]):
             self.answer = unpack(received)
         except AskedEnded:
             pass
-        except Exception as error:  # noqa: BLE001 - of the question: who has asked gets what stands for an answer
+        except Exception as error:  # of the question: who has asked gets what stands for an answer
+            if self._loop.question_failed is None:
+                raise
             self._loop.question_failed(error)
         self._answered(self.answer)
 
@@ -131,9 +133,9 @@ class Loop:
 
     def __init__(self, clock: Clock = PROCESS_CLOCK, selector: selectors.BaseSelector | None = None) -> None:
         """Make a loop without events; a fake clock and selector drive it in tests."""
-        self.handle: Callable[[Any], object] = _drop  # takes each event; set by the owner
+        self.handle: Callable[[Any], object] = lambda _event: None  # takes each event; set by the owner
         # takes what a question raised, which is a bug of ours; set by an owner that goes on without its answer
-        self.question_failed: Callable[[Exception], object] = _raise
+        self.question_failed: Callable[[Exception], object] | None = None
         self.clock = clock
         self.now = clock.now
         self._selector = selector or selectors.DefaultSelector()
@@ -207,7 +209,7 @@ class Loop:
                 key.data()
                 self._hand_over()
         now = self.now()
-        for timer in sorted((timer for timer in self._timers if timer.at <= now), key=_time_of):
+        for timer in sorted((timer for timer in self._timers if timer.at <= now), key=lambda timer: timer.at):
             if timer.at <= now:  # an earlier call may have moved it
                 timer.cancel()
                 timer.call()
@@ -230,15 +232,3 @@ class Loop:
         self.give_up_questions()
         self._timers.clear()
         self._selector.close()
-
-
-def _drop(_event: object) -> None:
-    """Take the events of a loop without an owner."""
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-def _time_of(timer: Timer) -> float:
-    return timer.at

@@ -117,23 +117,18 @@ class Outgoing:
 
     def _put(self, *pieces: Buffer, joins: bool = True) -> None:
         """Send these pieces as far as there is room, and keep the rest; see `SendBuffer.put`."""
-        try:
-            self._buffer.put(*pieces, joins=joins)
-        except OSError:
-            self.abandon()
-        self._watch()
+        self._try(lambda: self._buffer.put(*pieces, joins=joins))
 
-    def _on_room(self) -> None:
-        """Send what waits. Called by the loop."""
+    def _try(self, send: Callable[[], None]) -> None:
         try:
-            self._buffer.flush()
+            send()
         except OSError:
             self.abandon()
         self._watch()
 
     def _watch(self) -> None:
         if self._loop is not None and self.size:
-            self._loop.watch(self._file, self._on_room, WRITE)
+            self._loop.watch(self._file, lambda: self._try(self._buffer.flush), WRITE)
         elif self._loop is not None:
             self._loop.unwatch(self._file)
 

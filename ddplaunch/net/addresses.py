@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -59,7 +60,11 @@ def usable_addresses() -> tuple[str, ...]:
     then those of bridges, which mostly lead to containers of this host. Loopback and link-local addresses are left out,
     and those of interfaces that are down.
     """
-    usable = [own for own in _own() if own.is_up and not is_loopback(own.text) and not _is_link_local(own.packed)]
+    from ipaddress import ip_address  # few jobs need it
+
+    usable = [
+        own for own in _own() if own.is_up and not is_loopback(own.text) and not ip_address(own.text).is_link_local
+    ]
     preferred = [*_of_default_routes()]
 
     def likelihood(own: _Own) -> tuple[int, bool]:
@@ -90,33 +95,16 @@ def _pack(address: str) -> tuple[bytes | None, str]:
             packed = socket.inet_pton(family, text)
         except (OSError, ValueError):  # ValueError: a zero byte
             continue
-        return packed.removeprefix(_MAPPED) if len(packed) == 16 else packed, _interface(scope)
+        with suppress(OSError, ValueError, OverflowError):  # else it is a name
+            scope = socket.if_indextoname(int(scope))
+        return packed.removeprefix(_MAPPED) if len(packed) == 16 else packed, scope
     return None, ""
-
-
-def _interface(scope: str) -> str:
-    try:
-        return socket.if_indextoname(int(scope))
-    except (OSError, ValueError, OverflowError):
-        return scope
-
-
-def _is_link_local(packed: bytes) -> bool:
-    """169.254.0.0/16 (RFC 3927) or fe80::/10 (RFC 4291)."""
-    return packed[:2] == b"\xa9\xfe" if len(packed) == 4 else packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
 
 
 def _of_default_routes() -> Iterator[str]:
     """The address from which each family's default route is used; connecting a UDP socket chooses it, and sends nothing."""
     for family, address in _FAR_AWAY:
-        try:
-            probe = socket.socket(family, socket.SOCK_DGRAM)
-        except OSError:
-            continue  # a kernel without this family
-        try:
+        # an error: a kernel without this family, or no route
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
             yield probe.getsockname()[0]
-        except OSError:
-            pass  # no route
-        finally:
-            probe.close()

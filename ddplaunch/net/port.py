@@ -80,17 +80,15 @@ def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> Launch
 
 def check_loopback() -> None:
     """Check that processes of this host reach each other."""
-    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        probe.connect(("127.0.0.1", 9))  # sends nothing
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("127.0.0.1", 9))  # sends nothing
     except OSError as error:
         raise LaunchError(
             f"the workers cannot reach each other at 127.0.0.1: {why_failed(error)}",
             hint="is the interface lo of this network namespace down? `ip link set lo up`; or name another address of "
             "this host: `--master-addr HOST`",
         ) from None
-    finally:
-        probe.close()
 
 
 def for_all_addresses() -> socket.socket:
@@ -134,8 +132,11 @@ def listen(address: str | None, ports: Sequence[int]) -> socket.socket:
     for port in ports:
         sock = None
         try:
-            sock, at = _socket(address)
-            bind(sock, at, port)
+            if address is None:
+                sock = for_all_addresses()
+            else:
+                sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            bind(sock, address or "", port)
             sock.listen(_BACKLOG)
         except OSError as error:
             if sock is not None:
@@ -154,13 +155,6 @@ def listen(address: str | None, ports: Sequence[int]) -> socket.socket:
         f"no free port{where} for the agents: {', '.join(f'{port} {reason}' for port, reason in reasons.items())}",
         hint="choose another with --rdzv-endpoint HOST:PORT, or with --master-port",
     )
-
-
-def _socket(address: str | None) -> tuple[socket.socket, str]:
-    """A socket of the right family, and the address in its terms."""
-    if address is not None:
-        return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET), address
-    return for_all_addresses(), ""
 
 
 # --- who holds a port

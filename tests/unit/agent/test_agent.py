@@ -7,7 +7,7 @@ import signal
 
 from ddplaunch.agent import events
 from ddplaunch.agent.pipes import MAY_STOP, STOPPED
-from ddplaunch.control.questions import AskStatus
+from ddplaunch.control.questions import Ask, AskStatus, Forget
 from ddplaunch.coordinator import orders
 from ddplaunch.errors import LaunchError
 from ddplaunch.output.streams import Stream
@@ -234,8 +234,8 @@ def test_a_question_that_fails_is_answered_with_the_reason_and_the_next_one_is_t
     def ask() -> None:
         bed.agent._generations.inspection.answer = fail
         for number in (1, 2):
-            bed.loop.post(orders.QuestionAsked(number, AskStatus()))
-        bed.loop.post(orders.QuestionForgotten(1))
+            bed.loop.post(orders.ClientOrder(Ask(number, AskStatus())))
+        bed.loop.post(orders.ClientOrder(Forget(1)))
         bed.after(1.0, bed.workers[0].exits)
 
     bed.once_started(0, ask)
