@@ -142,6 +142,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     last_call: float = 30.0  # seconds to wait for one more node once the minimum has joined
     heartbeat_timeout: float = 10.0  # seconds without a heartbeat after which a node is lost
     token_file: str | None = None  # path of a file that holds the job's secret
+    no_sample: bool = False  # nothing is recorded of what the workers use
     no_flight_recorder: bool = False  # torch records no collectives, unless the user has it do so
     no_control: bool = False  # no control channel between the nodes
     remote_python: str | None = None  # interpreter of ddplaunch on the other hosts; None: ours

@@ -250,6 +250,7 @@ class Agent:
                         written=self._workers.written if self._workers is not None else {},
                         progress=self._workers.progress if self._workers is not None else {},
                         debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
+                        gpus=lambda: generations.sampler.gpus(generations.plan.workers),
                     ),
                     lambda why: self._report_no_answer(number, why),
                 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.context import AgentContext, WorkerSetup
@@ -26,10 +27,12 @@ from ddplaunch.words import duration
 if TYPE_CHECKING:
     from ddplaunch.inspect.debuggers import Debuggers
     from ddplaunch.inspect.inspection import Inspection
+    from ddplaunch.inspect.sampler import Sampler
     from ddplaunch.process.child import RunningWorker
 
 # workers that are started between two waits for events: some 15 ms of fresh ones, 0.1 s of forks with torch
 STARTS_PER_ROUND = 8
+SAMPLE_AFTER = 1.0  # seconds: shorter jobs pay for no sample
 PATIENCE = 2.0  # seconds of silence before the first row
 _OFTEN = 60.0  # seconds in which the row counts each of them; later it counts tens
 
@@ -51,6 +54,8 @@ class Generations:
         self.starter = Starter(loop, context)
         self.inspected: Inspection | None = None  # what `inspection` gives, once it is needed
         self.debugged: Debuggers | None = None  # what `debuggers` gives, once it is needed
+        self._sampled: Sampler | None = None  # what `sampler` gives, once it is needed
+        self._sample_at = inf  # when the workers may be sampled
         self._given_up: set[str] = set()  # of what a job can do without
         self._has_joined = False
         self._number = 0  # of the generation that was started last
@@ -100,6 +105,8 @@ class Generations:
         """Have the loop come by where there is something to do: workers to be started, output that waits to be shown."""
         self._starts.set(self._loop.now() if self._is_starting else None)
         self._flushes.set(self.output.deadline)
+        if self._loop.now() >= self._sample_at:
+            self._sample()
 
     @property
     def _is_starting(self) -> bool:
@@ -139,6 +146,8 @@ class Generations:
         if setup.on_terminal and self._context.inputs.spec.verbosity >= 0:
             first = "starting" if setup.plan.preload is None else f"importing {setup.plan.preload[0]}"
             self.start_notice.begin(self.output, tuple(sorted(setup.on_terminal)), first)
+        if not self._context.inputs.spec.no_sample and setup.folder.path is not None:
+            self._sample_at = self._loop.now() + SAMPLE_AFTER
         self._context.reporter.generation_started(generation.number, generation.port)
 
     def start_no_more(self) -> None:
@@ -194,6 +203,26 @@ class Generations:
         return self.inspected
 
     @property
+    def sampler(self) -> Sampler:
+        """What knows what the workers use."""
+        if self._sampled is None:
+            from ddplaunch.inspect.sampler import Sampler  # a short job needs none
+
+            node, folder = self._context.inputs.node, self._context.folder
+            devices = node.devices if node.hardware.visible_variable == "CUDA_VISIBLE_DEVICES" else ()
+            self._sampled = Sampler(self._loop, devices, lambda sample: folder.keep_sample(sample) if folder else 0)
+        return self._sampled
+
+    def _sample(self) -> None:
+        """Record what the workers use, as long as that does not fail."""
+        self._sample_at, workers = inf, self.workers
+        if workers is not None and self.guard(
+            "what the workers use is no longer recorded",
+            lambda: self.sampler.sample(self.plan.workers, self.running, workers.progress, self._number),
+        ):
+            self._sample_at = self.sampler.due
+
+    @property
     def debuggers(self) -> Debuggers:
         """Where workers ask for what a debugger needs."""
         if self.debugged is None:
@@ -229,6 +258,9 @@ class Generations:
         workers, self.workers = self.workers, None
         self.start_notice.end()
         self.output.release(self._loop.now())
+        self._sample_at = inf
+        if self._sampled is not None:
+            self._sampled.flush()
         if workers is None:
             return []
         if (inspected := self.inspected) is not None and inspected.samples:
@@ -239,6 +271,8 @@ class Generations:
         """Release what is kept from one generation to the next."""
         if self.debugged is not None:
             self.debugged.close()
+        if self._sampled is not None:
+            self._sampled.close()
         self.starter.close()
 
 

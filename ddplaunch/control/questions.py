@@ -162,6 +162,8 @@ class WorkerStatus(Struct, frozen=True, array_like=True):
     written: Size = 0  # bytes that it has written there
     last: Piece = ""  # the end of it: a line, or a state of a bar
     progress: Progress | None = None
+    gpu: Number | None = None  # percent of the time in which its GPUs computed, whoever used them
+    gpu_memory: Size | None = None  # bytes in use there
 
 
 class NodeStatus(Struct, frozen=True, tag="status"):

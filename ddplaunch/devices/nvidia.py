@@ -5,7 +5,10 @@ The only module that imports pynvml, which takes 20 ms: import this one only whe
 
 from __future__ import annotations
 
+import marshal
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # it ships no annotations
@@ -264,6 +267,33 @@ def _instance(handle: Any, gpu_uuid: str) -> Instance:
 def _memory(handle: Any) -> int | None:
     memory = _answer(pynvml.nvmlDeviceGetMemoryInfo, handle)
     return memory.total if memory else None
+
+
+def serve_use(fd: int, devices: Sequence[Device]) -> None:
+    """Answer each message that comes to the socket `fd` with the use of these devices, until the other end is closed.
+
+    For each device: the percent of the time in which it computed, and the bytes of its memory in use; None if not known.
+    """
+    with socket.socket(fileno=fd) as sock, suppress(pynvml.NVMLError, OSError):
+        pynvml.nvmlInit()
+        handles = [_handle(device) for device in devices]
+        while sock.recv(1):
+            sock.send(marshal.dumps([_use(handle) for handle in handles]))
+
+
+def _handle(device: Device) -> Any:
+    if device.uuid:
+        return _answer(pynvml.nvmlDeviceGetHandleByUUID, device.uuid)
+    return _answer(pynvml.nvmlDeviceGetHandleByPciBusId, device.pci) if device.pci else None
+
+
+def _use(handle: Any) -> tuple[int | None, int | None]:
+    if handle is None:
+        return None, None
+    rates, memory = (
+        _answer(question, handle) for question in (pynvml.nvmlDeviceGetUtilizationRates, pynvml.nvmlDeviceGetMemoryInfo)
+    )
+    return (rates.gpu if rates else None), (memory.used if memory else None)
 
 
 def _answer(question: Callable[..., Any], *arguments: Any) -> Any:

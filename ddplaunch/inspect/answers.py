@@ -39,6 +39,7 @@ from ddplaunch.control.questions import (
 from ddplaunch.control.requests import encode
 from ddplaunch.fields import line, number, piece, size, text
 from ddplaunch.inspect import Call, Group, Sample, Thread
+from ddplaunch.inspect.sampler import GpuUse
 from ddplaunch.output.streams import Written
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.process.child import RunningWorker
@@ -62,6 +63,7 @@ def status(
     written: Mapping[int, Written],
     progress: Mapping[int, Progress],
     debugged: frozenset[int],
+    gpus: Mapping[int, GpuUse],
 ) -> Answer:
     """Return what each worker does; `debugged`: those that have a debugger."""
     now = time.monotonic()
@@ -69,6 +71,7 @@ def status(
     for plan in plans[:MAX_WORKERS]:
         rank, worker, output = plan.rank, running.get(plan.rank), written.get(plan.rank)
         used = usage(worker.pid) if worker is not None else None
+        gpu = gpus.get(rank, GpuUse(None, None)) if worker is not None else GpuUse(None, None)
         state, how = _state(worker, used.state if used is not None else "", rank in debugged)
         workers.append(
             WorkerStatus(
@@ -85,6 +88,8 @@ def status(
                 written=output.size if output is not None else 0,
                 last=piece(output.last, _LONGEST) if output is not None else "",
                 progress=progress.get(rank),
+                gpu=gpu.percent,
+                gpu_memory=gpu.memory,
             )
         )
     return _bounded(NodeStatus(tuple(workers)))

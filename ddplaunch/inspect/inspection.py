@@ -26,6 +26,7 @@ from ddplaunch.supervise import node
 
 if TYPE_CHECKING:
     from ddplaunch.control.questions import Answer, Answered, Question
+    from ddplaunch.inspect.sampler import GpuUse
     from ddplaunch.loop.loop import Pending
     from ddplaunch.output.streams import Written
     from ddplaunch.plan import Plan
@@ -210,11 +211,12 @@ class Inspection:
         written: Mapping[int, Written],
         progress: Mapping[int, Progress],
         debugged: frozenset[int],
+        gpus: Callable[[], Mapping[int, GpuUse]],
     ) -> None:
         """Answer a question about the workers, now or later, by a call of `reply`, unless too many are being answered.
 
         `plan` tells of the workers while there are none, `written` what each has written to its pipes, `progress`
-        how far it is; `debugged` are the ranks that have a debugger.
+        how far it is; `debugged` are the ranks that have a debugger; `gpus` says what their GPUs do.
         """
         from ddplaunch.control.questions import Answered, AskStacks, AskStatus, NoAnswer, NodeArrivals  # few are asked
         from ddplaunch.inspect import answers
@@ -229,7 +231,7 @@ class Inspection:
         if len(self._children) >= MAX_QUESTIONS:
             return answered(NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
         if isinstance(question, AskStatus):
-            return answered(answers.status(plan.workers, self._running, written, progress, debugged))
+            return answered(answers.status(plan.workers, self._running, written, progress, debugged, gpus()))
         if isinstance(question, AskStacks):
             made = partial(answers.stacks, threads=question.threads)
             workers = self._running.values()

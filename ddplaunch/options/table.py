@@ -260,6 +260,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="keep_runs", group=_OUTPUT, metavar="DAYS", parse=parsers.number(0), example="90", default="30",
            help="Remove the folders of runs without --log-dir after this many days (default: 30). 0: never. Runs older "
                 "than a day keep at most 2 GiB together."),
+    Option(name="no_sample", group=_OUTPUT, is_flag=True, parse=parsers.switch,
+           help="Do not record the CPU, memory and GPU use of the workers, the state of the code and the machine. "
+                "`ddplaunch report` shows these records."),
     Option(name="notify", group=_OUTPUT, metavar="COMMAND", parse=parsers.command_line, example="./tell.sh",
            help="Run this shell command at the start and the end of the job, and at each restart and notice. It gets the "
                 "event as JSON on stdin, runs on node 0, and may take 10 s."),

@@ -38,6 +38,7 @@ WRITE = b"w"
 MISSING = b"d"  # so many bytes of a log were dropped
 CLOSE = b"c"
 EVENT = b"e"  # for events.jsonl; packed
+SAMPLE = b"s"  # for samples.jsonl; packed
 JSON = b"j"  # a file of JSON as a whole; packed: its name and its content
 REPLACE = b"r"  # a file as a whole: its name, a newline, its content
 REMOVE = b"u"  # a file elsewhere; its path
@@ -165,7 +166,8 @@ class FileQueue:
             self.receive()  # it may have said why, before its end
             return
         self._watch()
-        self._expect_progress()
+        if kind != SAMPLE:  # samples alone are no reason to wake; what comes next finds out whether the disk hangs
+            self._expect_progress()
 
     @property
     def size(self) -> int:

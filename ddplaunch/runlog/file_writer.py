@@ -31,6 +31,7 @@ from ddplaunch.runlog.file_queue import (
     PROGRESS,
     REMOVE,
     REPLACE,
+    SAMPLE,
     WRITE,
     parse,
     reply,
@@ -77,6 +78,7 @@ class _Writer:
         # everything is done by this, never by a path: others may have put another folder in its place
         self._folder = -1
         self._events = -1
+        self._samples = -1
         self._logs: dict[int, BoundedLog] = {}
         self._times: LogTimes | None = None
         self._socket: tuple[int, str] | None = None  # the folder and the name of the socket of the run
@@ -134,7 +136,11 @@ class _Writer:
             elif kind == CLOSE and log in self._logs:
                 self._close_log(log)
             elif kind == EVENT:
-                self._append_event(json.dumps(marshal.loads(data)).encode() + b"\n")
+                self._append(self._events, "events.jsonl", data)
+            elif kind == SAMPLE:
+                if self._samples < 0 <= self._folder:
+                    self._samples = self._create("samples.jsonl", os.O_APPEND)
+                self._append(self._samples, "samples.jsonl", data)
             elif kind == LISTEN:
                 self._listen(**marshal.loads(data))
             elif kind == REMOVE:
@@ -221,13 +227,15 @@ class _Writer:
             with suppress(FileExistsError):
                 os.mkdir("/".join(between[:depth]), 0o700, dir_fd=self._folder)
 
-    def _append_event(self, line: bytes) -> None:
-        if self._events < 0:
+    def _append(self, file: int, name: str, data: bytes) -> None:
+        """Append packed values to a file as a line of JSON."""
+        if file < 0:
             return
-        written = os.write(self._events, line)
+        line = json.dumps(marshal.loads(data), separators=None if file == self._events else (",", ":")).encode() + b"\n"
+        written = os.write(file, line)
         if written < len(line):  # the disk is full; readers of the file find whole lines only
-            os.ftruncate(self._events, os.fstat(self._events).st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self._path}/events.jsonl")
+            os.ftruncate(file, os.fstat(file).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self._path}/{name}")
 
     def _replace(self, name: str, content: bytes) -> None:
         """Write one file, whole or not at all: under another name first, then renamed."""

@@ -1,7 +1,7 @@
 """The folder of a run: the plan, the events, the logs, the exceptions, the summary. Never fails the job, and touches no disk.
 
     RUN/plan.json  RUN/events.jsonl  RUN/summary.json  RUN/rank-3.out  RUN/rank-3.err  RUN/errors/0/3.json
-    RUN/stacks/0.txt
+    RUN/stacks/0.txt  RUN/samples.jsonl  RUN/about.json
 
 The nodes of one job may share a home, so each has such a folder of its own below RUN: RUN/node-0, RUN/node-1.
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from ddplaunch.plan import Plan
 from ddplaunch.runlog.events import VERSION, Event
-from ddplaunch.runlog.file_queue import EVENT, JSON, MAKE, REMOVE, REPLACE, FileQueue, Log, pack
+from ddplaunch.runlog.file_queue import EVENT, HOLD, JSON, MAKE, REMOVE, REPLACE, SAMPLE, FileQueue, Log, pack
 from ddplaunch.runlog.folders import runs_folder
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import count
@@ -104,6 +104,14 @@ class RunFolder:
                 **event.fields,
             }
             self.files.put(EVENT, pack(fields))
+
+    def keep_sample(self, sample: Mapping[str, Any]) -> int:
+        """Append what the workers use at a moment, unless the disk hangs or is far behind; return the bytes, roughly."""
+        if self.path is None or self.files.hangs or self.files.size > HOLD:
+            return 0
+        data = pack(sample)
+        self.files.put(SAMPLE, data)
+        return len(data)
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one JSON file of the folder, whole or not at all."""

@@ -60,6 +60,17 @@ _COLUMNS = (
     _Column("state", 15, lambda row: state_of(row.worker), lambda row: row.worker.state, 1),
     _Column("cpu", 6, lambda row: _if_known(row.cpu, "{:.0f}%".format), lambda row: -(row.cpu or 0.0), 3, right=True),
     _Column("memory", 9, lambda row: size(row.worker.rss), lambda row: -row.worker.rss, 4, right=True),
+    _Column(
+        "gpu", 5, lambda row: _if_known(row.worker.gpu, "{}%".format), lambda row: -(row.worker.gpu or 0), 3, right=True
+    ),
+    _Column(
+        "gpu memory",
+        10,
+        lambda row: _if_known(row.worker.gpu_memory, lambda used: size(round(used))),
+        lambda row: -(row.worker.gpu_memory or 0),
+        4,
+        right=True,
+    ),
     _Column("output", 10, lambda row: _if_known(row.rate, _per_second), lambda row: -(row.rate or 0.0), 8, right=True),
     _Column("step", 13, lambda row: step_of(row.worker), _steps, 3, right=True),
     _Column(
@@ -72,6 +83,12 @@ _COLUMNS = (
     ),
     _Column("last line", 0, lambda row: printable(row.worker.last), lambda row: row.worker.last, 2),
 )
+
+_IF_ANY = {
+    "step": "progress",
+    "gpu": "gpu",
+    "gpu memory": "gpu_memory",
+}  # columns that are left out if no worker has this
 
 
 class Board:
@@ -177,12 +194,15 @@ class Board:
         """Return the columns for which there is room, those that matter most first."""
         hosts = {node.host for node in self.replies.nodes}
         without = {"host"} if len(hosts) == 1 else set()
-        if all(row.worker.progress is None for row in self._rows):
-            without.add("step")
+        for name, field in _IF_ANY.items():
+            if all(getattr(row.worker, field) is None for row in self._rows):
+                without.add(name)
         chosen, left = [], width - _LEAST
         for column in sorted(_COLUMNS, key=lambda column: column.order):
+            if column.name in without:
+                continue
             left -= column.width + 1
-            if left >= 0 and column.name not in without:
+            if left >= 0:
                 chosen.append(column)
         return sorted(chosen, key=_COLUMNS.index)
 

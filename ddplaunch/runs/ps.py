@@ -33,8 +33,8 @@ from ddplaunch.runs.client import RunReplies
 from ddplaunch.runs.find import Elsewhere, name_of, of_running
 from ddplaunch.words import count, duration, size
 
-_COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "step", "quiet")
-_NUMBERS = ("pid", "cpu", "memory", "step", "quiet")  # flush right
+_COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")
+_NUMBERS = ("pid", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")  # flush right
 _METRICS = 3  # that the first line shows
 _MOMENT = 0.001  # seconds
 _ENDED_WELL = "exit status 0"
@@ -105,6 +105,8 @@ def _row(node: NodeReply, worker: WorkerStatus) -> dict[str, str | Words]:
         "state": state_of(worker),
         "cpu": f"{percent_of_cpu(worker):.0f}%" if alive else "",
         "memory": size(worker.rss) if alive else "",
+        "gpu": f"{worker.gpu}%" if worker.gpu is not None else "",
+        "gpu memory": size(worker.gpu_memory) if worker.gpu_memory is not None else "",
         "step": step_of(worker),
         "quiet": duration(worker.quiet) if alive and worker.quiet is not None else "",
     }

@@ -8,7 +8,8 @@
  *   FAKE_NVML_INIT  what nvmlInit returns, e.g. 9: the driver is not loaded
  *
  * GPU n is GPU-n0000000-1111-2222-3333-444444444444 at 0000:n1:00.0; its instance k has the UUID
- * MIG-n000000k-..., GPU instance k + 1 and compute instance 0. Every second slot for instances is empty, as on a
+ * MIG-n000000k-..., GPU instance k + 1 and compute instance 0. GPU n computes 10 (n + 1) percent of the time, and (n + 1) GiB
+ * of its memory are in use; of instances, NVML tells only the memory. Every second slot for instances is empty, as on a
  * GPU whose instances were made and removed in turn. Structures and codes as in nvml.h of CUDA 12 and 13.
  */
 #include <stdio.h>
@@ -26,6 +27,7 @@ struct thing {                       /* what a handle points to: a GPU, or one o
     unsigned instances;
 };
 struct memory { unsigned long long total, free, used; };
+struct rates { unsigned gpu, memory; };
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; };
 
 static struct thing gpus[MOST_GPUS], slices[MOST_GPUS][MOST_INSTANCES];
@@ -109,8 +111,35 @@ int nvmlDeviceGetName(struct thing *it, char *answer, unsigned size)
 int nvmlDeviceGetMemoryInfo(struct thing *it, struct memory *answer)
 {
     *answer = (struct memory){.total = it->gpu ? 10ULL << 30 : 80ULL << 30};
-    answer->free = answer->total;
+    answer->used = (unsigned long long)(it->number + 1) << 30;
+    answer->free = answer->total - answer->used;
     return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(struct thing *it, struct rates *answer)
+{
+    if (it->gpu)
+        return NOT_SUPPORTED;
+    answer->gpu = 10 * (it->number + 1);
+    answer->memory = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, struct thing **answer)
+{
+    char own[96];
+
+    for (unsigned n = 0; n < count; n++) {
+        nvmlDeviceGetUUID(&gpus[n], own, sizeof own);
+        if (!strcmp(own, uuid) && !gpus[n].lost)
+            return *answer = &gpus[n], SUCCESS;
+        for (unsigned k = 0; k < gpus[n].instances; k++) {
+            nvmlDeviceGetUUID(&slices[n][k], own, sizeof own);
+            if (!strcmp(own, uuid))
+                return *answer = &slices[n][k], SUCCESS;
+        }
+    }
+    return NOT_FOUND;
 }
 
 int nvmlDeviceGetPciInfo_v3(struct thing *it, struct pci *answer)

@@ -215,6 +215,27 @@ def test_the_summary_tells_how_each_worker_ended_and_what_it_used(job):
     assert large["seconds"] <= summary["seconds"]
 
 
+def test_samples_tell_what_the_workers_used_unless_they_are_not_wanted(job, tmp_path):
+    script = tmp_path / "works.py"
+    script.write_text(
+        "import time, ddplaunch\n"
+        "end = time.monotonic() + 2.5\n"
+        "while time.monotonic() < end: ddplaunch.progress(3); print('works', flush=True); time.sleep(0.1)  # a step\n"
+    )
+    job.run("--nproc-per-node", 2, script).expect(0)
+    rows = [json.loads(line) for line in (job.folder / "samples.jsonl").read_text().splitlines()]
+    assert rows
+    assert set(rows[0]) == {"v", "mono", "generation", "ranks", "cpu", "memory", "step"}
+    assert {row["ranks"] for row in rows} == {"0-1"}
+    assert rows[0]["step"] == [3, 3]
+    names = {row[0] for row in table("samples.jsonl", 2)}
+    assert names == set(rows[0]) | {"gpu", "gpu_memory"}
+    first = job.folder
+    job.run("--nproc-per-node", 2, "--no-sample", script).expect(0)
+    assert job.folder != first
+    assert not (job.folder / "samples.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("behaviour", "failure"),
     [

@@ -38,7 +38,7 @@ EXIT = [
     "l",
     [4, 10, [["loss", "0.5"]], "script", 1, 2.5, 0.5],
 ]
-WORKER = [3, 1, 9, "cpu", "running", "", 1.0, 0.5, 4096, None, 12, "epoch 1", None]
+WORKER = [3, 1, 9, "cpu", "running", "", 1.0, 0.5, 4096, None, 12, "epoch 1", None, 93, 1073741824]
 HELLO = {
     "type": "hello",
     "requested_rank": 1,

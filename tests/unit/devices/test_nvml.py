@@ -13,6 +13,7 @@ from tests.forks import BOOTSTRAP, Forks
 
 REPOSITORY = Path(__file__).parents[3]
 PROBE = REPOSITORY / "tests/programs/probe.py"
+USE = REPOSITORY / "tests/programs/gpu_use.py"
 GIB = 1 << 30
 
 Probe = Callable[..., Hardware]
@@ -209,3 +210,21 @@ def test_different_models_in_pci_order_are_counted_by_index(probed: Probe) -> No
 def test_an_index_among_different_models_stays_what_it_is(probed: Probe) -> None:
     found = probed("A100 H200", CUDA_VISIBLE_DEVICES="1")
     assert found.devices == (Device(kind="cuda", index=0, token="1"),)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "uses"),
+    [
+        ("H200 H200", [(10, 1 * GIB), (20, 2 * GIB)]),
+        ("A100/2", [(None, 1 * GIB), (None, 2 * GIB)]),  # instances
+        ("H200 !H200", [(10, 1 * GIB)]),
+    ],
+)
+def test_the_use_of_each_device_is_told_as_often_as_it_is_asked_for(
+    library: Path, forks: Forks, gpus: str, uses: list[tuple[int | None, int]]
+) -> None:
+    env = {"LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(REPOSITORY)}
+    argv = [sys.executable, str(BOOTSTRAP), "script", str(USE)]
+    status, out, err = forks.run(argv, REPOSITORY, env, {"FAKE_GPUS": gpus})
+    assert (status, err) == (0, b"")
+    assert eval(out) == [uses, uses]

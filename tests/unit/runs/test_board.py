@@ -114,3 +114,13 @@ def test_a_job_without_workers_has_a_table_without_rows(key: str) -> None:
     made.press(key)
     assert made.selected is None
     assert len(shown(made)) == 10
+
+
+def test_what_the_gpus_do_is_shown_where_nvml_tells_and_can_be_sorted_by() -> None:
+    assert "gpu" not in shown(board(worker(0)))[1]
+    made = board(worker(0, gpu=7, gpu_memory=1 << 30), worker(1, gpu=93, gpu_memory=70 << 30))
+    assert "gpu gpu memory" in shown(made, 160)[1]
+    while made.sorted_by != "gpu":
+        made.press(">")
+    assert [line.split()[0] for line in shown(made, 160)[2:4]] == ["1", "0"]
+    assert "93%     70 GiB" in shown(made, 160)[2]
