@@ -189,6 +189,9 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     stop_signals: tuple[Signals, ...] = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
     requeue_on: tuple[Signals, ...] = ()  # notices: a Slurm job whose workers exited after one is requeued
     max_requeues: int = 10
+    notice_file: str | None = None  # path; what happens to it announces the end of the job, or of this node
+    notice_command: str | None = None  # of the shell; its success does
+    stop_file: str | None = None  # path; what happens to it stops the job
     wrap: tuple[str, ...] = ()  # a command before each worker's own; names in braces stand for what the worker has
     wrap_ranks: frozenset[int] | None = None  # that it is for; None: all
     debug_rank: int | None = None

@@ -36,6 +36,7 @@ from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase
 from ddplaunch.supervise.outcome import WorkerExit
+from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.agent.job import Connect
@@ -110,6 +111,7 @@ class Agent:
             opened.callback(link.close)
             self._run_socket.open(link)
             opened.callback(self._run_socket.close)
+            self._watch_for_notices()
             opened.callback(self._generations.close)
             opened.callback(self._loop.give_up_questions)
             while self._state.phase is not Phase.ENDED or not link.is_over:
@@ -129,6 +131,26 @@ class Agent:
         from ddplaunch.agent import outward  # few jobs need it
 
         return outward.begin(self._loop, self._context, lambda: (self._state, self._workers))
+
+    def _watch_for_notices(self) -> None:
+        """Have the files and the command watched that may announce the end of the job, or of this node."""
+        inputs, spec = self._context.inputs, self._context.inputs.spec
+        if not (spec.notice_file or spec.notice_command or spec.stop_file):
+            return
+        from ddplaunch.agent import notices  # few jobs need it
+
+        def received(signum: int, why: str) -> None:
+            if not signum:
+                self._reporter.warn(f"{why}. No notice comes from there")
+                return
+            self._reporter.emit("notice", text=why)
+            self._reporter.print(f"{why}: {signal_name(signum)} to the workers")
+            self._signals.received(signum, SignalOrigin.PROCESS)
+
+        allocation = inputs.allocation
+        least, most = allocation.nnodes
+        leaves = least < most and not allocation.start and not allocation.has_front
+        notices.watch(self._loop, spec, inputs.env, leaves=leaves, stops=inputs.reports_job, received=received)
 
     def _before_sleep(self) -> None:
         """Adapt to how much output waits, and to whether there is more to start."""

@@ -1,0 +1,104 @@
+"""Notices that come by files and commands in place of signals: --notice-file, --notice-command and --stop-file.
+
+A child looks each second, so that a disk or a command that hangs costs the job nothing; the agent itself does not wake.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+
+from ddplaunch.loop.loop import Loop
+from ddplaunch.process.linux import signal_at_end_of
+from ddplaunch.spec import JobSpec
+
+EVERY = 1.0  # seconds from one look at a file to the next
+COMMAND_EVERY = 5.0  # seconds from one end of the command to its next start
+COMMAND_LIMIT = 10.0  # seconds that the command may take
+_CANNOT_RUN = (126, 127)
+_ENDED = "the process that looked for it has ended"
+
+Received = Callable[[int, str], object]  # takes a signal, and why it came
+Wait = Callable[[], str]  # returns when there is news: "" for the notice, else why none can come
+
+
+def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool, stops: bool, received: Received) -> None:
+    """Call `received` when a file that the options name appears or changes, or the command exits with 0.
+
+    `leaves`: the job goes on without this node, which SIGTERM has it leave. `stops`: this node looks for the stop file.
+    """
+    notice = signal.SIGTERM if leaves else (*spec.requeue_on, signal.SIGUSR1)[0]
+    waits: list[tuple[str, Wait, int]] = []
+    if spec.notice_file:
+        waits.append((f"--notice-file {spec.notice_file}", _file(spec.notice_file), notice))
+    if spec.notice_command:
+        wait: Wait = partial(wait_for_command, spec.notice_command, env)
+        waits.append((f"--notice-command {spec.notice_command}", wait, notice))
+    if spec.stop_file and stops:
+        waits.append((f"--stop-file {spec.stop_file}", _file(spec.stop_file), signal.SIGTERM))
+    for option, news, signum in waits:
+        loop.ask(news, _ENDED, partial(_on_news, option, signum, received))
+
+
+def _file(path: str) -> Wait:
+    return partial(wait_for_file, os.path.abspath(path), time.time_ns())
+
+
+def _on_news(option: str, signum: int, received: Received, problem: str) -> None:
+    received(0 if problem else signum, f"{option}: {problem}" if problem else option)
+
+
+def wait_for_file(path: str, since: int) -> str:
+    """Return "" once this file has appeared or changed after `since`, nanoseconds of the clock; else why that cannot be seen."""
+    try:
+        before = _changed_at(path)
+        if before is not None and before >= since:
+            return ""  # while this process was being started
+        while (changed_at := _changed_at(path)) is None or changed_at == before:
+            time.sleep(EVERY)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _changed_at(path: str) -> int | None:
+    """Return when a file was last made, written or replaced; None where no file is."""
+    try:
+        return os.stat(path).st_ctime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def wait_for_command(command: str, env: Mapping[str, str]) -> str:
+    """Return "" once a shell's command has exited with 0; else why the shell cannot run it."""
+    from subprocess import DEVNULL, Popen, TimeoutExpired
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal_at_end_of(us, signal.SIGKILL)
+
+    us = os.getpid()
+    while True:
+        process = Popen(
+            ["/bin/sh", "-c", command],
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            env=dict(env),
+            start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509 - this child has one thread
+        )
+        try:
+            code = process.wait(COMMAND_LIMIT)
+        except TimeoutExpired:
+            code = None
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if code in (0, *_CANNOT_RUN):
+            return f"the shell cannot run it (exit status {code})" if code else ""
+        time.sleep(COMMAND_EVERY)

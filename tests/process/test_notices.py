@@ -1,0 +1,88 @@
+"""`--notice-file`, `--notice-command` and `--stop-file`: notices without a signal. What looks for them ends with the job."""
+
+import pytest
+
+from tests.conftest import until
+
+
+def test_a_file_that_appears_gives_the_workers_the_notice_and_they_save_and_leave(job, program):
+    path = job.home / "notice"
+    job.start("--nproc-per-node", 2, "--notice-file", path, program("leaves"))
+    job.signs("ready", 2)
+    path.touch()
+    result = job.wait().expect(0)
+    assert job.signs("got", 2) == ["SIGUSR1", "SIGUSR1"]
+    assert f"ddplaunch: --notice-file {path}: SIGUSR1 to the workers" in result.err
+    assert [event["text"] for event in job.events("notice")] == [f"--notice-file {path}"]
+    job.nothing_left()
+
+
+def test_a_file_that_was_there_before_is_no_notice_until_it_changes(job, program):
+    path = job.home / "notice"
+    path.touch()
+    job.start(
+        "--nproc-per-node",
+        1,
+        "--notice-file",
+        path,
+        "--requeue-on",
+        "USR2",
+        "--forward-signals",
+        "USR2",
+        program("behave"),
+        "0=polite",
+    )
+    job.sign("ready-0")
+    assert job.got(0) == []
+    path.write_text("now")
+    until(lambda: job.got(0) == ["SIGUSR2"], "the first signal of --requeue-on")
+    job.process.terminate()
+    job.wait()
+    job.nothing_left()
+
+
+def test_a_command_that_succeeds_gives_the_notice_and_one_that_hangs_ends_with_the_job(job, program):
+    command = f"test -e {job.home}/notice || exec sleep 1000"
+    job.start("--nproc-per-node", 1, "--notice-command", command, program("leaves"))
+    job.sign("ready-0")
+    (job.home / "notice").touch()
+    job.wait().expect(0)
+    assert job.sign("got-0") == "SIGUSR1"
+    job.run("--notice-command", "sleep 1000", program("behave"), "all=done").expect(0)
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("option", [("--notice-command", "/nonexistent"), ("--notice-file", "name" * 99)])
+def test_what_can_give_no_notice_is_named_and_the_job_goes_on(job, program, option):
+    job.behave("0=polite", workers=1, options=option)
+    warning = next(line for line in job.process.stderr if b"warning" in line).decode()
+    assert (
+        warning.startswith(f"ddplaunch: warning: {option[0]} {option[1]}: ") and "No notice comes from there" in warning
+    )
+    job.process.terminate()
+    job.wait()
+    job.nothing_left()
+
+
+def test_a_stop_file_stops_all_nodes_of_a_job_that_nobody_reaches(job, program):
+    path = job.home / "stop"
+    job.behave(nodes=2, workers=1, options=("--stop-file", path))
+    path.touch()
+    assert job.wait().expect(143).err.count("--stop-file") == 1
+    job.nothing_left()
+
+
+def test_a_node_of_an_elastic_job_leaves_after_its_notice_and_the_others_go_on(nodes, program):
+    last_call = ("--rdzv-conf", "last_call_timeout=60")
+    args = ("--nproc-per-node", 1, *last_call, program("restarts"), "stays_until_told")
+    files = [nodes.home / f"notice-{place}" for place in range(2)]
+    started = [
+        nodes.node(*nodes.c10d("1:2"), "--node-rank", place, "--notice-file", files[place], *args) for place in range(2)
+    ]
+    for rank in range(2):
+        nodes.place(rank, 0)
+    files[1].touch()
+    assert nodes.statuses(started[1]) == [143]
+    assert nodes.place(0, 1)["WORLD_SIZE"] == "1"
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses(started[0]) == [0]
