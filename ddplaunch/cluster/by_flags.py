@@ -17,15 +17,9 @@ from ddplaunch.spec import JobSpec
 
 
 def discover_local(spec: JobSpec, hostname: str) -> Allocation:
-    """Return the allocation of a job where no cluster was found.
-
-    Raises:
-        LaunchError: it has several nodes, and their hosts are not given.
-    """
+    """Return the allocation of a job where no cluster was found; LaunchError if the hosts of several nodes are not given."""
     checks.refuse_host_filters(spec, "the job runs on this machine")
-    if checks.several(spec):
-        return _incomplete(spec, hostname)
-    return alone(spec, hostname)
+    return _incomplete(spec, hostname) if spec.nnodes[1] > 1 else alone(spec, hostname)
 
 
 def alone(
@@ -60,13 +54,12 @@ def simulated(spec: JobSpec) -> Allocation:
     from ddplaunch.cluster.hostlist import Host  # one node needs none of it
 
     checks.refuse_host_filters(spec, "simulated nodes are on this machine")
-    max_nodes = spec.nnodes[1]
-    nodes = tuple(Host(name=f"node-{index}") for index in range(max_nodes))
+    nodes = tuple(Host(name=f"node-{index}") for index in range(spec.nnodes[1]))
     return Allocation(
         cluster="local",
         nnodes=spec.nnodes,
         hosts=tuple(node.name for node in nodes),
-        endpoint=endpoints.of_workers(spec, address=(endpoints.LOOPBACK, "all nodes are on this machine")),
+        endpoint=of_workers(spec, address=(LOOPBACK, "all nodes are on this machine")),
         start=nodes,
         starter="simulate",
         notes=tuple(checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of simulated nodes")),
@@ -79,29 +72,28 @@ def simulated(spec: JobSpec) -> Allocation:
 def discover_static(facts: ClusterFacts) -> Allocation | None:
     """Return the allocation that flags alone describe completely; None if they leave something open."""
     spec = facts.spec
-    if not checks.several(spec):
-        return None
-    _check_rank(spec)
-    if spec.rdzv_endpoint and (spec.rdzv_backend or "").startswith("etcd"):
-        raise LaunchError(
-            f"{spec.typed('rdzv_backend', spec.rdzv_backend)}: etcd is not supported",
-            hint="--rdzv-backend c10d --rdzv-endpoint HOST:PORT, with a host of the job",
-        )
-    if spec.rdzv_endpoint and spec.rdzv_backend != "static" and (spec.node_rank is None or spec.rdzv_backend == "c10d"):
-        return _at_endpoint(spec)
-    if spec.node_rank is not None and (spec.master_addr or spec.rdzv_endpoint):
-        checks.refuse_host_filters(spec, "each node is started by hand")
-        return _static(spec, facts.hostname, spec.node_rank)
-    return None
-
-
-def _check_rank(spec: JobSpec) -> None:
     max_nodes = spec.nnodes[1]
+    if max_nodes == 1:
+        return None
     if spec.node_rank is not None and spec.node_rank >= max_nodes:
         raise LaunchError(
             f"{spec.typed('node_rank', spec.node_rank)}: ranks go from 0 to {max_nodes - 1}, since {checks.asked_nnodes(spec)}",
             hint="give each node a rank of its own, from 0 on",
         )
+    if spec.rdzv_endpoint and (spec.rdzv_backend or "").startswith("etcd"):
+        raise LaunchError(
+            f"{spec.typed('rdzv_backend', spec.rdzv_backend)}: etcd is not supported",
+            hint="--rdzv-backend c10d --rdzv-endpoint HOST:PORT, with a host of the job",
+        )
+    by_endpoint = spec.rdzv_backend == "c10d" or (spec.rdzv_backend != "static" and spec.node_rank is None)
+    if spec.rdzv_endpoint and by_endpoint:
+        allocation = _at_endpoint(spec, spec.rdzv_endpoint)
+    elif spec.node_rank is not None and (spec.master_addr or spec.rdzv_endpoint):
+        allocation = _static(spec, facts.hostname, spec.node_rank)
+    else:
+        return None
+    checks.refuse_host_filters(spec, "each node is started by hand")
+    return allocation
 
 
 def _incomplete(spec: JobSpec, hostname: str) -> Allocation:
@@ -135,10 +127,12 @@ def _incomplete(spec: JobSpec, hostname: str) -> Allocation:
     )  # fmt: skip
 
 
-def _at_endpoint(spec: JobSpec) -> Allocation:
-    """torchrun's c10d: the endpoint is that of the agents, and node 0 chooses that of the workers."""
-    host, port = endpoints.split_endpoint(spec.rdzv_endpoint or "")
-    checks.refuse_host_filters(spec, "each node is started by hand")
+def _at_endpoint(spec: JobSpec, rdzv_endpoint: str) -> Allocation:
+    """Return the allocation of torchrun's c10d: the endpoint is that of the agents; node 0 chooses that of the workers."""
+    host, port = endpoints.split_endpoint(rdzv_endpoint)
+    # as with torchrun; and the port is often that of the endpoint, where the agents listen
+    ignored = [spec.typed(name, value) for name in ("master_addr", "master_port") if (value := getattr(spec, name))]
+    where = spec.typed("rdzv_endpoint", rdzv_endpoint)
     return Allocation(
         cluster="static",
         nnodes=spec.nnodes,
@@ -150,7 +144,7 @@ def _at_endpoint(spec: JobSpec) -> Allocation:
             coordinator=_is_coordinator(spec),
             listen=endpoints.listen_on(host),
         ),
-        notes=tuple(_ignored(spec)),
+        notes=tuple(f"{option} has no effect: with {where} node 0 chooses it" for option in ignored),
     )
 
 
@@ -167,19 +161,10 @@ def _is_coordinator(spec: JobSpec) -> bool | None:
     return by_rank if by_setting is None else by_setting
 
 
-def _ignored(spec: JobSpec) -> list[str]:
-    # as with torchrun; and the port is often that of the endpoint, where the agents listen
-    given = [(name, getattr(spec, name)) for name in ("master_addr", "master_port")]
-    where = spec.typed("rdzv_endpoint", spec.rdzv_endpoint)
-    return [
-        f"{spec.typed(name, value)} has no effect: with {where} node 0 chooses it" for name, value in given if value
-    ]
-
-
 def _static(spec: JobSpec, hostname: str, node_rank: int) -> Allocation:
-    """torchrun's static rendezvous: each node is given its rank, and the address of node 0."""
+    """Return the allocation of torchrun's static rendezvous: each node is given its rank, and the address of node 0."""
     # there an endpoint wins over address and port
-    endpoint = endpoints.of_workers(spec, asked=spec.rdzv_endpoint, address=(None, "this is node 0"))
+    endpoint = of_workers(spec, asked=spec.rdzv_endpoint, address=(None, "this is node 0"))
     rendezvous_address = endpoint.address or hostname
     return Allocation(
         cluster="static",

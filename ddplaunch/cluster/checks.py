@@ -68,11 +68,6 @@ NOT_HERE = "to ignore these variables: --cluster local, or unset them"
 # --- the checks
 
 
-def several(spec: JobSpec) -> bool:
-    """Whether more than one node was asked for."""
-    return spec.nnodes[1] > 1
-
-
 def nnodes_asked(spec: JobSpec) -> bool:
     """Whether the number of nodes was asked for."""
     return spec.origin("nnodes") != "default"

@@ -7,6 +7,7 @@ part of, and a job started by it is another.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -69,19 +70,28 @@ def _find(facts: ClusterFacts) -> Allocation:
         return by_flags.simulated(spec)
     if spec.standalone or spec.cluster == "local":
         return by_flags.discover_local(spec, facts.hostname)
-    if spec.cluster:
-        return _forced(facts, spec.cluster)
-    for name in _candidates(facts):
+    for name in [spec.cluster] if spec.cluster else _candidates(facts):
         if found := _recognise(facts, name):
             return found
+    if spec.cluster:
+        kind = KINDS[spec.cluster]
+        missing = (
+            f"not inside a job of this kind, which sets {kind.needs}" if kind.variables else f"it needs {kind.needs}"
+        )
+        hint = "leave --cluster out to see what is found"
+        raise LaunchError(f"{spec.typed('cluster', spec.cluster)}: {missing}", hint=hint)
     found = by_flags.discover_local(spec, facts.hostname)
-    return replace(found, notes=(*found.notes, *_unused_index(facts)))
+    index = facts.value("JOB_COMPLETION_INDEX")
+    if index is None or checks.nnodes_asked(spec) or facts.value("TORCHELASTIC_RUN_ID"):
+        return found
+    note = f"JOB_COMPLETION_INDEX={index} is ignored, since --nnodes is not given: this pod is a job of its own"
+    return replace(found, notes=(*found.notes, note))
 
 
 def _candidates(facts: ClusterFacts) -> list[str]:
-    """The clusters to try, in their order."""
+    """Return the clusters to try, in their order."""
     names = ["ssh"] if facts.spec.hosts or facts.spec.hostfile else []
-    if checks.several(facts.spec):
+    if facts.spec.nnodes[1] > 1:
         names.append("static")
     if facts.value("TORCHELASTIC_RUN_ID"):  # set for each worker by ddplaunch and by torchrun
         return names
@@ -94,38 +104,15 @@ def _candidates(facts: ClusterFacts) -> list[str]:
     return names + found
 
 
-def _forced(facts: ClusterFacts, name: str) -> Allocation:
-    """Return the allocation of the kind that --cluster names; LaunchError if we are not inside one."""
-    found = _recognise(facts, name)
-    if found is None:
-        kind = KINDS[name]
-        missing = (
-            f"not inside a job of this kind, which sets {kind.needs}" if kind.variables else f"it needs {kind.needs}"
-        )
-        hint = "leave --cluster out to see what is found"
-        raise LaunchError(f"{facts.spec.typed('cluster', name)}: {missing}", hint=hint)
+def _recognise(facts: ClusterFacts, name: str) -> Allocation | None:
+    module, _, function = KINDS[name].recogniser.partition(".")
+    recogniser = getattr(import_module(f"ddplaunch.cluster.{module}"), function)  # most jobs are in no cluster
+    found: Allocation | None = recogniser(facts)
     return found
 
 
-def _recognise(facts: ClusterFacts, name: str) -> Allocation | None:
-    from importlib import import_module  # most jobs are in no cluster
-
-    module, _, function = KINDS[name].recogniser.partition(".")
-    recogniser: Callable[[ClusterFacts], Allocation | None] = getattr(
-        import_module(f"ddplaunch.cluster.{module}"), function
-    )
-    return recogniser(facts)
-
-
-def _unused_index(facts: ClusterFacts) -> list[str]:
-    index = facts.value("JOB_COMPLETION_INDEX")
-    if index is None or checks.nnodes_asked(facts.spec) or facts.value("TORCHELASTIC_RUN_ID"):
-        return []
-    return [f"JOB_COMPLETION_INDEX={index} is ignored, since --nnodes is not given: this pod is a job of its own"]
-
-
 def _without_control(spec: JobSpec, found: Allocation) -> Allocation:
-    """The allocation without a control channel: all that the nodes would agree on has to be known before."""
+    """Return the allocation without a control channel: all that the nodes would agree on has to be known before."""
     asked = spec.origin("no_control")
     if found.start:
         raise LaunchError(

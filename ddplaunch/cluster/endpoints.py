@@ -5,12 +5,10 @@ from __future__ import annotations
 import socket
 from typing import TypeVar
 
-from ddplaunch.cluster import Allocation, Endpoint, Rendezvous, Task
-from ddplaunch.cluster.checks import endpoint_unused
+from ddplaunch.cluster import Endpoint, Rendezvous
 from ddplaunch.spec import JobSpec
 
 T = TypeVar("T")
-
 
 LOOPBACK = "127.0.0.1"
 C10D_PORT = 29400  # torchrun's defaults, of its two kinds of rendezvous
@@ -102,45 +100,26 @@ def is_same_host(name: str, hostname: str) -> bool:
     return name.partition(".")[0].lower() == hostname.partition(".")[0].lower()
 
 
-def started_elsewhere(
+def of_agents(
     spec: JobSpec,
-    *,
-    cluster: str,
-    nnodes: tuple[int, int],
-    node_rank: int,
-    hosts: tuple[str, ...] = (),
     addresses: tuple[str, ...],
     reason: str,
-    port: tuple[int | None, str] = RESERVED,
+    *,
     ports: tuple[int, ...],
     coordinator: bool,
-    task: Task | None = None,
-    nproc_per_node: int | None = None,
-    identity: str = "",
-    notes: tuple[str, ...] = (),
-) -> Allocation:
-    """Return the allocation; the cluster's `addresses` of node 0 and its `port`, with their reasons, are overridden by flags.
+    port: tuple[int | None, str] = RESERVED,
+) -> tuple[Endpoint, Rendezvous]:
+    """Return where workers and agents meet, of agents that a cluster has started.
 
-    Agents try the address of a flag first. Of several addresses node 0 chooses the one that the others reach.
+    Flags override the cluster's `addresses` of node 0 and its `port` for workers, which have a reason each. Agents try the
+    address of a flag first. Of several addresses node 0 chooses the one that the others reach.
     """
-    own = (addresses[0], reason) if len(addresses) == 1 else BY_NODE_0
-    endpoint = of_workers(spec, address=own, port=port)
+    endpoint = of_workers(spec, address=(addresses[0], reason) if len(addresses) == 1 else BY_NODE_0, port=port)
     tried = tuple(dict.fromkeys((spec.master_addr, *addresses) if spec.master_addr else addresses))
-    return Allocation(
-        cluster=cluster,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        hosts=hosts,
-        endpoint=endpoint,
-        rendezvous=Rendezvous(
-            addresses=tried,
-            ports=tuple(candidate for candidate in ports if candidate != endpoint.port),
-            coordinator=coordinator,
-            # not the public address of node 0, which may be that of a service in front of it
-            listen=LOOPBACK if tried == (LOOPBACK,) else None,
-        ),
-        task=task,
-        nproc_per_node=nproc_per_node,
-        identity=identity,
-        notes=(*notes, *endpoint_unused(spec, f"{cluster} determines the endpoint")),
+    return endpoint, Rendezvous(
+        addresses=tried,
+        ports=tuple(candidate for candidate in ports if candidate != endpoint.port),
+        coordinator=coordinator,
+        # not the public address of node 0, which may be that of a service in front of it
+        listen=LOOPBACK if tried == (LOOPBACK,) else None,
     )

@@ -15,12 +15,12 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.cluster.endpoints import is_numeric
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import MOST, digits
 from ddplaunch.words import some
@@ -48,18 +48,10 @@ class Host(Struct, frozen=True, kw_only=True):
 
 
 def checked(name: str, piece: str, origin: str) -> str:
-    """Return the name."""
-    if re.fullmatch(_NAME, name, re.ASCII) or ((found := re.fullmatch(_IPV6, name, re.ASCII)) and _is_ipv6(found[1])):
+    """Return the name; LaunchError unless it is the name of a host, or an address."""
+    if re.fullmatch(_NAME, name, re.ASCII) or ((found := re.fullmatch(_IPV6, name, re.ASCII)) and is_numeric(found[1])):
         return name
     raise wrong(piece, origin, f"{shown(name)} is not the name of a host", hint="type names such as gpu01,gpu02")
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        socket.inet_pton(socket.AF_INET6, text)
-    except OSError:
-        return False
-    return True
 
 
 def number(text: str, limit: int) -> int | None:
@@ -126,15 +118,18 @@ def split(text: str, origin: str) -> list[str]:
 
 def expand_piece(piece: str, origin: str) -> list[str]:
     """Return the names of one element of a list, such as `rack[1-2]n[01-03,7]`."""
-    # odd parts were in brackets
+    # odd parts were in brackets: their ranges are expanded to text only once they are known not to be too many
     parts = [
         _ranges(part, piece, origin) if index % 2 else part for index, part in enumerate(re.split(r"[\[\]]", piece))
     ]
-    if math.prod(sum(len(one.numbers) for one in part) for part in parts if not isinstance(part, str)) > MAX_HOSTS:
+    if math.prod(sum(len(numbers) for numbers, _ in part) for part in parts if not isinstance(part, str)) > MAX_HOSTS:
         raise too_many(piece, origin)
-    if sum(len(part) if isinstance(part, str) else part[0].width for part in parts) > MAX_NAME:
+    if sum(len(part) if isinstance(part, str) else part[0][1] for part in parts) > MAX_NAME:
         raise wrong(piece, origin, f"a name has at most {MAX_NAME} characters")
-    choices = [[part] if isinstance(part, str) else [text for one in part for text in one.texts()] for part in parts]
+    choices = [
+        [part] if isinstance(part, str) else [f"{number:0{width}}" for numbers, width in part for number in numbers]
+        for part in parts
+    ]
     before, last = choices[:-2], choices[-2:]  # the last bracket, and what follows it
     # Slurm varies the last bracket first, then the others from the first on: a1b1c1, a1b1c2, a2b1c1, a2b1c2, a1b2c1, ...
     combinations = itertools.product(*reversed(before), *last)
@@ -142,19 +137,8 @@ def expand_piece(piece: str, origin: str) -> list[str]:
     return [checked("".join((*found[:count][::-1], *found[count:])), piece, origin) for found in combinations]
 
 
-class _Range(Struct, frozen=True):
-    """Numbers in brackets, expanded to text only once they are known not to be too many."""
-
-    numbers: range
-    width: int  # digits; shorter numbers are padded with zeros
-
-    def texts(self) -> list[str]:
-        """The numbers as they stand in names."""
-        return [f"{number:0{self.width}}" for number in self.numbers]
-
-
-def _ranges(content: str, piece: str, origin: str) -> list[_Range]:
-    """The content of brackets: numbers and ranges between commas."""
+def _ranges(content: str, piece: str, origin: str) -> list[tuple[range, int]]:
+    """Return the numbers in brackets, and how many digits each of them is padded to with zeros."""
     found = []
     for part in content.split(","):
         matched = _RANGE.fullmatch(part.strip())
@@ -163,10 +147,9 @@ def _ranges(content: str, piece: str, origin: str) -> list[_Range]:
         if matched is None or low is None or high is None:
             raise wrong(piece, origin, f"{shown(part)} is not a number or a range such as 01-16")
         if high < low:
-            raise wrong(
-                piece, origin, f"the range {part.strip()} runs backwards", hint=f"type {matched[2]}-{matched[1]}"
-            )
-        found.append(_Range(range(low, high + 1), len(matched[1])))
+            hint = f"type {matched[2]}-{matched[1]}"
+            raise wrong(piece, origin, f"the range {part.strip()} runs backwards", hint=hint)
+        found.append((range(low, high + 1), len(matched[1])))
     return found
 
 
@@ -185,23 +168,18 @@ def counts(text: str, origin: str) -> tuple[int, ...]:
 
 def compress(names: Sequence[str]) -> str:
     """Write names so that `expand` reads the same, neighbours with one prefix together: `node[01-03],login`."""
-    return ",".join(_groups(names))
-
-
-def _groups(names: Sequence[str]) -> Iterator[str]:
-    """Write each run of neighbours that differ in their last number only."""
+    pieces: list[str] = []
     index = 0
     while index < len(names):
-        head = _NUMBERED.fullmatch(names[index])
-        end = index + 1
-        if head is None:
-            yield names[index]
+        start, head = index, _NUMBERED.fullmatch(names[index])
+        index += 1
+        while head and index < len(names) and _follows(names[index], head, index - start):
+            index += 1
+        if head and index > start + 1:  # neighbours that differ in their last number only
+            pieces.append(f"{head[1]}[{head[2]}-{names[index - 1][len(head[1]) :]}]")
         else:
-            while end < len(names) and _follows(names[end], head, end - index):
-                end += 1
-            low, high = head[2], names[end - 1][len(head[1]) :]
-            yield names[index] if end == index + 1 else f"{head[1]}[{low}-{high}]"
-        index = end
+            pieces.append(names[start])
+    return ",".join(pieces)
 
 
 def _follows(name: str, head: re.Match[str], distance: int) -> bool:
@@ -226,11 +204,7 @@ class _Line(Struct, frozen=True):
 
 
 def parse_hosts(text: str, origin: str) -> tuple[Host, ...]:
-    """Read `a,b:4,node[1-3]:2,user@host,[fe80::1]:4`.
-
-    Raises:
-        LaunchError: the text names no hosts, or one of them twice in different ways.
-    """
+    """Return the hosts of `a,b:4,node[1-3]:2,user@host,[fe80::1]:4`; LaunchError if one is named twice in different ways."""
     return _merged(_Line(_hosts_of(piece, piece, origin), piece, origin) for piece in split(text, origin))
 
 
@@ -239,36 +213,24 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
     A host that is named by several lines without a number has as many slots.
     """
-    hosts = _merged(_lines(text, path))
+    lines = (
+        (number, re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip())
+        for number, line in enumerate(text.splitlines(), 1)
+    )
+    hosts = _merged(_line(content, f"{path}:{number}") for number, content in lines if content)
     if not hosts:
         raise LaunchError(f"{path}: the file names no host", hint="each line is HOST, HOST:4 or HOST slots=4")
     return hosts
 
 
-def _lines(text: str, path: str) -> Iterator[_Line]:
-    for index, line in enumerate(text.splitlines(), start=1):
-        content = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip()
-        if content:
-            yield _line(content, f"{path}:{index}")
-
-
 def _line(content: str, origin: str) -> _Line:
-    """Read a line of a hostfile: names, then slots=N and devices=LIST in any order."""
+    """Read a line of a hostfile: names, then slots=N and gpus=LIST in any order."""
     names, *settings = "=".join(part.strip() for part in content.split("=")).split()
     hosts: list[Host] = []
     for piece in split(names, origin):
         hosts += _hosts_of(piece, content, origin)
         if len(hosts) > MAX_HOSTS:
             raise too_many(content, origin)
-    slots, devices = _settings(settings, content, origin)
-    if slots is not None and any(host.slots is not None for host in hosts):
-        raise wrong(content, origin, "the number of slots is given twice", hint="leave one of them out")
-    found = [Host(name=host.name, slots=slots or host.slots, devices=devices) for host in hosts]
-    return _Line(tuple(found), content, origin)
-
-
-def _settings(settings: Sequence[str], content: str, origin: str) -> tuple[int | None, tuple[str, ...] | None]:
-    """The slots and the devices of a line."""
     slots, devices = None, None
     for setting in settings:
         key, _, value = setting.partition("=")
@@ -279,7 +241,10 @@ def _settings(settings: Sequence[str], content: str, origin: str) -> tuple[int |
         elif key not in _IGNORED:
             hint = "a line is HOST, HOST:4, HOST slots=4 or HOST gpus=0,2; settings of ssh belong in ~/.ssh/config"
             raise wrong(content, origin, f"{shown(setting)} is not known", hint=hint)
-    return slots, devices
+    if slots is not None and any(host.slots is not None for host in hosts):
+        raise wrong(content, origin, "the number of slots is given twice", hint="leave one of them out")
+    found = [Host(name=host.name, slots=slots or host.slots, devices=devices) for host in hosts]
+    return _Line(tuple(found), content, origin)
 
 
 def parse_devices(text: str, piece: str, origin: str) -> tuple[str, ...]:
@@ -325,7 +290,7 @@ def _merged(lines: Iterable[_Line]) -> tuple[Host, ...]:
                 raise wrong(line.piece, line.origin, f"{host.name} is named twice", hint=hint)
             hosts[host.name] = host
             times[host.name] = times.get(host.name, 0) + 1
-            named += 1
+        named += len(line.hosts)
         if named > MAX_HOSTS:
             raise too_many(line.piece, line.origin)
     if len(hosts) == named:
@@ -348,12 +313,8 @@ def include(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
         LaunchError: it names a host or a device that is not there.
     """
     named = _named(hosts, text, origin)
-    found = []
-    for host in hosts:
-        if host.name in named:
-            devices = named[host.name]
-            found.append(host if devices is None else _with(host, devices, text, origin))
-    return tuple(found)
+    chosen = ((host, named[host.name]) for host in hosts if host.name in named)
+    return tuple(host if devices is None else _with(host, devices, text, origin) for host, devices in chosen)
 
 
 def exclude(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:

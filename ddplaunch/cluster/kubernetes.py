@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from ddplaunch.cluster import Allocation, checks, endpoints
 from ddplaunch.cluster.checks import NOT_HERE, ClusterFacts
-from ddplaunch.cluster.endpoints import started_elsewhere
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import digits
+from ddplaunch.spec import JobSpec
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
@@ -26,40 +26,49 @@ def discover(facts: ClusterFacts) -> Allocation | None:
         LaunchError: variables and flags contradict each other, or the address of node 0 is not known.
     """
     spec = facts.spec
-    rank, size = _controller(facts)
+    rank, size = None, None
+    # every launcher sets RANK and WORLD_SIZE for its workers: only outside of one they count pods
+    if facts.value("KUBERNETES_SERVICE_HOST") and not facts.value("LOCAL_RANK"):
+        rank, size = facts.number("RANK"), facts.number("WORLD_SIZE")
     index = facts.number("JOB_COMPLETION_INDEX")
-    if rank is None and index is None:
-        return None
     nodes = spec.nnodes[1] if checks.nnodes_asked(spec) else size
-    if nodes is None or nodes == 1:
+    if (rank is None and index is None) or nodes is None or nodes == 1:
         return None
     node_rank = _node_rank(facts, rank, index, nodes)
-    _check_size(facts, size, nodes)
+    _check_size(spec, size, nodes)
     checks.refuse_host_filters(spec, "the pods are running already")
+    port = facts.number("MASTER_PORT")
+    if port is not None and port > 65535:
+        raise LaunchError(f"MASTER_PORT={port} is not a port", hint="unset it, or give another with --master-port")
     address, reason = _address(facts, node_rank)
-    port = _port(facts)
-    return started_elsewhere(
+    endpoint, rendezvous = endpoints.of_agents(
         spec,
-        cluster="kubernetes",
-        nnodes=spec.nnodes if checks.nnodes_asked(spec) else (nodes, nodes),
-        node_rank=node_rank,
-        addresses=(address,),
-        reason=reason,
+        (address,),
+        reason,
         port=(port, "MASTER_PORT") if port else endpoints.RESERVED,
         ports=endpoints.ports_beside(spec.master_port or port or endpoints.STATIC_PORT),
         coordinator=node_rank == 0,
-        nproc_per_node=_workers(facts),
-        notes=() if checks.nnodes_asked(spec) else (f"WORLD_SIZE={size} is taken as the number of pods",),
+    )
+    workers = digits(facts.value("NPROC_PER_NODE") or "")  # the GPUs of a pod, which platforms that copy PyTorchJob set
+    notes = () if checks.nnodes_asked(spec) else (f"WORLD_SIZE={size} is taken as the number of pods",)
+    return Allocation(
+        cluster="kubernetes",
+        nnodes=spec.nnodes if checks.nnodes_asked(spec) else (nodes, nodes),
+        node_rank=node_rank,
+        endpoint=endpoint,
+        rendezvous=rendezvous,
+        nproc_per_node=workers if workers and workers < 100_000 else None,
+        notes=(*notes, *checks.endpoint_unused(spec, "kubernetes determines the endpoint")),
     )
 
 
 def _node_rank(facts: ClusterFacts, rank: int | None, index: int | None, nodes: int) -> int:
-    """Which pod this is."""
+    """Return which pod this is."""
     spec = facts.spec
     if rank is not None:
         found, source = checks.node_rank(spec, rank, "RANK"), "RANK"
     elif spec.node_rank is not None:
-        found, source = spec.node_rank, spec.origin("node_rank")  # a JobSet of several Jobs counts in each anew
+        found, source = spec.node_rank, spec.origin("node_rank")  # each Job of a JobSet counts from 0
     else:
         found, source = index or 0, "JOB_COMPLETION_INDEX"
     if found >= nodes:
@@ -68,30 +77,8 @@ def _node_rank(facts: ClusterFacts, rank: int | None, index: int | None, nodes: 
     return found
 
 
-def _port(facts: ClusterFacts) -> int | None:
-    port = facts.number("MASTER_PORT")
-    if port is not None and port > 65535:
-        raise LaunchError(f"MASTER_PORT={port} is not a port", hint="unset it, or give another with --master-port")
-    return port or None
-
-
-def _workers(facts: ClusterFacts) -> int | None:
-    """The number of GPUs of a pod, which platforms that copy PyTorchJob set."""
-    workers = digits(facts.value("NPROC_PER_NODE") or "")
-    return workers if workers and workers < 100_000 else None
-
-
-def _controller(facts: ClusterFacts) -> tuple[int | None, int | None]:
-    """Return the rank and the number of pods, each None where no controller wrote it."""
-    # every launcher sets RANK and WORLD_SIZE for its workers: only outside of one they count pods
-    if not facts.value("KUBERNETES_SERVICE_HOST") or facts.value("LOCAL_RANK"):
-        return None, None
-    return facts.number("RANK"), facts.number("WORLD_SIZE")
-
-
-def _check_size(facts: ClusterFacts, size: int | None, nodes: int) -> None:
+def _check_size(spec: JobSpec, size: int | None, nodes: int) -> None:
     """Check that WORLD_SIZE counts as many pods as nodes were asked for, or the workers on them."""
-    spec = facts.spec
     min_nodes, max_nodes = spec.nnodes
     if size is None or size == nodes or (min_nodes < max_nodes and min_nodes <= size <= max_nodes):
         return
@@ -105,7 +92,7 @@ def _check_size(facts: ClusterFacts, size: int | None, nodes: int) -> None:
 
 
 def _address(facts: ClusterFacts, node_rank: int) -> tuple[str, str]:
-    """The address of node 0 and its origin."""
+    """Return the address of node 0 and its origin."""
     if asked := endpoints.first(facts.spec, (facts.spec.master_addr, "master_addr")):
         return asked
     if address := facts.value("MASTER_ADDR"):

@@ -37,18 +37,30 @@ def allocate(
             f"{spec.typed('node_rank', spec.node_rank)}: ddplaunch starts all nodes of {source} itself, in their order",
             hint="leave --node-rank out",
         )
-    found = _filtered(spec, hosts)
-    nnodes, chosen = _choose(spec, found, source)
-    chosen = tuple(_with_workers(spec, host) for host in chosen)
-    remarks = [*notes, *_unused(found[len(chosen) :], source)]
-    is_here = len(chosen) == 1 and chosen[0].devices is None and _is_here(chosen[0], here or facts.hostname)
+    if spec.include:
+        hosts = hostlist.include(hosts, spec.include, spec.origin("include"))
+    elif spec.exclude:
+        hosts = hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
+    nnodes = _nnodes(spec, hosts, source)
+    chosen = tuple(_with_workers(spec, host) for host in hosts[: nnodes[1]])
+    remarks = [*notes]
+    if unused := _names(hosts[nnodes[1] :]):
+        remarks.append(f"{unused} of {source} is not used: --nnodes asks for fewer")
+    first, is_alone = chosen[0], len(chosen) == 1
+    is_named = first.name == "localhost" or endpoints.is_same_host(first.address, here or facts.hostname)
+    # another user on this host, or devices of it, need an agent that is started so
+    is_here = is_alone and is_named and first.name == first.address and first.devices is None
     if is_here and not in_step:
-        return by_flags.alone(spec, chosen[0].address, cluster=cluster, nproc_per_node=chosen[0].slots, notes=remarks)
+        return by_flags.alone(spec, first.address, cluster=cluster, nproc_per_node=first.slots, notes=remarks)
+    if is_alone:
+        address: tuple[str | None, str] = endpoints.LOOPBACK, "a single node"
+    else:
+        address = (first.address, f"the first node of {source}") if resolvable else endpoints.BY_NODE_0
     return Allocation(
         cluster=cluster,
         nnodes=nnodes,
         hosts=tuple(host.address for host in chosen),
-        endpoint=endpoints.of_workers(spec, address=_address(chosen, source, resolvable=resolvable)),
+        endpoint=endpoints.of_workers(spec, address=address),
         start=chosen,
         starter=starter,
         is_here=is_here,
@@ -56,32 +68,23 @@ def allocate(
     )
 
 
-def _filtered(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts without those that are not to be used."""
-    if spec.include:
-        return hostlist.include(hosts, spec.include, spec.origin("include"))
-    if spec.exclude:
-        return hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
-    return tuple(hosts)
-
-
-def _choose(spec: JobSpec, hosts: tuple[Host, ...], source: str) -> tuple[tuple[int, int], tuple[Host, ...]]:
-    """As many of the hosts as nodes are asked for; all without --nnodes."""
-    if not checks.nnodes_asked(spec):
-        return (len(hosts), len(hosts)), hosts
-    min_nodes, max_nodes = spec.nnodes
+def _nnodes(spec: JobSpec, hosts: Sequence[Host], source: str) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes: as asked for, else all hosts."""
+    min_nodes, max_nodes = spec.nnodes if checks.nnodes_asked(spec) else (len(hosts), len(hosts))
     if min_nodes > len(hosts):
-        names = hostlist.compress([host.address for host in hosts])
         raise LaunchError(
-            f"{checks.asked_nnodes(spec)}, but {source} has {count(len(hosts), 'node')}: {names}",
+            f"{checks.asked_nnodes(spec)}, but {source} has {count(len(hosts), 'node')}: {_names(hosts)}",
             hint=f"--nnodes {len(hosts)}, or leave it out to use all",
         )
-    chosen = hosts[:max_nodes]
-    return (min_nodes, len(chosen)), chosen
+    return min_nodes, min(max_nodes, len(hosts))
+
+
+def _names(hosts: Sequence[Host]) -> str:
+    return hostlist.compress([host.address for host in hosts])
 
 
 def _with_workers(spec: JobSpec, host: Host) -> Host:
-    """This host with the number of workers that was asked for."""
+    """Return this host with the number of workers that was asked for."""
     wanted = spec.nproc_per_node
     if wanted is None or host.slots is None:
         return host
@@ -93,39 +96,18 @@ def _with_workers(spec: JobSpec, host: Host) -> Host:
     return replace(host, slots=wanted if isinstance(wanted, int) else None)
 
 
-def _address(chosen: tuple[Host, ...], source: str, *, resolvable: bool) -> tuple[str | None, str]:
-    if len(chosen) == 1:
-        return endpoints.LOOPBACK, "a single node"
-    return (chosen[0].address, f"the first node of {source}") if resolvable else endpoints.BY_NODE_0
-
-
-def _is_here(host: Host, hostname: str) -> bool:
-    return host.name == host.address and (host.name == "localhost" or endpoints.is_same_host(host.name, hostname))
-
-
-def _unused(hosts: Sequence[Host], source: str) -> list[str]:
-    if not hosts:
-        return []
-    return [f"{hostlist.compress([host.address for host in hosts])} of {source} is not used: --nnodes asks for fewer"]
-
-
 # --- who lists them
 
 
 def discover_ssh(facts: ClusterFacts) -> Allocation | None:
-    """Return the allocation of the hosts that were listed; None if none were.
-
-    Raises:
-        LaunchError: the list is wrong, or contradicts the other flags.
-    """
+    """Return the allocation of the hosts that --hosts or --hostfile lists; None without these options."""
     spec = facts.spec
     if spec.hosts:
         source = spec.typed("hosts", spec.hosts)
         found = hostlist.parse_hosts(spec.hosts, spec.origin("hosts"))
     elif spec.hostfile:
         source = spec.hostfile
-        asked = spec.typed("hostfile", spec.hostfile)
-        found = hostlist.parse_hostfile(facts.text_of(spec.hostfile, asked), spec.hostfile)
+        found = hostlist.parse_hostfile(facts.text_of(source, spec.typed("hostfile", source)), source)
     else:
         return None
     # a name from ~/.ssh/config is one that workers may not resolve
@@ -149,21 +131,13 @@ def discover_pbs(facts: ClusterFacts) -> Allocation | None:
 
 
 def pbs_hosts(facts: ClusterFacts, path: str) -> tuple[Host, ...]:
-    """Return the hosts of the job, with their slots: the file has a line for each.
-
-    Raises:
-        LaunchError: the file cannot be read, or names none.
-    """
+    """Return the hosts of the job, with their slots: the file has a line for each."""
     origin = f"PBS_NODEFILE={printable(path)}"
     return hostlist.parse_hostfile(facts.text_of(path, origin), origin)
 
 
 def discover_lsf(facts: ClusterFacts) -> Allocation | None:
-    """Return the allocation of the LSF job that we run in; None if we run in none.
-
-    Raises:
-        LaunchError: its list of hosts is wrong, or it and the flags contradict each other.
-    """
+    """Return the allocation of the LSF job that we run in; None if we run in none, or no variable lists its hosts."""
     job = facts.value("LSB_JOBID")
     found = lsf_hosts(facts) if job else ()
     if job is None or not found:

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from ddplaunch.cluster import Allocation, Task, checks, endpoints, listed, slurm
 from ddplaunch.cluster.checks import NOT_HERE, ClusterFacts
-from ddplaunch.cluster.endpoints import started_elsewhere
 from ddplaunch.errors import LaunchError
 
 # --- the processes that a launcher has started together, as one of them sees them: which of how many it is
@@ -97,25 +96,7 @@ def find_world(facts: ClusterFacts) -> World | None:
     return None
 
 
-def local_rank_and_size(facts: ClusterFacts, world: World) -> tuple[int, int]:
-    """Return the local rank of this process, and how many processes this node has."""
-    rank, size = facts.number(*world.launcher.local_rank), facts.number(*world.launcher.local_size)
-    nodes = facts.number(*world.launcher.nodes)
-    if nodes and world.size % nodes == 0:
-        size = world.size // nodes
-    process = f"{world.launcher.rank} says that this is one of {world.size} processes"
-    if rank is None or not size or rank >= size:
-        raise LaunchError(f"{process}, but not how many of them are on this node", hint=NOT_HERE)
-    if world.size % size:
-        raise LaunchError(
-            f"{process}, and {size} of them are on this node: others have a different number",
-            hint="start ddplaunch once on each node (mpirun -N 1), and let it start the workers",
-        )
-    return rank, size
-
-
 # --- the allocation
-
 
 _NO_ID = "this job has no id: two such jobs on the same hosts at a time need a --rdzv-id each"
 
@@ -126,46 +107,56 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     Raises:
         LaunchError: the variables are incomplete or contradict the flags, or the host of node 0 is not known.
     """
-    found = find_world(facts)
+    spec, found = facts.spec, find_world(facts)
     if found is None:
         return None
     task = _task(facts, found)
     once_per_node = task.local_world_size == 1
     if not once_per_node:
         hint = "start it once per node (mpirun -N 1), or leave --nproc-per-node out"
-        checks.one_worker(facts.spec, str(found), hint=hint)
-    hint = f"leave --nnodes out, or start it on as many nodes: mpirun -np {facts.spec.nnodes[1]} -N 1 ddplaunch ..."
-    nnodes = checks.nnodes(facts.spec, task.nnodes, str(found), hint=hint)
-    node_rank = checks.node_rank(facts.spec, task.node_rank, found.launcher.rank)
-    checks.refuse_host_filters(facts.spec, f"{found.launcher.name} has started the processes")
-    addresses, reason = _addresses(facts, task)
-    return started_elsewhere(
-        facts.spec,
+        checks.one_worker(spec, str(found), hint=hint)
+    hint = f"leave --nnodes out, or start it on as many nodes: mpirun -np {spec.nnodes[1]} -N 1 ddplaunch ..."
+    nnodes = checks.nnodes(spec, task.nnodes, str(found), hint=hint)
+    node_rank = checks.node_rank(spec, task.node_rank, found.launcher.rank)
+    checks.refuse_host_filters(spec, f"{found.launcher.name} has started the processes")
+    ports = endpoints.ports_of_name(found.job) if found.job else endpoints.ports_beside(endpoints.STATIC_PORT)
+    endpoint, rendezvous = endpoints.of_agents(spec, *_addresses(facts, task), ports=ports, coordinator=found.rank == 0)
+    notes = () if found.job or spec.rdzv_id else (_NO_ID,)
+    return Allocation(
         cluster="mpi",
         nnodes=nnodes if once_per_node else (task.nnodes, task.nnodes),
         node_rank=node_rank,
-        addresses=addresses,
-        reason=reason,
-        ports=endpoints.ports_of_name(found.job) if found.job else endpoints.ports_beside(endpoints.STATIC_PORT),
-        coordinator=found.rank == 0,
+        endpoint=endpoint,
+        rendezvous=rendezvous,
         task=None if once_per_node else task,
         identity=f"mpi {found.job}" if found.job else "",
-        notes=() if found.job or facts.spec.rdzv_id else (_NO_ID,),
+        notes=(*notes, *checks.endpoint_unused(spec, "mpi determines the endpoint")),
     )
 
 
-def _task(facts: ClusterFacts, found: World) -> Task:
-    """Return which task this process is, and on which node, from ranks alone."""
-    local_rank, local_size = local_rank_and_size(facts, found)
-    nodes = found.size // local_size
+def _task(facts: ClusterFacts, world: World) -> Task:
+    """Return which task this process is, and on which node, from ranks and sizes alone."""
+    local_rank, size = facts.number(*world.launcher.local_rank), facts.number(*world.launcher.local_size)
+    nodes = facts.number(*world.launcher.nodes)
+    if nodes and world.size % nodes == 0:
+        size = world.size // nodes
+    process = f"{world.launcher.rank} says that this is one of {world.size} processes"
+    if local_rank is None or not size or local_rank >= size:
+        raise LaunchError(f"{process}, but not how many of them are on this node", hint=NOT_HERE)
+    if world.size % size:
+        raise LaunchError(
+            f"{process}, and {size} of them are on this node: others have a different number",
+            hint="start ddplaunch once on each node (mpirun -N 1), and let it start the workers",
+        )
+    nodes = world.size // size
     # ranks fill one node after the other, though not always in the order of local ranks (Open MPI 5), or are dealt round-robin
-    round_robin = found.rank // nodes == local_rank and found.rank % local_size != local_rank
+    round_robin = world.rank // nodes == local_rank and world.rank % size != local_rank
     return Task(
-        rank=found.rank,
-        world_size=found.size,
+        rank=world.rank,
+        world_size=world.size,
         local_rank=local_rank,
-        local_world_size=local_size,
-        node_rank=found.rank % nodes if round_robin else found.rank // local_size,
+        local_world_size=size,
+        node_rank=world.rank % nodes if round_robin else world.rank // size,
         nnodes=nodes,
     )
 
@@ -181,7 +172,7 @@ def started_inside_slurm(facts: ClusterFacts) -> bool:
 
 
 def _addresses(facts: ClusterFacts, task: Task) -> tuple[tuple[str, ...], str]:
-    """The possible addresses of rank 0 and their origin."""
+    """Return the possible addresses of rank 0 and their origin."""
     if asked := endpoints.first(facts.spec, (facts.spec.master_addr, "master_addr")):
         return asked[:1], asked[1]
     if task.nnodes == 1:
@@ -204,7 +195,7 @@ def _addresses(facts: ClusterFacts, task: Task) -> tuple[tuple[str, ...], str]:
 
 
 def _manager_host(facts: ClusterFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """The host of Open MPI's mpirun, which usually has rank 0: its addresses, their origin, and whether it is this host."""
+    """Return the host of Open MPI's mpirun, which usually has rank 0: addresses, their origin, and whether it is this host."""
     # Open MPI 4: "3317891072.0;tcp://10.77.0.12,172.17.0.1:33615", and the same for the daemon of this node
     uri = facts.env.get("OMPI_MCA_orte_hnp_uri", "")
     if found := re.search(r";tcp://([\d.,]+):", uri):
@@ -216,7 +207,7 @@ def _manager_host(facts: ClusterFacts) -> tuple[tuple[str, ...], str, bool] | No
 
 
 def _scheduler_host(facts: ClusterFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """The first host of the batch job that we run in, where process managers place rank 0."""
+    """Return the first host of the batch job that we run in, where process managers place rank 0."""
     if facts.value("SLURM_JOB_ID"):
         host, source = slurm.job_hosts(facts)[0], "the first of SLURM_JOB_NODELIST"
     elif path := facts.value("PBS_NODEFILE"):

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from ddplaunch.cluster import Allocation, Task, by_flags, checks, endpoints, hostlist
 from ddplaunch.cluster.checks import NOT_HERE, ClusterFacts, printable
-from ddplaunch.cluster.endpoints import started_elsewhere
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.cluster.listed import allocate
 from ddplaunch.errors import LaunchError
@@ -35,16 +34,13 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _MAX_COMPONENTS = 128  # of a heterogeneous job: MAX_HET_JOB_COMPS in slurm.h
 
 
-class _Step(Struct, frozen=True, kw_only=True):
+class _Step(Struct, frozen=True):
     """A step, as one of its tasks sees it."""
 
     name: str  # "step 0 of Slurm job 84"
     hosts: tuple[str, ...]
-    tasks: int
-    per_node: tuple[int, ...]
-    node: int
-    rank: int
-    local_rank: int
+    once_per_node: bool  # each node has one task
+    task: Task
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
@@ -71,14 +67,9 @@ def step_id(facts: ClusterFacts) -> int | None:
 
 
 def job_hosts(facts: ClusterFacts) -> tuple[str, ...]:
-    """Return the nodes of the job, of all its components.
-
-    Raises:
-        LaunchError: the list is missing or malformed.
-    """
-    if parts := components(facts.env):
-        return tuple(host for part in parts for host in part)
-    return _hosts(facts.env, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    """Return the nodes of the job, of all its components; LaunchError if the list is missing or malformed."""
+    hosts = [host for part in components(facts.env) for host in part]
+    return tuple(hosts) or _hosts(facts.env, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
 
 def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
@@ -131,79 +122,70 @@ def _tasks_unused(facts: ClusterFacts) -> list[str]:
 
 def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     """Return the allocation inside a step: one agent on each node, or one task for each worker."""
-    step = _step(facts, job, number)
+    spec, step = facts.spec, _step(facts, job, number)
     number_of_nodes = len(step.hosts)
-    checks.refuse_host_filters(facts.spec, f"{step.name} is running already")
-    hint = (
-        f"leave --nnodes out, or start as many: srun --nodes {facts.spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
-    )
-    nnodes = checks.nnodes(facts.spec, number_of_nodes, step.name, hint=hint)
-    node_rank = checks.node_rank(facts.spec, step.node, "SLURM_NODEID")
+    checks.refuse_host_filters(spec, f"{step.name} is running already")
+    hint = f"leave --nnodes out, or start as many: srun --nodes {spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
+    nnodes = checks.nnodes(spec, number_of_nodes, step.name, hint=hint)
+    node_rank = checks.node_rank(spec, step.task.node_rank, "SLURM_NODEID")
     port = facts.number(RDZV_PORT)
-    if step.tasks == 1 and port is None:
-        return by_flags.alone(facts.spec, step.hosts[0], cluster="slurm")
-    once_per_node = set(step.per_node) == {1}
-    if not once_per_node:
-        checks.one_worker(facts.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
-    # the command that has started this step may be on another host
-    own = (step.hosts[0] if number_of_nodes > 1 or port is not None else endpoints.LOOPBACK,)
+    if step.task.world_size == 1 and port is None:
+        return by_flags.alone(spec, step.hosts[0], cluster="slurm")
+    if not step.once_per_node:
+        checks.one_worker(spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
     # tasks were placed in an order of the user's: only the coordinator itself knows that rank 0 is on its node
-    anywhere = not once_per_node and facts.value("SLURM_DISTRIBUTION") == "arbitrary"
-    found = started_elsewhere(
-        facts.spec,
+    anywhere = not step.once_per_node and facts.value("SLURM_DISTRIBUTION") == "arbitrary"
+    addresses = step.hosts if anywhere else step.hosts[:1]
+    if number_of_nodes == 1 and port is None:  # else the command that has started this step may be on another host
+        addresses = (endpoints.LOOPBACK,)
+    endpoint, rendezvous = endpoints.of_agents(
+        spec,
+        addresses,
+        f"the first node of {step.name}" if number_of_nodes > 1 else "a single node",
+        ports=endpoints.ports_of(job, number) if port is None else endpoints.ports_from(port),
+        coordinator=(step.task.node_rank if step.once_per_node else step.task.rank) == 0,
+    )
+    if number_of_nodes == 1 and not spec.master_addr:
+        endpoint = replace(endpoint, address=endpoints.LOOPBACK)
+    return Allocation(
         cluster="slurm",
-        nnodes=nnodes if once_per_node else (number_of_nodes, number_of_nodes),
+        nnodes=nnodes if step.once_per_node else (number_of_nodes, number_of_nodes),
         node_rank=node_rank,
         hosts=step.hosts,
-        addresses=step.hosts if anywhere and number_of_nodes > 1 else own,
-        reason=f"the first node of {step.name}" if number_of_nodes > 1 else "a single node",
-        ports=endpoints.ports_of(job, number) if port is None else endpoints.ports_from(port),
-        coordinator=(step.node if once_per_node else step.rank) == 0,
-        task=None if once_per_node else _task(facts, step),
+        endpoint=endpoint,
+        rendezvous=rendezvous,
+        task=None if step.once_per_node else step.task,
+        has_front=port is not None,
         identity=f"slurm {job}.{number}" if port is None else "",
-    )
-    found = replace(found, has_front=port is not None)
-    if number_of_nodes > 1 or facts.spec.master_addr:
-        return found
-    return replace(found, endpoint=replace(found.endpoint, address=endpoints.LOOPBACK))
-
-
-def _task(facts: ClusterFacts, step: _Step) -> Task:
-    """Return which task of the step this process is."""
-    return Task(
-        rank=step.rank,
-        world_size=step.tasks,
-        local_rank=step.local_rank,
-        local_world_size=step.per_node[step.node],
-        node_rank=step.node,
-        nnodes=len(step.hosts),
-        node_cpus=facts.number("SLURM_CPUS_ON_NODE"),
+        notes=tuple(checks.endpoint_unused(spec, "slurm determines the endpoint")),
     )
 
 
 def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
-    """Read the variables of a task."""
+    """Return the step of which this process is a task, from the variables of the task."""
     named = _hosts(facts.env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     tasks = facts.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
     layout = facts.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"
     counts = hostlist.counts(layout, "SLURM_STEP_TASKS_PER_NODE")
     hosts, per_node = _in_order(components(facts.env), named, counts)
-    step = _Step(
-        name=f"step {number} of Slurm job {job}",
-        hosts=hosts,
-        tasks=tasks,
-        per_node=per_node,
-        node=facts.needed("SLURM_NODEID"),
-        rank=facts.needed("SLURM_PROCID"),
-        local_rank=facts.needed("SLURM_LOCALID"),
-    )
-    if len(step.per_node) != len(hosts) or sum(step.per_node) != tasks or step.node >= len(hosts) or step.rank >= tasks:
+    node, rank, local_rank = (facts.needed(name) for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"))
+    name = f"step {number} of Slurm job {job}"
+    if len(per_node) != len(hosts) or sum(per_node) != tasks or node >= len(hosts) or rank >= tasks:
         raise LaunchError(
-            f"the variables of {step.name} contradict each other: {tasks} tasks, {layout} on {count(len(hosts), 'node')}, "
-            f"and this is task {step.rank} on node {step.node}",
+            f"the variables of {name} contradict each other: {tasks} tasks, {layout} on {count(len(hosts), 'node')}, "
+            f"and this is task {rank} on node {node}",
             hint=NOT_HERE,
         )
-    return step
+    task = Task(
+        rank=rank,
+        world_size=tasks,
+        local_rank=local_rank,
+        local_world_size=per_node[node],
+        node_rank=node,
+        nnodes=len(hosts),
+        node_cpus=facts.number("SLURM_CPUS_ON_NODE"),
+    )
+    return _Step(name, hosts, set(per_node) == {1}, task)
 
 
 def _in_order(

@@ -37,7 +37,9 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
             # what follows counts anew in what this left
             devices = [replace(device, token=str(index)) for index, device in enumerate(devices)]
         if visible.problem:
-            notes.append(f"{variable}={value}: {visible.problem}{_within(variable, env)}")
+            outer = None if variable == "ROCR_VISIBLE_DEVICES" else env.get("ROCR_VISIBLE_DEVICES")
+            within = f"; it counts within ROCR_VISIBLE_DEVICES={outer}" if outer is not None else ""
+            notes.append(f"{variable}={value}: {visible.problem}{within}")
     return Hardware(
         devices=tuple(replace(device, index=index) for index, device in enumerate(devices)),
         device_source=source,
@@ -46,41 +48,30 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
     )
 
 
-def _within(variable: str, env: Mapping[str, str]) -> str:
-    outer = env.get("ROCR_VISIBLE_DEVICES")
-    if outer is None or variable == "ROCR_VISIBLE_DEVICES":
-        return ""
-    return f"; it counts within ROCR_VISIBLE_DEVICES={outer}"
-
-
 def _gpus(root: Root) -> list[Device]:
+    """Return the GPUs behind the nodes of the kernel's KFD topology."""
     found: list[Device] = []
     for node in names(root, _NODES):
         # the node of a GPU that a container may not use reads as empty
         facts = _facts(read(root, f"{_NODES}/{node}/properties"))
-        if facts.get("simd_count", 0) > 0:
-            found.append(_device(root, node, facts, len(found)))
+        if facts.get("simd_count", 0) <= 0:
+            continue
+        folder = f"{_NODES}/{node}/mem_banks"
+        banks = [_facts(read(root, f"{folder}/{bank}/properties")) for bank in names(root, folder)]
+        memory = sum(bank.get("size_in_bytes", 0) for bank in banks if str(bank.get("heap_type")) in _VRAM)
+        location, unique = facts.get("location_id", 0), facts.get("unique_id", 0)
+        device = Device(
+            kind="cuda",
+            index=len(found),
+            token=str(len(found)),
+            uuid=f"GPU-{unique:016x}" if unique else None,
+            name=read(root, f"{_NODES}/{node}/name") or None,
+            memory=memory or None,
+            # bus, device and function in 8, 5 and 3 bits, as the kernel's pci_dev_id()
+            pci=f"{facts.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}",
+        )
+        found.append(device)
     return found
-
-
-def _device(root: Root, node: str, facts: Mapping[str, int], index: int) -> Device:
-    """Return the GPU behind a node of the kernel's KFD topology."""
-    location, unique = facts.get("location_id", 0), facts.get("unique_id", 0)
-    banks = [
-        _facts(read(root, f"{_NODES}/{node}/mem_banks/{bank}/properties"))
-        for bank in names(root, f"{_NODES}/{node}/mem_banks")
-    ]
-    memory = sum(bank.get("size_in_bytes", 0) for bank in banks if str(bank.get("heap_type")) in _VRAM)
-    return Device(
-        kind="cuda",
-        index=index,
-        token=str(index),
-        uuid=f"GPU-{unique:016x}" if unique else None,
-        name=read(root, f"{_NODES}/{node}/name") or None,
-        memory=memory or None,
-        # bus, device and function in 8, 5 and 3 bits, as the kernel's pci_dev_id()
-        pci=f"{facts.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}",
-    )
 
 
 def _facts(text: str | None) -> dict[str, int]:

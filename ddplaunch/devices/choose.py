@@ -31,8 +31,13 @@ def choose(hardware: Hardware, wanted: Sequence[str] | None, asked: str) -> tupl
     for entry in wanted:
         matches = _matching(hardware.devices, entry)
         if not matches:
+            last = len(hardware.devices) - 1
+            have = f"0-{last}" if last else "0 alone"
+            # a user who counts all of the machine's devices makes this mistake
+            if hardware.device_source == hardware.visible_variable:
+                have = f"{have}, counted within {hardware.visible_variable}"
             raise LaunchError(
-                f"{asked}: there is no device {entry or '(empty)'}; this node has {_have(hardware)}",
+                f"{asked}: there is no device {entry or '(empty)'}; this node has {have}",
                 hint=f"--devices {','.join(str(device.index) for device in hardware.devices)}",
             )
         if len(matches) > 1:
@@ -58,14 +63,6 @@ def _matching(devices: Sequence[Device], entry: str) -> list[Device]:
 
 def _uuid(device: Device) -> str:
     return device.uuid or device.token
-
-
-def _have(hardware: Hardware) -> str:
-    last = len(hardware.devices) - 1
-    have = f"0-{last}" if last else "0 alone"
-    # a user who counts all of the machine's devices makes this mistake
-    narrowed = hardware.device_source == hardware.visible_variable
-    return f"{have}, counted within {hardware.visible_variable}" if narrowed else have
 
 
 # --- a visibility variable such as CUDA_VISIBLE_DEVICES: what the runtime would ignore is ignored too, and reported
@@ -97,25 +94,20 @@ def listed(value: str, names: Sequence[tuple[str, ...]], count: int) -> Listed:
     by_uuid = entries[0].startswith(_UUID_PREFIXES)
     positions: list[int] = []
     for entry in entries:
-        matches = _by_uuid(entry, names) if by_uuid else _by_index(entry, count)
+        matches = []
+        if not by_uuid:
+            digits = re.match(r"\+?([0-9]+)", entry)
+            matches = [int(digits[1])] if digits and int(digits[1]) < count else []
+        elif entry.startswith(_UUID_PREFIXES):
+            matches = [position for position, own in enumerate(names) if entry in own] or [
+                position for position, own in enumerate(names) if any(name.startswith(entry) for name in own)
+            ]
         if len(matches) != 1:
             return Listed(tuple(positions), tuple(entries[: len(positions)]), _why(entry, len(matches)))
         if matches[0] in positions:
             return Listed((), (), f"it names {entry} twice, which hides every device")
         positions += matches
     return Listed(tuple(positions), tuple(entries))
-
-
-def _by_uuid(entry: str, names: Sequence[tuple[str, ...]]) -> list[int]:
-    if not entry.startswith(_UUID_PREFIXES):
-        return []
-    whole = [position for position, own in enumerate(names) if entry in own]
-    return whole or [position for position, own in enumerate(names) if any(name.startswith(entry) for name in own)]
-
-
-def _by_index(entry: str, count: int) -> list[int]:
-    digits = re.match(r"\+?([0-9]+)", entry)
-    return [int(digits[1])] if digits and int(digits[1]) < count else []
 
 
 def _why(entry: str, matches: int) -> str | None:

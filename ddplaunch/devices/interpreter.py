@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -51,12 +52,10 @@ def chosen(spec: JobSpec, env: Mapping[str, str], *, own: str = sys.executable, 
 
 
 def _activated(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The interpreters that the shell has activated, in the order in which they count, and where each was found."""
+    """Yield the interpreters that the shell has activated, in the order in which they count, and where each was found."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if prefix := env.get(variable):
-            python = os.path.join(prefix, "bin", "python")
-            if _is_program(python):
-                yield python, variable
+        if (prefix := env.get(variable)) and _is_program(python := os.path.join(prefix, "bin", "python")):
+            yield python, variable
     for folder in env.get("PATH", "").split(os.pathsep):
         for name in ("python", "python3"):
             if folder and _is_program(python := os.path.join(folder, name)):
@@ -87,11 +86,12 @@ def find_torch(python: str) -> TorchBuild | None:
     For another interpreter than ours its own site-packages are looked at, not PYTHONPATH, .pth files or the user's site.
     """
     if _is_ours(python):
-        return _torch_build(_our_torch())
-    for folder in _site_folders(os.path.abspath(python)):
-        if build := _torch_build(os.path.join(folder, "torch")):
-            return build
-    return None
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec("torch")  # imports nothing, since torch is a top-level package
+        return _torch_build(os.path.dirname(spec.origin)) if spec is not None and spec.origin else None
+    builds = (_torch_build(os.path.join(folder, "torch")) for folder in _site_folders(os.path.abspath(python)))
+    return next(filter(None, builds), None)
 
 
 def _is_ours(python: str) -> bool:
@@ -100,19 +100,9 @@ def _is_ours(python: str) -> bool:
     return os.path.dirname(here) == os.path.dirname(there) and os.path.realpath(here) == os.path.realpath(there)
 
 
-def _our_torch() -> str | None:
-    # finds without importing, since torch is a top-level package
-    from importlib.machinery import PathFinder
-
-    spec = PathFinder.find_spec("torch")
-    return os.path.dirname(spec.origin) if spec is not None and spec.origin else None
-
-
-def _torch_build(package: str | None) -> TorchBuild | None:
+def _torch_build(package: str) -> TorchBuild | None:
     """Return what torch's version.py says about its build, read as text; None if there is no torch."""
-    text = read("/", f"{package}/version.py") if package else None
-    if package is None or text is None:
-        return None
+    text = read("/", f"{package}/version.py") or ""
     # __version__ = '2.13.0+cpu'   cuda: Optional[str] = None
     assigned = dict(re.findall(r"""^(\w+)\s*(?::[^=\n]*)?=\s*['"]([^'"]*)['"]""", text, re.MULTILINE))
     if "__version__" not in assigned:
@@ -143,20 +133,18 @@ def _nccl_inside(package: str) -> bool:
     import mmap
 
     for name in ("libtorch_cuda.so", "libtorch_hip.so"):
-        try:
-            with (
-                open(os.path.join(package, "lib", name), "rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
-            ):
-                if library.find(b"ProcessGroupNCCL") >= 0:
-                    return True
-        except (OSError, ValueError):  # ValueError: it is empty
-            continue
+        with (
+            suppress(OSError, ValueError),  # ValueError: it is empty
+            open(os.path.join(package, "lib", name), "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
+        ):
+            if library.find(b"ProcessGroupNCCL") >= 0:
+                return True
     return False
 
 
 def _site_folders(python: str) -> Iterator[str]:
-    """Where this interpreter looks for packages, by the rules of the site module (and Debian's of dist-packages)."""
+    """Yield where this interpreter looks for packages, by the rules of the site module (and Debian's of dist-packages)."""
     for folder in (os.path.dirname(python), os.path.dirname(os.path.dirname(python))):
         settings = read("/", f"{folder}/pyvenv.cfg")
         if settings is not None:

@@ -44,7 +44,10 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
     )
     return replace(
         found,
-        devices=tuple(replace(device, cpus=_near(root, device)) for device in found.devices),
+        devices=tuple(
+            replace(device, cpus=read_cpulist(root, f"/sys/bus/pci/devices/{device.pci}/local_cpulist"))
+            for device in found.devices
+        ),
         granted=granted,
         cpus=tuple(sorted(os.sched_getaffinity(0))),  # which the kernel has restricted to our cpuset
         machine_cpus=os.cpu_count() or 0,
@@ -55,7 +58,9 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
 def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
     """Ask the drivers that are present for their devices; import no module of another vendor."""
     found = None
-    if _nvidia_is_here(env, root):
+    # without a driver, importing pynvml and a failing dlopen would take milliseconds
+    nvml = [f"{folder}/libnvidia-ml.so.1" for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    if any(exists(root, path) for path in _NVIDIA) or any(map(os.path.exists, nvml)):
         from ddplaunch.devices import nvidia
 
         found = nvidia.find(env, root)
@@ -70,20 +75,8 @@ def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
     return found
 
 
-def _nvidia_is_here(env: Mapping[str, str], root: Root) -> bool:
-    """Whether a driver is present: without one, importing pynvml and a failing dlopen would take milliseconds."""
-    folders = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    return any(exists(root, path) for path in _NVIDIA) or any(
-        exists("/", f"{folder}/libnvidia-ml.so.1") for folder in folders
-    )
-
-
-def _near(root: Root, device: Device) -> tuple[int, ...]:
-    return read_cpulist(root, f"/sys/bus/pci/devices/{device.pci}/local_cpulist") if device.pci else ()
-
-
 def _granted(env: Mapping[str, str]) -> str:
-    """The variable that grants accelerators; "" if none does, or if one hides them all, which is how a user says so."""
+    """Return the variable that grants accelerators; "" if none does, or if one hides them all, which is how a user says so."""
     # a step may have fewer than its job, or none
     of_slurm = "SLURM_STEP_GPUS" if "SLURM_STEP_ID" in env else "SLURM_JOB_GPUS"
     given = [name for name in (*_VARIABLES, of_slurm) if name in env]
@@ -109,33 +102,28 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
     if divided_by > 1:
         hardware = replace(hardware, cpu_quota=hardware.usable_cpus / divided_by)
     devices = choose(hardware, spec.devices, spec.typed("devices", ",".join(spec.devices or ())))
+    mps_control = None
+    if spec.mps:
+        import shutil  # 5 ms, and few jobs need it
+
+        mps_control = shutil.which("nvidia-cuda-mps-control", path=env.get("PATH"))
     return Node(
         host=os.uname().nodename,
         hardware=hardware,
         devices=devices,
-        cores=_cores(spec, hardware),
+        cores=() if spec.cpu_bind == "none" and spec.numa_binding is None else cores("/", hardware.cpus),
         build=torch_build(spec) if devices else None,
         python=sys.executable,
-        mps_control=_mps_control(env) if spec.mps else None,
+        mps_control=mps_control,
         bootstrap=os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "bootstrap.py"),
         script=_text(spec.program) if spec.start_method == "auto" else b"",
         env=env,
     )
 
 
-def _cores(spec: JobSpec, hardware: Hardware) -> tuple[Core, ...]:
-    return () if spec.cpu_bind == "none" and spec.numa_binding is None else cores("/", hardware.cpus)
-
-
 def torch_build(spec: JobSpec) -> TorchBuild | None:
-    """The torch that the workers would import, as its files describe it."""
+    """Return the torch that the workers would import, as its files describe it."""
     return find_torch(spec.program.python or sys.executable)
-
-
-def _mps_control(env: Mapping[str, str]) -> str | None:
-    import shutil  # 5 ms, and few jobs need it
-
-    return shutil.which("nvidia-cuda-mps-control", path=env.get("PATH"))
 
 
 def _text(program: Program) -> bytes:

@@ -117,8 +117,8 @@ def through(
     known = same_order and not any(gpu.lost for gpu in gpus)
     value = env.get(VARIABLE)
     if value is None:
-        devices = _all(gpus, by_index=known and all(gpu.instances is None for gpu in gpus))
-        notes += _left_out(gpus)
+        devices, left_out = _all(gpus, by_index=known and all(gpu.instances is None for gpu in gpus))
+        notes += left_out
     else:
         devices, problem = _named(value, gpus, known)
         source = VARIABLE if devices else f"{VARIABLE}={value}"
@@ -132,18 +132,24 @@ def through(
     return Hardware(devices=numbered, device_source=source, visible_variable=VARIABLE, notes=notes)
 
 
-def _all(gpus: Sequence[Gpu], *, by_index: bool) -> list[Device]:
+def _all(gpus: Sequence[Gpu], *, by_index: bool) -> tuple[list[Device], tuple[str, ...]]:
+    """Return the devices of all GPUs, and a note about each GPU that has none."""
     found: list[Device] = []
+    notes = []
     for index, gpu in enumerate(gpus):
-        if gpu.instances is not None:
+        if gpu.lost:
+            notes.append(f"GPU {index} is left out: NVML reports it as lost (nvidia-smi --gpu-reset, or reboot)")
+        elif gpu.instances == ():
+            notes.append(f"GPU {index} is left out: it is in MIG mode and has no instance")
+        elif gpu.instances is not None:
             found += (_of_instance(gpu, instance) for instance in gpu.instances)
-        elif not gpu.lost:
+        else:
             found.append(_of_gpu(gpu, str(index) if by_index or gpu.uuid is None else gpu.uuid))
-    return found
+    return found, tuple(notes)
 
 
 def _named(value: str, gpus: Sequence[Gpu], known: bool) -> tuple[list[Device], str | None]:
-    """The devices that `value` names and what is wrong with it; `known`: an index stands for a GPU that we know."""
+    """Return the devices that `value` names and what is wrong with it; `known`: an index stands for a GPU that we know."""
     instances = [(gpu, instance) for gpu in gpus for instance in gpu.instances or ()]
     uuids: list[tuple[str, ...]] = [(gpu.uuid,) if gpu.uuid else () for gpu in gpus]
     uuids += [(instance.uuid, instance.alias or instance.uuid) for _, instance in instances]
@@ -177,25 +183,8 @@ def _of_gpu(gpu: Gpu, token: str) -> Device:
 
 def _of_instance(gpu: Gpu, instance: Instance) -> Device:
     """Return a MIG instance as a device: its token is its UUID."""
-    return Device(
-        kind="cuda",
-        index=0,
-        token=instance.uuid,
-        uuid=instance.uuid,
-        name=instance.name or gpu.name,
-        memory=instance.memory,
-        pci=gpu.pci,
-    )
-
-
-def _left_out(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    notes = []
-    for index, gpu in enumerate(gpus):
-        if gpu.lost:
-            notes.append(f"GPU {index} is left out: NVML reports it as lost (nvidia-smi --gpu-reset, or reboot)")
-        elif gpu.instances == ():
-            notes.append(f"GPU {index} is left out: it is in MIG mode and has no instance")
-    return tuple(notes)
+    name, uuid = instance.name or gpu.name, instance.uuid
+    return Device(kind="cuda", index=0, token=uuid, uuid=uuid, name=name, memory=instance.memory, pci=gpu.pci)
 
 
 # --- NVIDIA's management library (NVML), which knows nothing of CUDA_VISIBLE_DEVICES
@@ -235,21 +224,20 @@ def _gpu(index: int) -> Gpu | None:
             return Gpu(lost=True)
         raise
     mig, _pending = _answer(pynvml.nvmlDeviceGetMigMode, handle) or (None, None)
-    pci = _answer(pynvml.nvmlDeviceGetPciInfo, handle)
-    return Gpu(
-        uuid=uuid,
-        name=_answer(pynvml.nvmlDeviceGetName, handle),
-        memory=_memory(handle),
-        pci=sysfs_address(pci.busId) if pci else None,
-        instances=_instances(handle, uuid) if mig == pynvml.NVML_DEVICE_MIG_ENABLE else None,
-    )
-
-
-def _instances(gpu: Any, gpu_uuid: str) -> tuple[Instance, ...]:
-    slots = range(_answer(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0)
-    handles = (_answer(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in slots)
-    # the slot of an instance that was not created is empty
-    return tuple(_instance(handle, gpu_uuid) for handle in handles if handle is not None)
+    instances = None
+    if mig == pynvml.NVML_DEVICE_MIG_ENABLE:
+        slots = range(_answer(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+        found = (_answer(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot) for slot in slots)
+        # the slot of an instance that was not created is empty
+        instances = tuple(_instance(instance, uuid) for instance in found if instance is not None)
+    pci = None
+    if answer := _answer(
+        pynvml.nvmlDeviceGetPciInfo, handle
+    ):  # NVML writes the domain with eight digits, sysfs with four
+        domain, _, rest = answer.busId.partition(":")
+        pci = f"{int(domain, 16):04x}:{rest.lower()}"
+    name = _answer(pynvml.nvmlDeviceGetName, handle)
+    return Gpu(uuid=uuid, name=name, memory=_memory(handle), pci=pci, instances=instances)
 
 
 def _instance(handle: Any, gpu_uuid: str) -> Instance:
@@ -297,14 +285,8 @@ def _use(handle: Any) -> tuple[int | None, int | None]:
 
 
 def _answer(question: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a query, None if it fails: a missing detail must not hide the GPU."""
+    """Return the result of a query, None if it fails: a missing detail must not hide the GPU."""
     try:
         return question(*arguments)
     except pynvml.NVMLError:
         return None
-
-
-def sysfs_address(bus_id: str) -> str:
-    """Return a PCI address as sysfs writes it ("0000:18:00.0"); NVML writes the domain with eight digits."""
-    domain, _, rest = bus_id.partition(":")
-    return f"{int(domain, 16):04x}:{rest.lower()}"

@@ -122,38 +122,27 @@ def cpu_quota(root: Root) -> float | None:
     A group's limit holds for all groups below it, so every one up to the top of the mount counts.
     Formats: the kernel's cgroup-v2.rst and sched-bwc.rst.
     """
-    limits = (
-        _of_v2(root, folder) if group.is_v2 else _of_v1(root, folder)
-        for group in groups(root, "cpu")
-        for folder in group.folders
-    )
-    return min((limit for limit in limits if limit), default=None)
+    limits = []
+    for group in groups(root, "cpu"):
+        for folder in group.folders:
+            if group.is_v2:
+                quota, _, period = (read(root, f"{folder}/cpu.max") or "").partition(" ")
+            else:
+                quota, period = (read(root, f"{folder}/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+            # "max" (v2) and -1 (v1) mean no limit
+            if quota.isdigit() and period.isdigit() and int(quota) and int(period):
+                limits.append(int(quota) / int(period))
+    return min(limits, default=None)
 
 
 def _folders(mount: Mount, path: str) -> Iterator[str]:
+    """Yield the folder of the group with this path, below the mount, and those of the groups above it."""
     top = mount.top.rstrip("/")
     inside = path == mount.top or path.startswith(f"{top}/")
     # a mount of another part of the tree: its top is all that is visible of our ancestors
-    below = path[len(top) :].strip("/") if inside else ""
-    parts = below.split("/") if below else []
+    parts = [part for part in path[len(top) :].split("/") if part] if inside else []
     for length in range(len(parts), -1, -1):
         yield "/".join((mount.point.rstrip("/"), *parts[:length]))
-
-
-def _of_v2(root: Root, folder: str) -> float | None:
-    quota, _, period = (read(root, f"{folder}/cpu.max") or "max").partition(" ")
-    return _share(quota, period)
-
-
-def _of_v1(root: Root, folder: str) -> float | None:
-    return _share(read(root, f"{folder}/cpu.cfs_quota_us") or "-1", read(root, f"{folder}/cpu.cfs_period_us") or "")
-
-
-def _share(quota: str, period: str) -> float | None:
-    # "max" (v2) and -1 (v1) mean no limit
-    if not (quota.isdigit() and period.isdigit() and int(period) > 0):
-        return None
-    return int(quota) / int(period)
 
 
 SHM = "/dev/shm"
@@ -184,7 +173,7 @@ def oom_kills(root: Root) -> OomKills:
 
 
 def shm_size_and_room() -> tuple[int, int] | None:
-    """The size of /dev/shm and what is free of it, in bytes; None if there is none."""
+    """Return the size of /dev/shm and what is free of it, in bytes; None if there is none."""
     try:
         stat = os.statvfs(SHM)
     except OSError:
@@ -235,7 +224,7 @@ def cores(root: Root, cpus: Collection[int]) -> tuple[Core, ...]:
 
 
 def _sharing_cache(root: Root, cpu: int) -> tuple[int, ...]:
-    """The CPUs behind this one's highest-level cache; () if not known."""
+    """Return the CPUs behind this one's highest-level cache; () if not known."""
     highest = 0
     sharing: tuple[int, ...] = ()
     for index in names(root, f"{_CPUS}/cpu{cpu}/cache", prefix="index"):
