@@ -222,14 +222,10 @@ def _about(*names: str, text: str, show_it: Callable[[click.Context], str]) -> c
 
     def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:
+            ctx.meta[FULL_HELP] = "--help-all" in names
             ctx.exit(show(show_it(ctx)))
 
     return click.Option(names, is_flag=True, is_eager=True, expose_value=False, help=text, callback=callback)
-
-
-def _full_help(ctx: click.Context) -> str:
-    ctx.meta[FULL_HELP] = True
-    return page(ctx, ctx.get_help())
 
 
 def _asks_about(args: Sequence[str]) -> str | None:
@@ -241,6 +237,6 @@ def _asks_about(args: Sequence[str]) -> str | None:
 
 _ABOUT = (
     _about("-h", "--help", text="The options used most.", show_it=lambda ctx: page(ctx, ctx.get_help())),
-    _about("--help-all", text="All options.", show_it=_full_help),
+    _about("--help-all", text="All options.", show_it=lambda ctx: page(ctx, ctx.get_help())),
     _about("-V", "--version", text="The version.", show_it=lambda ctx: f"ddplaunch {__version__}"),
 )

@@ -217,7 +217,8 @@ class JobCommand(Command):
         options = {one.option.name: one for one in self.params if isinstance(one, JobOption) and not one.hidden}
         if not ctx.meta.get(FULL_HELP):
             formatter.examples(EXAMPLES)
-            rows = [options[name].row(text or _first_sentence(BY_NAME[name].help)) for name, text in _COMMON.items()]
+            first = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
+            rows = [options[name].row(text or f"{first[name]}.") for name, text in _COMMON.items()]
             formatter.rows("Options", rows)
             shown = [(verb, VERBS[verb][1]) for verb in ("plan", "submit", "completion")]
             formatter.rows("Verbs", [*shown, _INTO_RUNS])
@@ -237,10 +238,6 @@ def _is_value(option: Option, argument: str) -> bool:
     if option.choices:
         return argument in option.choices
     return argument.translate({44: None, 45: None} if option.listed else {}).isdigit()  # a list, as 0,2-3
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=\.) |[:;] ", text, maxsplit=1)[0].rstrip(".") + "."
 
 
 # --- the job
@@ -341,7 +338,7 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
 
 
 def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], forms: Sequence[str]) -> Iterator[str]:
-    """What is no error, and yet hardly meant; `forms` are the flags of the verb."""
+    """Yield what is no error, and yet hardly meant; `forms` are the flags of the verb."""
     if spec.verbosity < 0:
         return
     yield from sources.unknown_variables(env)

@@ -88,7 +88,8 @@ def _on_each_node(meant: list[tuple[str, str]], total: int) -> list[tuple[str, s
         return others
     if len(set(counts)) == 1 and all(host.slots is None for host in hosts):
         return _numbered(meant, counts[0])
-    listed = ",".join(f"{_name(host)}:{count}" for host, count in zip(hosts, counts, strict=True) if count)
+    names = [re.sub(r"[^@]*:.*", r"[\g<0>]", host.name) for host in hosts]  # an IPv6 address is in brackets
+    listed = ",".join(f"{name}:{count}" for name, count in zip(names, counts, strict=True) if count)
     return [*(option for option in others if option[0] not in ("--hosts", "--hostfile")), ("--hosts", listed)]
 
 
@@ -111,13 +112,8 @@ def _hosts(typed: Mapping[str, str]) -> tuple[Host, ...]:
     return ()
 
 
-def _name(host: Host) -> str:
-    user, at, address = host.name.rpartition("@")
-    return f"{user}{at}[{address}]" if ":" in address else host.name
-
-
 def first_script(words: Sequence[str]) -> int | None:
-    """Where the script is, or -m before a module."""
+    """Return where the script is, or -m before a module."""
     return next((at for at, word in enumerate(words) if word in ("-m", "--module") or word.endswith(".py")), None)
 
 

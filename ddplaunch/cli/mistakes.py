@@ -22,19 +22,8 @@ _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats an
 _QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")
 _NUMBER = "--nproc-per-node"
 
-_IN_FRONT = (
-    "env",
-    "uv",
-    "poetry",
-    "pipenv",
-    "pdm",
-    "hatch",
-    "conda",
-    "srun",
-    "sudo",
-    "nohup",
-    "time",
-)  # they run any command
+# they run any command
+_IN_FRONT = ("env", "uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun", "sudo", "nohup", "time")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 _NUMERAL = re.compile(r"[-+]?\d*\.?\d+")
 # what people call our options
@@ -158,13 +147,21 @@ def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
         )
     if why := _NEEDLESS.get(flag_of(typed).lstrip("-").lower()):
         return LaunchError(f"{name} is not an option", hint=f"leave it out: {why}")
-    if whole := _of_sbatch(argv, at):
+    flag, equals, _ = argv[at].partition("=")
+    if flag in _SBATCH:
+        end = at + (1 if equals else 2)
+        whole = shlex.join(["ddplaunch", "submit", *argv[at:end], "--", *argv[:at], *argv[end:]])
         return LaunchError(f"{name} is not an option", hint=f"sbatch has it: type `{whole}`")
     if typed[1:].isdecimal():
         return LaunchError(f"{typed} is not an option", hint=_type(argv[:at], [_NUMBER, typed[1:], *argv[at + 1 :]]))
     if typed == "-c":
         return LaunchError("-c is not an option: workers run a file", hint="write the code to a file, and name that")
-    meant = _option_meant(flag_of(typed))
+    bare = flag_of(typed).lstrip("-").lower()
+    meant = _WORDS_FOR.get(bare)
+    if meant is None:
+        known = [flag[2:] for flag, one in FLAGS.items() if flag.startswith("--") and (not one or one.flag == flag)]
+        close = did_you_mean(bare, [*known, "json"], cutoff=0.7)
+        meant = close and f"--{close}"
     if meant and "ddplaunch" in meant:  # a command of its own, with the rest of the line
         return LaunchError(
             f"{name} is not an option", hint=f"type `{meant} {shlex.join([*argv[:at], *argv[at + 1 :]])}`"
@@ -215,9 +212,7 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
 def _of_program(before: Sequence[str], target: str, rest: Sequence[str]) -> LaunchError | None:
     """Return the error for a SCRIPT that is another launcher, a command that runs others, a verb, or a URL; else None."""
     if target in LAUNCHERS:
-        meant, lost = of_launcher(target, rest)
-        hint = _type(before, meant) + (f", which leaves out {' '.join(lost)}" if lost and meant else "")
-        return LaunchError(f"{target} is a launcher as ddplaunch is: one of them is enough", hint=hint)
+        return _of_launcher(target, before, target, rest)
     if target in _IN_FRONT and (at := first_script(rest)) is not None:
         words = [word for word in rest[:at] if not PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
@@ -288,14 +283,18 @@ def _of_optional(before: Sequence[str], program: Sequence[str]) -> LaunchError |
 
 
 def launcher_as_module(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
-    """The error for -m with the module of another launcher; None: it is none."""
+    """Return the error for -m with the module of another launcher; None: it is none."""
     target, *rest = program
-    if target not in LAUNCHERS:
-        return None
-    meant, lost = of_launcher(target, rest)
-    hint = _type([word for word in before if word not in ("-m", "--module")], meant)
+    ours = [word for word in before if word not in ("-m", "--module")]
+    return _of_launcher(f"-m {target}", ours, target, rest) if target in LAUNCHERS else None
+
+
+def _of_launcher(typed: str, before: Sequence[str], launcher: str, words: Sequence[str]) -> LaunchError:
+    """Return the error for another launcher, as it was typed, and the words behind it."""
+    meant, lost = of_launcher(launcher, words)
     left_out = f", which leaves out {' '.join(lost)}" if lost and meant else ""
-    return LaunchError(f"-m {target} is a launcher as ddplaunch is: one of them is enough", hint=hint + left_out)
+    hint = _type(before, meant) + left_out
+    return LaunchError(f"{typed} is a launcher as ddplaunch is: one of them is enough", hint=hint)
 
 
 def no_help(word: str) -> LaunchError:
@@ -314,8 +313,11 @@ def apart(flag: str, value: str, following: str) -> LaunchError:
 
 
 def not_typed(word: str, before: Sequence[str], rest: Sequence[str]) -> LaunchError | None:
-    """The error for a word with the dashes and quotes of a text processor; None: it has none."""
-    if (plain := _typed(word)) == word:
+    """Return the error for a word with the dashes and quotes of a text processor; None: it has none."""
+    body, plain = word.lstrip(_DASHES + "-") or word, word.translate(_QUOTES)
+    if body != word and any(dash in word[: -len(body)] for dash in _DASHES):
+        plain = ("--" if len(body.partition("=")[0]) > 1 else "-") + body.translate(_QUOTES)
+    if plain == word:
         return None
     foreign = next(character for character in word if character in _DASHES or ord(character) in _QUOTES)
     return LaunchError(
@@ -324,29 +326,8 @@ def not_typed(word: str, before: Sequence[str], rest: Sequence[str]) -> LaunchEr
     )
 
 
-def _option_meant(typed: str) -> str | None:
-    """Return the option that was probably meant by a name that is no option; None if no option is close."""
-    name = typed.lstrip("-").lower()
-    if name in _WORDS_FOR:
-        return _WORDS_FOR[name]
-    known = [
-        flag[2:] for flag, option in FLAGS.items() if flag.startswith("--") and (not option or option.flag == flag)
-    ]
-    close = did_you_mean(name, [*known, "json"], cutoff=0.7)
-    return close and f"--{close}"
-
-
-def _of_sbatch(argv: Sequence[str], at: int) -> str | None:
-    """The command that gives this option to sbatch; None: it is none of these."""
-    name, equals, _ = argv[at].partition("=")
-    if name not in _SBATCH:
-        return None
-    end = at + (1 if equals else 2)
-    return shlex.join(["ddplaunch", "submit", *argv[at:end], "--", *argv[:at], *argv[end:]])
-
-
 def verb_meant(word: str) -> str | None:
-    """The verb that was probably meant by a word that is no file."""
+    """Return the verb that was probably meant by a word that is no file."""
     return None if "." in word or "/" in word else _VERBS_FOR.get(word) or did_you_mean(word, VERBS, cutoff=0.75)
 
 
@@ -398,14 +379,6 @@ def _of_python(words: Sequence[str]) -> list[str]:
             return []
         at += 2 if words[at] in ("-W", "-X") else 1
     return list(words[at:])
-
-
-def _typed(word: str) -> str:
-    """The word with hyphens and without the quotes of a text processor."""
-    body = word.lstrip(_DASHES + "-") or word
-    if body != word and any(dash in word[: -len(body)] for dash in _DASHES):
-        return ("--" if len(body.partition("=")[0]) > 1 else "-") + body.translate(_QUOTES)
-    return word.translate(_QUOTES)
 
 
 def _type(before: Sequence[str], meant: Sequence[str], how: str = "") -> str:

@@ -147,41 +147,24 @@ def _write(opened: int, name: str, text: str, mode: int) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run what was typed for torchrun, "run" or "launch" (the modules of torch.distributed); give the exit status."""
+    from ddplaunch.cli import job
     from ddplaunch.cli import main as cli
 
     kind, *words = argv
     # torchrun's default; of the variables the weakest but one, so that any other wins
     os.environ.setdefault("PET_NPROC_PER_NODE", "1")
-    if _asks_for_help(words):
+    # a mistake is found again, and said, where the words are run
+    program = job.parse(words, resilient=True).program
+    at = len(words) - len(program)
+    if {"-h", "--help"} & set(words[:at]):
         sys.stdout.write(
             "This torchrun is ddplaunch, by `ddplaunch shim`. Without its folder in PATH it is torch's again.\n\n"
         )
         sys.stdout.flush()
-    elif kind == "launch":
-        words = _with_local_rank(words)
+    elif kind == "launch" and program and not {"--use-env", "--use_env"} & set(words[:at]):
+        # as torch.distributed.launch does; with a -- behind the script, which is dropped, it comes behind that
+        words = [*words[: at + 1], "--local-rank=${local_rank}", *words[at + 1 :]]
     return cli.main(["run", *words])
-
-
-def _asks_for_help(words: Sequence[str]) -> bool:
-    at = next((at for at, word in enumerate(words) if word in ("-h", "--help")), None)
-    return at is not None and not _program(words[:at])
-
-
-def _with_local_rank(words: list[str]) -> list[str]:
-    """Add --local-rank to the script's arguments, as torch.distributed.launch does without --use-env."""
-    program = _program(words)
-    at = len(words) - len(program)
-    if not program or {"--use-env", "--use_env"} & set(words[:at]):
-        return words
-    # with a -- behind the script, which is dropped, it comes behind that
-    return [*words[: at + 1], "--local-rank=${local_rank}", *words[at + 1 :]]
-
-
-def _program(words: Sequence[str]) -> Sequence[str]:
-    """The script and its arguments; none if there is a mistake, which is found again, and said, where they are run."""
-    from ddplaunch.cli import job
-
-    return job.parse(words, resilient=True).program
 
 
 _NOT_REACHED = """\

@@ -65,24 +65,15 @@ class SubmitCommand(Command):
 
     def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), **settings: Any) -> None:
         """Add all options of sbatch to our own `params`; what follows the options is the job."""
-        letters = {name: f"-{letter}" for letter, name in SHORT.items()}
-        options = []
+        letters = {name: [f"-{letter}"] for letter, name in SHORT.items()}
+        rest = click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete)
+        options: list[click.Parameter] = []
         for name in sorted(KNOWN.difference(_OURS)):
-            kind: dict[str, Any] = (
-                {"is_flag": name in FLAGS, "flag_value": _NO_VALUE} if name in FLAGS | OPTIONAL else {}
-            )
-            names = [f"--{name}", *filter(None, [letters.get(name)])]
-            options.append(click.Option(names, type=_Value(), **kind))
-        super().__init__(
-            *args,
-            params=[
-                *params,
-                *options,
-                click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete),
-            ],
-            context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
-            **settings,
-        )
+            kind: dict[str, Any] = {"is_flag": name in FLAGS, "flag_value": _NO_VALUE}
+            names = [f"--{name}", *letters.get(name, ())]
+            options.append(click.Option(names, type=_Value(), **(kind if name in FLAGS | OPTIONAL else {})))
+        context = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+        super().__init__(*args, params=[*params, *options, rest], context_settings=context, **settings)
         self.own_options = [param for param in params if isinstance(param, click.Option)]
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
@@ -123,7 +114,7 @@ def _is_unknown(word: str) -> bool:
 
 
 def _full_name(typed: str) -> str:
-    """The full name of an abbreviated option, if only one begins so."""
+    """Return the full name of an abbreviated option, if only one begins so."""
     if not typed or typed in KNOWN or typed in _OURS or typed.replace("-", "_") in BY_NAME:
         return typed
     longer = [name for name in KNOWN if name.startswith(typed)]
@@ -247,13 +238,8 @@ def submit(ctx: click.Context, /, **_: Any) -> int:
         line = job.parse(words)
         return len(words) - len(line.before), job.resolve(line, job_env, working_directory())
 
-    made = slurm.draft(request, env, _own_command(), parse_job, tuple(VERBS))
+    command = [sys.executable, "-P", "-m", "ddplaunch"]  # -P: not a ddplaunch.py that lies where the job runs
+    if os.path.basename(sys.argv[0]) == "ddplaunch" and os.path.isfile(sys.argv[0]):
+        command = [os.path.abspath(sys.argv[0])]  # as it was typed
+    made = slurm.draft(request, env, command, parse_job, tuple(VERBS))
     return show(made.script) if request.print else slurm.send(made, request, env, show)
-
-
-def _own_command() -> list[str]:
-    """The command that starts ddplaunch in a job: the one that was typed if that was ddplaunch, else our interpreter."""
-    typed = sys.argv[0]
-    if os.path.basename(typed) == "ddplaunch" and os.path.isfile(typed):
-        return [os.path.abspath(typed)]
-    return [sys.executable, "-P", "-m", "ddplaunch"]  # -P: not a ddplaunch.py that lies where the job runs

@@ -24,34 +24,23 @@ class BadValue(ValueError):
 
 
 _MOST_RANKS = 1 << 20  # in a range
-_TO_FILES = "to have it in files type `--log-dir FOLDER`, and for what is shown `> FILE` at the end"
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """Make the parser of a choice between these names."""
+def one_of(*names: str, hint: Callable[[str], str | None] = lambda _: None) -> Callable[[str], str]:
+    """Make the parser of a choice between these names; `hint` gives what to type in place of another text."""
 
     def parse(text: str) -> str:
         if text not in names:
-            raise BadValue(f"expected {quoted(names)}")
+            raise BadValue(f"expected {quoted(names)}", hint=hint(text))
         return text
 
     return parse
 
 
-def output(*names: str) -> Callable[[str], str]:
-    """Make the parser of how output is shown; other programs' --output is a file."""
-    choice = one_of(*names)
-
-    def parse(text: str) -> str:
-        if text not in names and _is_file(text):
-            raise BadValue(f"expected {quoted(names)}", hint=_TO_FILES)
-        return choice(text)
-
-    return parse
-
-
-def _is_file(text: str) -> bool:
-    return "/" in text or "." in text
+def to_files(text: str) -> str | None:
+    """Return the hint for a file where ddplaunch has none, as other programs take one for --output; None for other texts."""
+    hint = "to have it in files type `--log-dir FOLDER`, and for what is shown `> FILE` at the end"
+    return hint if "/" in text or "." in text else None
 
 
 def quoted(names: Sequence[str]) -> str:
@@ -88,26 +77,21 @@ def text(expected: str) -> Callable[[str], str]:
     return parse
 
 
-def name(value: str) -> str:
-    """Take what can be the name of a folder on every file system."""
-    if not re.fullmatch(NAME, value):
-        raise BadValue("expected up to 128 letters, digits and any of _.+@-, not beginning with one of .+@-")
-    return value
+def matching(pattern: str, expected: str) -> Callable[[str], str]:
+    """Make the parser that takes any text of this pattern; `expected` says what that is."""
+
+    def parse(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.DOTALL):
+            raise BadValue(f"expected {expected}")
+        return value
+
+    return parse
 
 
-def path(value: str) -> str:
-    """Take any path; whether it exists is not checked."""
-    if not value or "\0" in value:
-        raise BadValue("expected a path")
-    return value
-
-
-def command_line(value: str) -> str:
-    """Take a command of the shell."""
-    if not value.strip() or "\0" in value:
-        raise BadValue("expected a command of the shell")
-    return value
-
+# the name of a folder on every file system
+name = matching(NAME, "up to 128 letters, digits and any of _.+@-, not beginning with one of .+@-")
+path = matching(r"[^\0]+", "a path")  # whether it exists is not checked
+command_line = matching(r"(?=.*\S)[^\0]+", "a command of the shell")
 
 WRAP_NAMES = ("run", "rank", "local_rank", "node_rank", "host")
 
@@ -197,7 +181,7 @@ def streams(value: str) -> StreamChoice:
         if rank is None or mask not in masks:
             raise BadValue(
                 "expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or one of these for some local ranks",
-                hint=_TO_FILES if _is_file(value) else "type for example 0:3,1:2",
+                hint=to_files(value) or "type for example 0:3,1:2",
             )
         if rank in chosen:
             raise BadValue(f"local rank {rank} is listed twice")
@@ -234,11 +218,10 @@ def needles(value: str) -> tuple[str, ...]:
 
 
 def modules(value: str) -> tuple[str, ...]:
-    """Parse names of modules, separated by commas."""
+    """Read names of modules, separated by commas."""
     names = tuple(name for name in value.split(",") if name)
-    for one in names:
-        if not all(part.isidentifier() for part in one.split(".")):
-            raise BadValue(f"expected names of modules such as torch,numpy; {one!r} is none")
+    if wrong := [one for one in names if not all(part.isidentifier() for part in one.split("."))]:
+        raise BadValue(f"expected names of modules such as torch,numpy; {wrong[0]!r} is none")
     return names
 
 
@@ -260,31 +243,24 @@ def devices(value: str) -> tuple[str, ...]:
 
 def signals(value: str) -> tuple[Signals, ...]:
     """Read signals by name, with or without SIG, or by number, separated by commas."""
+    known = {name: signum for signum in Signals for name in (signum.name, signum.name[3:], str(int(signum)))}
     found: list[Signals] = []
-    for part in (piece.strip() for piece in value.split(",")):
-        upper = part.upper()
-        known = {
-            key: signum
-            for signum in Signals
-            for key in (signum.name, signum.name.removeprefix("SIG"), str(int(signum)))
-        }
-        if upper not in known:
+    for part in map(str.strip, value.split(",")):
+        signum = known.get(part.upper())
+        if signum is None:
             raise BadValue(f'"{part}" is not a signal', hint="type names such as SIGTERM or USR1, separated by commas")
-        if known[upper] in (Signals.SIGKILL, Signals.SIGSTOP, Signals.SIGCHLD, Signals.SIGALRM):
-            raise BadValue(f"{known[upper].name} cannot be passed on", hint=f"leave {part} out")
-        if known[upper] not in found:
-            found.append(known[upper])
+        if signum in (Signals.SIGKILL, Signals.SIGSTOP, Signals.SIGCHLD, Signals.SIGALRM):
+            raise BadValue(f"{signum.name} cannot be passed on", hint=f"leave {part} out")
+        if signum not in found:
+            found.append(signum)
     return tuple(found)
 
 
 def notices(value: str) -> tuple[Signals, ...]:
     """Read signals that may announce the end of a job; not those with another meaning to processes."""
     found = signals(value)
-    for signum in found:
-        if signum in (Signals.SIGCONT, Signals.SIGTSTP, Signals.SIGWINCH):
-            raise BadValue(
-                f"{signum.name} cannot announce the end", hint="name what your job asks Slurm for: USR1, TERM"
-            )
+    if other := [signum.name for signum in found if signum in (Signals.SIGCONT, Signals.SIGTSTP, Signals.SIGWINCH)]:
+        raise BadValue(f"{other[0]} cannot announce the end", hint="name what your job asks Slurm for: USR1, TERM")
     return found
 
 
@@ -302,11 +278,7 @@ def init_method(value: str) -> str:
 
 
 def variable(value: str) -> tuple[str, str]:
-    """Read NAME=VALUE.
-
-    Raises:
-        BadValue: it is not that.
-    """
+    """Read NAME=VALUE."""
     name, equals, content = value.partition("=")
     if not re.fullmatch(VARIABLE, name) or "\0" in content:
         raise BadValue("expected NAME=VALUE")
@@ -404,14 +376,15 @@ def endpoint(value: str) -> str:
 def rendezvous_settings(value: str) -> dict[str, str]:
     """Read torchrun's KEY=VALUE,KEY=VALUE and check those that have an effect here; is_host becomes 1 or 0."""
     # quotes that the shell has left, since they begin inside a word of it: --rdzv-conf="'join_timeout=60'"
-    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    result = _pairs(value[1:-1] if quoted else value)
-    for key, parse in (
-        ("join_timeout", positive_duration),
-        ("timeout", positive_duration),
-        ("last_call_timeout", duration),
-        ("is_host", switch),
-    ):
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    result: dict[str, str] = {}
+    for part in (value[1:-1] if is_quoted else value).split(","):
+        key, _, content = (piece.strip() for piece in part.partition("="))
+        if not key or not content:
+            raise BadValue("expected KEY=VALUE,KEY=VALUE")
+        result[key] = content
+    parsers = {"join_timeout": positive_duration, "timeout": positive_duration, "last_call_timeout": duration}
+    for key, parse in {**parsers, "is_host": switch}.items():
         if key in result:
             try:
                 found = parse(result[key])
@@ -422,34 +395,18 @@ def rendezvous_settings(value: str) -> dict[str, str]:
     return result
 
 
-def _pairs(value: str) -> dict[str, str]:
-    result: dict[str, str] = {}
-    for part in value.split(","):
-        key, _, content = (piece.strip() for piece in part.partition("="))
-        if not key or not content:
-            raise BadValue("expected KEY=VALUE,KEY=VALUE")
-        result[key] = content
-    return result
-
-
 def faults(value: str) -> tuple[Fault, ...]:
-    """Read faults, separated by commas.
-
-    Raises:
-        BadValue: one of them is malformed.
-    """
-    return tuple(_fault(part.strip()) for part in value.split(","))
-
-
-def _fault(part: str) -> Fault:
-    """Read one fault of --chaos: "kill:3@10s"."""
-    found = re.fullmatch(_FAULT, part, re.ASCII)
-    if not found:
-        raise BadValue(f'"{part}" is not KIND:RANK@TIME', hint=_FAULT_HINT)
-    kind, target, after = found.groups()
-    if kind not in _FAULTS:
-        raise BadValue(f'"{part}": expected {quoted(_FAULTS)}', hint=_FAULT_HINT)
-    try:
-        return Fault(kind=kind, target=int(target), after=duration(after))
-    except BadValue as error:
-        raise BadValue(f'"{part}": {error}', hint=_FAULT_HINT) from None
+    """Read faults of --chaos, separated by commas: "kill:3@10s,node:1@20s"."""
+    faults = []
+    for part in map(str.strip, value.split(",")):
+        found = re.fullmatch(_FAULT, part, re.ASCII)
+        if not found:
+            raise BadValue(f'"{part}" is not KIND:RANK@TIME', hint=_FAULT_HINT)
+        kind, target, after = found.groups()
+        if kind not in _FAULTS:
+            raise BadValue(f'"{part}": expected {quoted(_FAULTS)}', hint=_FAULT_HINT)
+        try:
+            faults.append(Fault(kind=kind, target=int(target), after=duration(after)))
+        except BadValue as error:
+            raise BadValue(f'"{part}": {error}', hint=_FAULT_HINT) from None
+    return tuple(faults)

@@ -26,7 +26,7 @@ _FIELDS = frozenset(JobSpec.__struct_fields__)
 # of --rdzv-conf, besides those that _timeouts takes
 _MEANT = ("last_call_timeout", "is_host")
 _HEARTBEATS = ("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
+_LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "::1"}
 
 # a line of a file of variables
 _ESCAPED = r'\\(["\\$`n])'
@@ -246,15 +246,15 @@ _CONFLICTS = (
     ("standalone", "hostfile", "--standalone means one node, this one: leave one out"),
 )
 # values with which two of these go together all the same
-_AGREE: dict[tuple[str, str], Callable[[Any, Any], bool]] = {
+_AGREE: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
     ("grace_period", "shutdown_timeout"): eq,
-    ("virtual_local_rank", "pin"): lambda virtual, pin: bool(pin == "visible"),
-    ("cpu_bind", "numa_binding"): lambda bind, numa: bool(bind == "none"),
-    ("timestamps", "output"): lambda timestamps, output: bool(output != "raw"),
-    ("keep_warm", "start_method"): lambda keep, method: bool(method == "forkserver"),
-    ("simulate", "cluster"): lambda simulate, cluster: bool(cluster == "local"),
-    ("hosts", "cluster"): lambda hosts, cluster: bool(cluster == "ssh"),
-    ("hostfile", "cluster"): lambda hosts, cluster: bool(cluster == "ssh"),
+    ("virtual_local_rank", "pin"): lambda _, pin: pin == "visible",
+    ("cpu_bind", "numa_binding"): lambda cpu_bind, _: cpu_bind == "none",
+    ("timestamps", "output"): lambda _, output: output != "raw",
+    ("keep_warm", "start_method"): lambda _, method: method == "forkserver",
+    ("simulate", "cluster"): lambda _, cluster: cluster == "local",
+    ("hosts", "cluster"): lambda _, cluster: cluster == "ssh",
+    ("hostfile", "cluster"): lambda _, cluster: cluster == "ssh",
 }
 
 
@@ -296,7 +296,7 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
     )
     min_nodes, max_nodes = nodes.value if nodes else default("nnodes")
     # torchrun overrides any endpoint silently; one that names this machine does no harm
-    elsewhere = endpoint and not _names_this_machine(endpoint.value)
+    elsewhere = endpoint and not {endpoint.value, endpoint.value.rpartition(":")[0]} & _LOCAL_HOSTS
     restarting = restarts and restarts.value[0] and (max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved)
     for first, second, contradicts, why in (
         (standalone, nodes, max_nodes > 1, "--standalone means one node"),
@@ -321,18 +321,12 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
                 )
 
 
-def _names_this_machine(endpoint: str) -> bool:
-    return endpoint in _LOCAL_HOSTS or endpoint.rpartition(":")[0] in _LOCAL_HOSTS
-
-
 def _program(resolved: Mapping[str, Resolved], arguments: Sequence[str]) -> Program:
-    python = resolved.get("python")
-    kind = ProgramKind.SCRIPT
-    if "module" in resolved:
-        kind = ProgramKind.MODULE
-    elif "no_python" in resolved and "run_path" not in resolved:  # torchrun: --run-path wins
+    kind = ProgramKind.MODULE if "module" in resolved else ProgramKind.SCRIPT
+    if "no_python" in resolved and "run_path" not in resolved:  # torchrun: --run-path wins
         kind = ProgramKind.COMMAND
-    return Program(kind=kind, target=arguments[0], args=tuple(arguments[1:]), python=python.value if python else None)
+    python = resolved["python"].value if "python" in resolved else None
+    return Program(kind=kind, target=arguments[0], args=tuple(arguments[1:]), python=python)
 
 
 def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
@@ -342,23 +336,19 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
             yield f"{one.given}, as {alias.launcher} writes it, is taken as {BY_NAME[one.given.name].flag}"
         if why := BY_NAME[one.given.name].no_effect:
             yield f"{one.given} has no effect: {why}"
-    forked = "keep_warm" in resolved or getattr(resolved.get("start_method"), "value", "") == "forkserver"
-    if (preload := resolved.get("preload")) and not forked:
-        yield f"{preload.given} has no effect: only --start-method forkserver imports anything before the workers"
-    if (method := resolved.get("start_method")) and method.value == "fork":
-        yield f"{method.given} has no effect: every worker is a fresh process"
-    if (requeues := resolved.get("max_requeues")) and "requeue_on" not in resolved:
-        yield f"{requeues.given} has no effect: --requeue-on says after which signals a job is requeued"
-    if (ranks := resolved.get("wrap_ranks")) and "wrap" not in resolved:
-        yield f"{ranks.given} has no effect: --wrap says by which command workers are started"
-    backend = resolved.get("rdzv_backend")
-    if backend and backend.value.startswith("etcd"):
-        yield f"{backend.given} has no effect: etcd is not used"
-    if conf := resolved.get("rdzv_conf"):
-        for key in (key for key in conf.value if key not in _MEANT):
-            why = (
-                "--heartbeat-timeout says when a node is lost"
-                if key in _HEARTBEATS
-                else "torch's rendezvous is not used"
-            )
-            yield f"{key} in {conf.given} has no effect: {why}"
+    values = {name: one.value for name, one in resolved.items()}
+    forked = "keep_warm" in values or values.get("start_method") == "forkserver"
+    backend = values.get("rdzv_backend") or ""
+    for name, has_no_effect, why in (
+        ("preload", not forked, "only --start-method forkserver imports anything before the workers"),
+        ("start_method", values.get("start_method") == "fork", "every worker is a fresh process"),
+        ("max_requeues", "requeue_on" not in values, "--requeue-on says after which signals a job is requeued"),
+        ("wrap_ranks", "wrap" not in values, "--wrap says by which command workers are started"),
+        ("rdzv_backend", backend.startswith("etcd"), "etcd is not used"),
+    ):
+        if name in resolved and has_no_effect:
+            yield f"{resolved[name].given} has no effect: {why}"
+    for key in [key for key in values.get("rdzv_conf", ()) if key not in _MEANT]:
+        late = "--heartbeat-timeout says when a node is lost"
+        why = late if key in _HEARTBEATS else "torch's rendezvous is not used"
+        yield f"{key} in {resolved['rdzv_conf'].given} has no effect: {why}"

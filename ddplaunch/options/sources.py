@@ -29,16 +29,13 @@ def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
 
 
 def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
-    """A note on each variable that looks like one of ours and is none; not inside a worker, which has others of ours."""
+    """Yield a note on each variable that looks like one of ours and is none; not in a worker, which has others of ours."""
     if "DDPLAUNCH_RUN_ID" in env:
         return
     known = {name for option in OPTIONS for name, _ in option.variables if name.startswith("DDPLAUNCH_")} | _NO_OPTIONS
-    for name in sorted(env):
-        if name.startswith("DDPLAUNCH_") and name not in known:
-            meant = did_you_mean(name, sorted(known), cutoff=0.7)
-            yield f"{name} has no effect: ddplaunch has no such variable" + (
-                f"; did you mean {meant}?" if meant else ""
-            )
+    for name in sorted(name for name in env if name.startswith("DDPLAUNCH_") and name not in known):
+        meant = did_you_mean(name, sorted(known), cutoff=0.7)
+        yield f"{name} has no effect: ddplaunch has no such variable" + (f"; did you mean {meant}?" if meant else "")
 
 
 def from_files(folder: str) -> tuple[list[Given], list[str]]:
@@ -51,8 +48,11 @@ def from_files(folder: str) -> tuple[list[Given], list[str]]:
     """
     given: list[Given] = []
     remarks: list[str] = []
+    upward = [folder]
+    while (above := os.path.dirname(upward[-1])) != upward[-1]:
+        upward.append(above)
     for file, source in (("pyproject.toml", Source.PYPROJECT), ("ddplaunch.toml", Source.FILE)):
-        for place in _upward(folder):
+        for place in upward:
             path = os.path.join(place, file)
             shown = file if place == folder else path
             try:
@@ -70,22 +70,8 @@ class _IgnoredError(Exception):
     """Why a file is not for us, as it reads after its name."""
 
 
-def _upward(folder: str) -> Iterator[str]:
-    while True:
-        yield folder
-        above = os.path.dirname(folder)
-        if above == folder:
-            return
-        folder = above
-
-
 def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
-    """Our part of the file, None if there is none.
-
-    Raises:
-        _IgnoredError: it is not ours to read.
-        LaunchError: it is wrong.
-    """
+    """Return our part of the file, None if there is none; _IgnoredError if the file is not ours to read."""
     try:
         link = os.lstat(path)
     except OSError:
@@ -194,14 +180,11 @@ def _texts(option: Option, value: object) -> list[str] | None:
             return [str(value)]
         case bool() if option.optional is not None:
             return [option.optional] if value else []
-        case bool():
-            return None
-        case _ if option.is_flag:
-            return None
-        case str() | int():
+        case str() | int() if not option.is_flag and not isinstance(value, bool):
             return [str(value)]
-        case float():
-            return [_number(value)]
+        case float() if not option.is_flag:  # as times are; what rounds to 0 as Python writes it
+            rounded = round(value, 3)
+            return [f"{rounded:.3f}".rstrip("0").rstrip(".") if rounded or not value else repr(value)]
         case os.PathLike() if option.path:
             return [os.fsdecode(value)]
         case Mapping() if option.name == "env":
@@ -211,12 +194,6 @@ def _texts(option: Option, value: object) -> list[str] | None:
         case list() | tuple() | set() | frozenset() if option.listed:
             return [",".join(map(str, value))]
     return None
-
-
-def _number(value: float) -> str:
-    """Return a number rounded to milliseconds, as times are; one that rounds to 0 as Python writes it."""
-    rounded = round(value, 3)
-    return f"{rounded:.3f}".rstrip("0").rstrip(".") if rounded or not value else repr(value)
 
 
 def _types(option: Option, names: tuple[str, str, str]) -> str:

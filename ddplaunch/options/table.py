@@ -85,20 +85,14 @@ class Option(Struct, frozen=True, kw_only=True):
         return [self.flag] if self.is_flag else [self.flag, text]
 
     def value(self, given: Given) -> Any:
-        """Parse a given value of this option.
-
-        Raises:
-            LaunchError: it is not a valid one.
-        """
+        """Return a given value of this option, parsed; LaunchError if it is not a valid one."""
         try:
             return self.parse(given.text)
         except BadValue as error:
-            raise LaunchError(f"{given}: {error}", hint=error.hint or self._hint(given)) from None
-
-    def _hint(self, given: Given) -> str | None:
-        if meant := did_you_mean(given.text.lower(), self.choices):
-            return f"did you mean `{given.spelled(meant)}`?"
-        return f"type for example `{given.spelled(self.example)}`" if self.example else None
+            hint = error.hint or (f"type for example `{given.spelled(self.example)}`" if self.example else None)
+            if not error.hint and (meant := did_you_mean(given.text.lower(), self.choices)):
+                hint = f"did you mean `{given.spelled(meant)}`?"
+            raise LaunchError(f"{given}: {error}", hint=hint) from None
 
 
 class Alias(Struct, frozen=True, kw_only=True):
@@ -253,7 +247,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="stop_file", group=_SUPERVISION, metavar="FILE", parse=parsers.path, path="file", example="/shared/stop",
            help="When this file appears or changes on node 0, stop the job, as SIGTERM does."),
 
-    Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.output(*_OUTPUTS), choices=_OUTPUTS,
+    Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.one_of(*_OUTPUTS, hint=parsers.to_files), choices=_OUTPUTS,
            example="prefix", default="prefix",
            help="How to show the output of the workers. prefix: with the rank before each line. raw: unchanged. collapse: "
                 "equal lines once. rank0: only rank 0. none: not at all."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
@@ -47,13 +48,12 @@ def weaknesses(spec: JobSpec, secret: str) -> list[str]:
         found.append(
             f"the token has {len(secret)} characters, and may be guessed: `openssl rand -hex 32` makes a better one"
         )
-    if spec.token_file is not None and _is_open_to_all(spec.token_file):
-        import shlex  # few jobs need it
+    with suppress(OSError):  # removed meanwhile
+        if spec.token_file is not None and os.stat(spec.token_file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            import shlex  # few jobs need it
 
-        asked = spec.typed("token_file", spec.token_file)
-        found.append(
-            f"{asked}: every user of this host has access to the file: chmod 600 {shlex.quote(spec.token_file)}"
-        )
+            asked, file = spec.typed("token_file", spec.token_file), shlex.quote(spec.token_file)
+            found.append(f"{asked}: every user of this host has access to the file: chmod 600 {file}")
     return found
 
 
@@ -73,13 +73,6 @@ def unhidden(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for name, value in env.items():
         if name.startswith(OF_WORKERS):
             yield name.removeprefix(OF_WORKERS), value, "--env-file"
-
-
-def _is_open_to_all(path: str) -> bool:
-    try:
-        return bool(os.stat(path).st_mode & (stat.S_IROTH | stat.S_IWOTH))
-    except OSError:  # removed meanwhile
-        return False
 
 
 def _read(path: str, asked: str) -> str:

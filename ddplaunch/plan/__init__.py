@@ -39,6 +39,9 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
         return (*(word.format(run=folder, **facts) for word in self.wrap), *self.argv)
 
 
+# the fields in plan.json that need no change
+_SHOWN = ("run_id", "cluster", "nnodes", "world_size", "master_addr", "master_port", "init_method", "backend", "pin")
+_SHOWN_OF_WORKERS = ("rank", "local_rank", "node_rank", "host", "device", "devices", "cpus", "argv", "wrap")
 HIDDEN = "..."  # in place of a value that is shown nowhere
 
 
@@ -104,31 +107,13 @@ class Plan(Struct, frozen=True, kw_only=True):
         """Return what plan.json holds and `ddplaunch plan --json` prints; docs/reference/run-folder.md has its schema."""
         return {
             "v": 1,
-            "run_id": self.run_id,
-            "cluster": self.cluster,
-            "nnodes": self.nnodes,
-            "world_size": self.world_size,
-            "master_addr": self.master_addr,
-            "master_port": self.master_port,
-            "init_method": self.init_method,
-            "backend": self.backend,
-            "pin": self.pin,
-            "reasons": dict(self.reasons),
+            **{name: getattr(self, name) for name in _SHOWN},
+            "reasons": self.reasons,
             "origins": dict(origins),
-            "notes": list(self.notes),
+            "notes": self.notes,
             "workers": [
-                {
-                    "rank": worker.rank,
-                    "local_rank": worker.local_rank,
-                    "node_rank": worker.node_rank,
-                    "host": worker.host,
-                    "device": worker.device,
-                    "devices": list(worker.devices),
-                    "cpus": list(worker.cpus),
-                    "argv": list(worker.argv),
-                    "wrap": list(worker.wrap),
-                    "variables": self.shown(worker.variables),
-                }
+                {name: getattr(worker, name) for name in _SHOWN_OF_WORKERS}
+                | {"variables": self.shown(worker.variables)}
                 for worker in self.workers
             ],
         }

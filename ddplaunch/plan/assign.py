@@ -36,7 +36,7 @@ def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
         return tuple(tuple(devices[i * each : (i + 1) * each]) for i in range(workers))
     if sharing := spec.workers_per_gpu:
         if workers > sharing * len(devices):
-            raise _too_many_workers(spec, workers, devices)
+            raise too_few_devices(spec, workers, devices)
         return tuple((devices[i // sharing],) for i in range(workers))
     # a job for the CPUs touches no accelerator
     if not devices or spec.nproc_per_node == "cpu":
@@ -49,34 +49,24 @@ def of_task(task: Task, devices: Sequence[Device]) -> Owned:
 
     Where the cluster shows each command its own devices only, the local rank is not an index of them.
     """
-    if not devices:
-        return ((),)
-    return ((devices[task.local_rank % len(devices)],),) if len(devices) > 1 else ((devices[0],),)
+    return ((devices[task.local_rank % len(devices)],),) if devices else ((),)
 
 
 def too_few_devices(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
-    """Make the error that there are not enough devices for --gpus-per-worker."""
-    each = spec.gpus_per_worker or 1
-    fit = len(devices) // each
-    hint = f"--gpus-per-worker {len(devices)}" if devices else "leave --gpus-per-worker out"
-    return LaunchError(
-        f"{spec.typed('gpus_per_worker', each)}: {_need(workers, workers * each, devices)}",
-        hint=f"--nproc-per-node {fit}" if fit else hint,
-    )
-
-
-def _too_many_workers(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
-    sharing = spec.workers_per_gpu or 1
-    return LaunchError(
-        f"{spec.typed('workers_per_gpu', sharing)}: {_need(workers, -(-workers // sharing), devices)}",
-        hint=f"--nproc-per-node {sharing * len(devices)}" if devices else "leave --workers-per-gpu out",
-    )
-
-
-def _need(workers: int, needed: int, devices: Sequence[Device]) -> str:
+    """Return the error that there are not enough devices for --gpus-per-worker or --workers-per-gpu."""
+    if each := spec.gpus_per_worker:
+        asked, needed, fit = spec.typed("gpus_per_worker", each), workers * each, len(devices) // each
+        instead = f"--gpus-per-worker {len(devices)}" if devices else "leave --gpus-per-worker out"
+    else:
+        sharing = spec.workers_per_gpu or 1
+        asked, needed, fit = spec.typed("workers_per_gpu", sharing), -(-workers // sharing), sharing * len(devices)
+        instead = "leave --workers-per-gpu out"
     need = "needs" if workers == 1 else "need"
     have = f"only {len(devices)}" if devices else "none"
-    return f"{count(workers, 'worker')} {need} {count(needed, 'GPU')}, but the job has {have}"
+    return LaunchError(
+        f"{asked}: {count(workers, 'worker')} {need} {count(needed, 'GPU')}, but the job has {have}",
+        hint=f"--nproc-per-node {fit}" if fit else instead,
+    )
 
 
 def simulated(here: Node, node_rank: int, nodes: int, how: str | None) -> Node:
@@ -214,14 +204,11 @@ def cannot_use(build: TorchBuild, kind: str) -> str | None:
 
 
 def _gpu(device: Device) -> str:
-    """What NCCL takes for the device: it sees only the GPU behind a MIG instance (issue 1716 of NVIDIA/nccl)."""
+    """Return what NCCL takes for the device: it sees only the GPU behind a MIG instance (issue 1716 of NVIDIA/nccl)."""
     return device.pci or device.token if device.is_mig else device.token
 
 
 # --- whether the workers can use the devices that the job was granted, or that its backend needs
-
-
-_ON_CPUS = "to train on the CPUs all the same: --devices cpu"
 
 
 def check_granted(spec: JobSpec, allocation: Allocation, node: Node, owned: Owned) -> str:
@@ -230,31 +217,30 @@ def check_granted(spec: JobSpec, allocation: Allocation, node: Node, owned: Owne
     Raises:
         LaunchError: it does not ask for the CPUs, so that it would train there unnoticed; or its backend needs devices.
     """
-    why = _why_unusable(spec, node)
-    if spec.backend in ("nccl", "xccl") and (why or not all(owned)):
+    granted, needs_devices = node.hardware.granted, spec.backend in ("nccl", "xccl")
+    why = _why_unusable(spec, node) if granted or needs_devices else None
+    if needs_devices and (why or not all(owned)):
         reason = why or f"there is no accelerator for {'some workers' if any(owned) else 'the workers'}"
         raise LaunchError(f"{spec.typed('backend', spec.backend)}: {reason}", hint="--backend gloo")
-    granted = node.hardware.granted
     if not granted or not why:
         return ""
     text = why if granted in why else f"{why}, although {granted}"
-    if not _asks_for_cpus(spec, allocation):
-        install = "install a torch that is built for these devices; " if node.hardware.devices else ""
-        raise LaunchError(text, hint=install + _ON_CPUS)
-    return text
-
-
-def _asks_for_cpus(spec: JobSpec, allocation: Allocation) -> bool:
-    """Whether the user has said how many workers there are, or what they use, so that it depends on no accelerator."""
     workers = allocation.nproc_per_node if spec.nproc_per_node is None else spec.nproc_per_node
-    return isinstance(workers, int) or workers == "cpu" or spec.devices == ("cpu",) or spec.backend != "auto"
+    # the user has said how many workers there are, or what they use, so that this depends on no accelerator
+    is_meant = isinstance(workers, int) or workers == "cpu" or spec.devices == ("cpu",) or spec.backend != "auto"
+    if not is_meant:
+        install = "install a torch that is built for these devices; " if node.hardware.devices else ""
+        raise LaunchError(text, hint=f"{install}to train on the CPUs all the same: --devices cpu")
+    return text
 
 
 def _why_unusable(spec: JobSpec, node: Node) -> str | None:
     """Return why workers cannot use accelerators here: "torch 2.13.0+cpu is a CPU build"; None if they can."""
     found = node.hardware.devices
     if not found:
-        return node.hardware.notes[0] if node.hardware.notes else _why_none(node)
+        source = node.hardware.device_source
+        none_found = "this node has no accelerator" if source == "none found" else source
+        return node.hardware.notes[0] if node.hardware.notes else none_found
     # a command may bring another torch, as a container does
     if node.build is None or spec.program.kind is ProgramKind.COMMAND:
         return None
@@ -262,11 +248,6 @@ def _why_unusable(spec: JobSpec, node: Node) -> str | None:
         return why
     lacks_nccl = spec.backend == "nccl" and not node.build.nccl
     return f"torch {node.build.version} was built without NCCL" if lacks_nccl else None
-
-
-def _why_none(node: Node) -> str:
-    source = node.hardware.device_source
-    return "this node has no accelerator" if source == "none found" else source
 
 
 # --- NVIDIA's MPS: which workers share a GPU, and how much of it each may use

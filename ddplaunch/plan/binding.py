@@ -140,7 +140,7 @@ def _whole(mode: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes
 
 
 def _complex(device: Device, cores: Iterable[Core], numa_nodes: NumaNodes) -> tuple[int, int]:
-    """The i-th device of a node gets its i-th largest cache, by allowed CPUs, and so on in turn."""
+    """Return the cache of a device: the i-th device of a node gets its i-th largest cache, by allowed CPUs, and so on in turn."""
     node = numa_nodes[device]
     neighbours = [other for other, numa_node in numa_nodes.items() if numa_node == node]
     sizes: Counter[int] = Counter()
@@ -160,15 +160,15 @@ def _disjoint(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNo
     if not any(near):
         return _spread(flag, cores, len(owned)), []
     _assign_rest(near, cores)
-    oversubscribed = _oversubscribed(near, cores)
-    if oversubscribed is None:
-        return _by_node(near, cores), []
-    node, workers, cpus = oversubscribed
-    note = (
-        f"{workers} workers share NUMA node {node}, of which the job may use only {count(cpus, 'CPU')}: "
-        "all allowed cores are divided evenly instead"
-    )
-    return _spread(flag, cores, len(owned)), [note]
+    for node, workers in Counter(chain.from_iterable(near)).items():
+        cpus = _threads(core for core in cores if core.numa_node == node)
+        if cpus < workers:
+            note = (
+                f"{workers} workers share NUMA node {node}, of which the job may use only {count(cpus, 'CPU')}: "
+                "all allowed cores are divided evenly instead"
+            )
+            return _spread(flag, cores, len(owned)), [note]
+    return _by_node(near, cores), []
 
 
 def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
@@ -204,15 +204,6 @@ def _assign_rest(near: Sequence[set[int]], cores: Iterable[Core]) -> None:
             demand.update(nodes)
 
 
-def _oversubscribed(near: Iterable[set[int]], cores: Sequence[Core]) -> tuple[int, int, int] | None:
-    """Return a NUMA node that more workers or devices are near than it has CPUs: the node, their number, its CPUs."""
-    for node, wanted in Counter(chain.from_iterable(near)).items():
-        cpus = _threads([core for core in cores if core.numa_node == node])
-        if cpus < wanted:
-            return node, wanted, cpus
-    return None
-
-
 def _by_node(near: Sequence[set[int]], cores: Sequence[Core]) -> list[Share]:
     shares: list[Share] = [[] for _ in near]
     for node in sorted(set().union(*near)):
@@ -237,9 +228,10 @@ def _spread(flag: str, cores: Sequence[Core], workers: int) -> list[Share]:
     lowest = [-(-len(pool) // (each + 1)) for pool in pools]
     highest = [len(pool) // each for pool in pools]
     spare = workers - sum(lowest)
-    if any(low > high for low, high in zip(lowest, highest, strict=True)) or not 0 <= spare <= sum(highest) - sum(
+    fits = all(low <= high for low, high in zip(lowest, highest, strict=True)) and 0 <= spare <= sum(highest) - sum(
         lowest
-    ):
+    )
+    if not fits:
         return _cut(units, workers)
     shares = []
     for pool, low, high in zip(pools, lowest, highest, strict=True):
@@ -258,7 +250,7 @@ def _cut(cores: Sequence[Core], parts: int) -> list[Share]:
 
 
 def _units(cores: Sequence[Core], parts: int) -> list[Core]:
-    """The units to divide: whole cores, or single hardware threads if there are fewer cores than parts."""
+    """Return the units to divide: whole cores, or single hardware threads if there are fewer cores than parts."""
     if len(cores) >= parts:
         return list(cores)
     return [replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus]

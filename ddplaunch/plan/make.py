@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ddplaunch.cluster import Allocation, Task
-from ddplaunch.devices import Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, PlannedAgent, WorkerPlan, assign, variables
@@ -17,10 +15,6 @@ from ddplaunch.plan.ranks import agent_index, agents_like, count_workers, host_o
 from ddplaunch.plan.variables import threads
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
 from ddplaunch.words import count
-
-if TYPE_CHECKING:
-    from ddplaunch.devices.interpreter import TorchBuild
-
 
 _MOST_ON_A_CPU = 16  # workers, before that is worth a note
 
@@ -53,8 +47,15 @@ def make_plan(
     common = variables.common(spec, here.caller, run_id=run_id, backend=backend, address=here.address, omp=omp)
     if interface is not None:
         common.update(variables.socket_interface_variables(interface, here.caller))
-    plans = tuple(_worker(here, index, {**common, **share}) for index, share in enumerate(_mps_shares(here)))
+    shares: Sequence[Mapping[str, str]] = [{}] * workers
+    if spec.mps:
+        assign.check_mps(spec, owned, node.mps_control, started_per_rank=task is not None)
+        shares = assign.mps_shares(owned, here.caller)
+    plans = tuple(_worker(here, index, {**common, **share}) for index, share in enumerate(shares))
     start = _start(here, plans)
+    init_method = spec.init_method
+    if init_method.startswith("file:"):
+        init_method = f"file:{os.path.abspath(init_method.removeprefix('file:'))}"
     return Plan(
         run_id=run_id,
         cluster=allocation.cluster,
@@ -63,7 +64,7 @@ def make_plan(
         agents=here.agents,
         master_addr=here.address,
         master_port=allocation.endpoint.port or None,
-        init_method=_init_method(spec),
+        init_method=init_method,
         backend=backend,
         pin=here.pin,
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
@@ -81,11 +82,13 @@ def make_plan(
 
 def _reasons(here: _Here, start: _Start, *, workers: str, backend: str, threads: str) -> dict[str, str]:
     """Return why each value of the plan is as it is, in the order in which `ddplaunch plan` shows the values."""
-    spec, endpoint = here.spec, here.allocation.endpoint
+    spec, endpoint, hardware = here.spec, here.allocation.endpoint, here.node.hardware
+    used, found = len({device for own in here.owned for device in own}), len(hardware.devices)
+    devices = hardware.device_source if used == found else f"of {found} ({hardware.device_source})"
     return {
         "workers": workers,
         **({"python": spec.origins["python"]} if "python" in spec.origins else {}),
-        "devices": _devices_reason(spec, here.owned, here.node.hardware),
+        "devices": devices if spec.devices is None else f"{spec.origin('devices')}, {devices}",
         "backend": backend,
         "threads": threads,
         "master_addr": endpoint.address_reason,
@@ -109,26 +112,17 @@ def _backend(
         chosen, reason = assign.choose_backend(owned, node.build)
         if node.shared and chosen in ("nccl", "xccl"):
             chosen, reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
-    if warning := _cannot_use(spec, allocation, node, owned):
+    if warning := assign.check_granted(spec, allocation, node, owned):
         reason = f"{'' if reason in warning else f'{reason}; '}warning: {warning}"
     return (chosen, reason) if agreed is None else (agreed.backend, agreed.backend_reason)
 
 
 def _check_named_ranks(spec: JobSpec, *, world_size: int) -> None:
-    """Refuse to debug or wrap a rank that the job does not have.
-
-    Raises:
-        LaunchError: it has fewer.
-    """
+    """Refuse to debug or wrap a rank that the job does not have."""
     has = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
-    if spec.debugpy_ranks and max(spec.debugpy_ranks) >= world_size:
-        raise LaunchError(
-            f"--debugpy: there is no rank {max(spec.debugpy_ranks)}, the job has {has}", hint="--debugpy 0"
-        )
-    if spec.wrap_ranks and max(spec.wrap_ranks) >= world_size:
-        raise LaunchError(
-            f"--wrap-ranks: there is no rank {max(spec.wrap_ranks)}, the job has {has}", hint="--wrap-ranks 0"
-        )
+    for flag, ranks in (("--debugpy", spec.debugpy_ranks), ("--wrap-ranks", spec.wrap_ranks)):
+        if ranks and max(ranks) >= world_size:
+            raise LaunchError(f"{flag}: there is no rank {max(ranks)}, the job has {has}", hint=f"{flag} 0")
     if spec.debug_rank is not None and spec.debug_rank >= world_size:
         raise LaunchError(f"{spec.typed('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")
 
@@ -147,7 +141,13 @@ def _cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Owned) -> 
     # commands that were started for each rank share the CPUs of the node, and each binds its own worker only
     of_all = assign.sharing_workers(task, node.hardware, node.devices) if task is not None else None
     sharing = of_all or owned
-    bound, notes = _bind(spec, sharing, node)
+    mode, notes = spec.numa_binding or spec.cpu_bind, tuple[str, ...]()
+    bound: tuple[tuple[int, ...], ...] = ((),) * len(sharing)
+    if mode != "none":
+        from ddplaunch.plan.binding import bind  # most jobs bind nothing
+
+        binding = bind(mode, sharing, node.cores, all_devices=node.hardware.devices)
+        bound, notes = binding.cpus, binding.notes
     # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
     are_apart = spec.cpu_bind == "cores" or spec.numa_binding == "exclusive"
     own_cpus = [len(share) for share in bound] if are_apart else []
@@ -217,6 +217,8 @@ def _worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPlan:
     spec, node, task = here.spec, here.node, here.allocation.task
     rank, owned = here.ranks[index], here.owned[index]
     local_rank = index if task is None else task.local_rank
+    others_debug = spec.debug_rank not in (None, rank) and "PYTHONBREAKPOINT" not in here.caller
+    debugging = {"PYTHONBREAKPOINT": "0"} if others_debug else {}  # breakpoint() stops only the rank of --debug
     device, pinned = assign.bind_device(spec, here.pin, owned, node.devices, node.hardware)
     identity = variables.of_place(
         rank=rank,
@@ -234,22 +236,13 @@ def _worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPlan:
         host=here.host,
         argv=_argv(spec, node, local_rank),
         wrap=spec.wrap if spec.wrap_ranks is None or rank in spec.wrap_ranks else (),
-        variables={**common, **pinned, **identity, **_no_debugger(spec, here.caller, rank), "DDPLAUNCH_DEVICE": device},
+        variables={**common, **pinned, **identity, **debugging, "DDPLAUNCH_DEVICE": device},
         device=device,
         devices=tuple(device.uuid or str(device) for device in owned),
         cpus=here.cpus.of_workers[index],
         terminal=_has_terminal(spec, node, rank, here.world_size),
         stdin=rank == 0 and spec.debug_rank is None and not spec.debug_on_error,
     )
-
-
-def _mps_shares(here: _Here) -> Sequence[Mapping[str, str]]:
-    """Return, for each worker, the variables that limit its part of a GPU that several share by MPS."""
-    if not here.spec.mps:
-        return [{}] * len(here.owned)
-    started_per_rank = here.allocation.task is not None
-    assign.check_mps(here.spec, here.owned, here.node.mps_control, started_per_rank=started_per_rank)
-    return assign.mps_shares(here.owned, here.caller)
 
 
 class _Start(Struct, frozen=True, kw_only=True):
@@ -290,80 +283,35 @@ def _start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
 def _notes(here: _Here) -> tuple[str, ...]:
     """Return what a reader of the plan should know."""
     spec, workers, usable = here.spec, len(here.ranks), here.cpus.usable
+    build, unusable = here.node.build, []
+    if build is not None and any(here.owned) and (why := assign.cannot_use(build, here.owned[0][0].kind)):
+        unusable = [f"{why}, so it cannot use the accelerators: install another, or use --nproc-per-node cpu"]
     is_crowded = workers > _MOST_ON_A_CPU * usable  # a number that was hardly meant
     crowded = f"{workers} workers share {count(usable, 'CPU')}; `--nproc-per-node cpu` starts one for each"
     return (
         *spec.remarks,
         *here.allocation.notes,
         *here.node.hardware.notes,
-        *_unusable(here.owned, here.node.build),
+        *unusable,
         *here.cpus.notes,
         *([crowded] if is_crowded else []),
         *assign.pin_notes(spec, here.pin, here.owned),
     )
 
 
-def _cannot_use(spec: JobSpec, allocation: Allocation, node: Node, owned: assign.Owned) -> str:
-    """Return a warning if accelerators that the job was granted cannot be used; "" if none were."""
-    if not node.hardware.granted and spec.backend not in ("nccl", "xccl"):
-        return ""
-    return assign.check_granted(spec, allocation, node, owned)
-
-
-def _no_debugger(spec: JobSpec, caller: Mapping[str, str], rank: int) -> dict[str, str]:
-    """Have breakpoint() stop only the rank that --debug names."""
-    if spec.debug_rank in (None, rank) or "PYTHONBREAKPOINT" in caller:
-        return {}
-    return {"PYTHONBREAKPOINT": "0"}
-
-
-def _devices_reason(spec: JobSpec, owned: assign.Owned, hardware: Hardware) -> str:
-    """How the devices were found, and how many there are if the job uses only some."""
-    used = len({device for own in owned for device in own})
-    found = len(hardware.devices)
-    of = hardware.device_source if used == found else f"of {found} ({hardware.device_source})"
-    return of if spec.devices is None else f"{spec.origin('devices')}, {of}"
-
-
-def _unusable(owned: assign.Owned, build: TorchBuild | None) -> list[str]:
-    """Note that the workers' torch cannot use the devices that they own."""
-    if build is None or not any(owned) or not (why := assign.cannot_use(build, owned[0][0].kind)):
-        return []
-    return [f"{why}, so it cannot use the accelerators: install another, or use --nproc-per-node cpu"]
-
-
-def _bind(spec: JobSpec, sharing: assign.Owned, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Return the CPUs of each worker, () for one that is not bound, and what a reader of the plan should know."""
-    mode = spec.numa_binding or spec.cpu_bind
-    if mode == "none":
-        return ((),) * len(sharing), ()
-    from ddplaunch.plan.binding import bind  # most jobs bind nothing
-
-    binding = bind(mode, sharing, node.cores, all_devices=node.hardware.devices)
-    return binding.cpus, binding.notes
-
-
 def _argv(spec: JobSpec, node: Node, local_rank: int) -> tuple[str, ...]:
-    program = spec.program
-    args = tuple(_substitute(argument, local_rank) for argument in program.args)
+    """Return the command of a worker; torchrun's macro ${local_rank} in an argument of the script is replaced.
+
+    The macro: torch/distributed/elastic/multiprocessing/api.py.
+    """
+    program, args = spec.program, spec.program.args
+    if any("local_rank" in argument and "$" in argument for argument in args):
+        import string  # compiles a pattern, and few arguments hold a macro
+
+        args = tuple(string.Template(argument).safe_substitute(local_rank=local_rank) for argument in args)
     if program.kind is ProgramKind.COMMAND:
         return (program.target, *args)
     return (program.python or node.python, node.bootstrap, program.kind.value, program.target, *args)
-
-
-def _substitute(argument: str, local_rank: int) -> str:
-    """torchrun's macro: ${local_rank} in an argument of the script (torch/distributed/elastic/multiprocessing/api.py)."""
-    if "local_rank" not in argument or "$" not in argument:
-        return argument
-    import string  # compiles a pattern, and few arguments hold a macro
-
-    return string.Template(argument).safe_substitute(local_rank=local_rank)
-
-
-def _init_method(spec: JobSpec) -> str:
-    if spec.init_method.startswith("file:"):
-        return f"file:{os.path.abspath(spec.init_method.removeprefix('file:'))}"
-    return spec.init_method
 
 
 def _has_terminal(spec: JobSpec, node: Node, rank: int, world_size: int) -> bool:

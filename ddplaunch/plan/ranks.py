@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ddplaunch.cluster import Allocation
-from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import PlannedAgent
@@ -16,14 +15,38 @@ from ddplaunch.words import count
 
 
 def count_workers(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[int, str]:
-    """How many workers this agent has, and why."""
+    """Return how many workers this agent has, and what decided that: the cluster, an option or the number of devices.
+
+    Raises:
+        LaunchError: "gpu" on a node without accelerators, or fewer devices than one worker needs.
+    """
+    asked, devices, hardware = spec.nproc_per_node, node.devices, node.hardware
     if allocation.task is not None:
         return 1, f"{allocation.cluster} has started a command for each rank"
-    if spec.nproc_per_node is None and allocation.nproc_per_node is not None:
+    if asked is None and allocation.nproc_per_node is not None:
         return allocation.nproc_per_node, allocation.cluster
-    if spec.nproc_per_node is None and allocation.tasks_per_node and not node.devices:
+    if asked is None and allocation.tasks_per_node and not devices:
         return allocation.tasks_per_node, f"no accelerator: as many as tasks per node in {allocation.cluster}"
-    return workers_of_node(spec, node.devices, node.hardware)
+    if isinstance(asked, int):
+        return asked, spec.origin("nproc_per_node")
+    origin = f"{spec.typed('nproc_per_node', asked)}: " if asked else ""
+    if asked == "gpu" and not devices:
+        raise LaunchError(
+            f"{origin}this node has no accelerator ({hardware.device_source})", hint="--nproc-per-node cpu, or a number"
+        )
+    if asked == "cpu" or (asked == "auto" and not devices):
+        return hardware.usable_cpus, f"{origin}{count(hardware.usable_cpus, 'usable CPU')}"
+    if not devices:
+        return 1, "no accelerator, so one worker"
+    workers = len(devices) * (spec.workers_per_gpu or 1) // (spec.gpus_per_worker or 1)
+    if workers == 0:
+        raise too_few_devices(spec, 1, devices)
+    reason = f"{origin}{count(len(devices), 'accelerator')}"
+    if spec.gpus_per_worker:
+        reason += f", {spec.gpus_per_worker} for each worker"
+    if spec.workers_per_gpu:
+        reason += f", {count(spec.workers_per_gpu, 'worker')} on each"
+    return workers, reason
 
 
 def agent_index(allocation: Allocation) -> int:
@@ -53,32 +76,3 @@ def agents_like(allocation: Allocation, own_index: int, node: Node, workers: int
         PlannedAgent(hosts[index] if hosts else node.host if index == own_index else f"node-{index}", workers)
         for index in range(number)
     )
-
-
-def workers_of_node(spec: JobSpec, devices: Sequence[Device], hardware: Hardware) -> tuple[int, str]:
-    """Return the number of workers of this node, and which option or device count decided that.
-
-    Raises:
-        LaunchError: "gpu" on a node without accelerators, or fewer devices than one worker needs.
-    """
-    asked = spec.nproc_per_node
-    if isinstance(asked, int):
-        return asked, spec.origin("nproc_per_node")
-    origin = f"{spec.typed('nproc_per_node', asked)}: " if asked else ""
-    if asked == "gpu" and not devices:
-        raise LaunchError(
-            f"{origin}this node has no accelerator ({hardware.device_source})", hint="--nproc-per-node cpu, or a number"
-        )
-    if asked == "cpu" or (asked == "auto" and not devices):
-        return hardware.usable_cpus, f"{origin}{count(hardware.usable_cpus, 'usable CPU')}"
-    if not devices:
-        return 1, "no accelerator, so one worker"
-    workers = len(devices) * (spec.workers_per_gpu or 1) // (spec.gpus_per_worker or 1)
-    if workers == 0:
-        raise too_few_devices(spec, 1, devices)
-    reason = f"{origin}{count(len(devices), 'accelerator')}"
-    if spec.gpus_per_worker:
-        reason += f", {spec.gpus_per_worker} for each worker"
-    if spec.workers_per_gpu:
-        reason += f", {count(spec.workers_per_gpu, 'worker')} on each"
-    return workers, reason

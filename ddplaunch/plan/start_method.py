@@ -47,18 +47,9 @@ def modules(
 
 # set in a batch job, whose end is to be the end of all that it has started
 _OF_A_JOB = (
-    "SLURM_JOB_ID",
-    "SLURM_JOBID",
-    "PBS_JOBID",
-    "LSB_JOBID",
-    "FLUX_JOB_ID",
-    "OAR_JOB_ID",
-    "SGE_TASK_ID",  # Grid Engine: "undefined" where the job is no array
-    "PE_HOSTFILE",
-    "LOADL_STEP_ID",
-    "COBALT_JOBID",
-    "PJM_JOBID",
-    "_CONDOR_SCRATCH_DIR",
+    *("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID"),
+    *("SGE_TASK_ID", "PE_HOSTFILE"),  # Grid Engine, with "undefined" as the task where the job is no array
+    *("LOADL_STEP_ID", "COBALT_JOBID", "PJM_JOBID", "_CONDOR_SCRATCH_DIR"),
 )
 _OF_A_WORKER = ("TORCHELASTIC_RUN_ID", "DDPLAUNCH_RUN_ID")
 
@@ -84,7 +75,7 @@ def keep_warm(
 
 
 def asked(spec: JobSpec) -> str:
-    """The option that asks for a fork server, as it was given."""
+    """Return the option that asks for a fork server, as it was given."""
     if spec.keep_warm is not None and spec.origin("start_method") == spec.origin("keep_warm"):
         return spec.typed("keep_warm", spec.keep_warm)
     return spec.typed("start_method", spec.start_method)
@@ -125,7 +116,7 @@ def import_torch(text: bytes) -> bool:
 
 
 def _before_torch(statements: Iterable[_ast.stmt]) -> bool | None:
-    """True if torch is imported after harmless statements alone, False if another comes first, None if neither comes."""
+    """Return True if torch is imported after harmless statements alone, False if another comes first, None if neither comes."""
     return next((step for step in map(_step, statements) if step is not None), None)
 
 
@@ -160,7 +151,7 @@ def _step(statement: _ast.stmt) -> bool | None:
 
 
 def _either(*branches: bool | None) -> bool | None:
-    """The same for statements of which some run: torch is imported if all of them import it."""
+    """Return the same for statements of which some run: torch is imported if all of them import it."""
     return False if False in branches else (True if all(branches) else None)
 
 

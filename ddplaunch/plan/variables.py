@@ -35,8 +35,8 @@ def of_place(
 _OF_PLACE = frozenset(
     of_place(rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0, nnodes=1, role="default")
 )
-
-
+_WIDEST_RANKS = 14  # characters, as the status area shows them
+_NARROWEST = 20  # columns: below that, rich's and tqdm's bars say nothing
 _OF_A_SHELL = frozenset(
     ("_", "OLDPWD", "PWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "WINDOW", "STY", "TMUX_PANE", "TERM_SESSION_ID")
 ) | {
@@ -78,15 +78,11 @@ def of_terminal(columns: int, lines: int, *, highest: int) -> dict[str, str]:
     and others write colours for FORCE_COLOR. rich, tqdm and shutil.get_terminal_size read COLUMNS and LINES. What stands
     around a row of a job up to the rank `highest` is left free: the ranks before it, "slowest" behind it.
     """
-    of_terminal = {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}
+    found = {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}
     if columns and lines:
         around = min(len(f"[0-{highest}] "), _WIDEST_RANKS + 1) + len(" slowest ")
-        of_terminal |= {"COLUMNS": str(max(_NARROWEST, columns - around)), "LINES": str(lines)}
-    return of_terminal
-
-
-_WIDEST_RANKS = 14  # characters, as the status area shows them
-_NARROWEST = 20  # columns: below that, rich's and tqdm's bars say nothing
+        found |= {"COLUMNS": str(max(_NARROWEST, columns - around)), "LINES": str(lines)}
+    return found
 
 
 def of_generation(plan: Plan, *, generation: int, port: int, error_file: str = "", log_dir: str = "") -> dict[str, str]:
@@ -123,7 +119,7 @@ def of_warm_interpreter(caller: Mapping[str, str], plan: Plan) -> dict[str, str]
 
 
 def init_file(plan: Plan, generation: int) -> str | None:
-    """The file of one generation's file:// rendezvous, None unless --init-method is file."""
+    """Return the file of one generation's file:// rendezvous, None unless --init-method is file."""
     if not plan.init_method.startswith("file:"):
         return None
     return f"{plan.init_method.removeprefix('file:')}.{plan.run_id}.{generation}"

@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import TypeVar
 
@@ -100,11 +101,7 @@ def restarts(env: Mapping[str, str]) -> int:
 
 
 def query_job(env: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> JobRecord:
-    """Query slurmctld about this job.
-
-    Raises:
-        ScontrolError: there is no reply.
-    """
+    """Query slurmctld about this job; ScontrolError if there is no reply."""
     for job in show_jobs(env, job_id(env), timeout):
         return job
     raise ScontrolError("cannot parse the output of scontrol")
@@ -146,26 +143,17 @@ def why_ending(env: Mapping[str, str], timeout: float) -> ClusterEnding:
     return ClusterEnding(_describe_lost(env, job.nodes, timeout), (exitcodes.NODE_LOST, "node_lost"))
 
 
-def lost_nodes(given: str, left: str) -> tuple[str, ...]:
-    """Return the nodes that a job has lost, from the host lists of those that it was given and of those that are left."""
-    try:
-        still = hostlist.expand(left, "NodeList") if left else ()
-        return tuple(node for node in hostlist.expand(given, "SLURM_JOB_NODELIST") if node not in still)
-    except LaunchError:
-        return ()
-
-
 def _describe_lost(env: Mapping[str, str], left: str, timeout: float) -> str:
     """Return which nodes of the job were lost; `left` is the list of nodes that the job has left."""
-    given = env.get("SLURM_JOB_NODELIST", "")
-    lost: Sequence[str] = lost_nodes(given, left)
+    given, lost = env.get("SLURM_JOB_NODELIST", ""), list[str]()
+    with suppress(LaunchError):  # not the list of hosts that we know
+        remaining = hostlist.expand(left, "NodeList") if left else ()
+        lost = [node for node in hostlist.expand(given, "SLURM_JOB_NODELIST") if node not in remaining]
     if len(lost) != 1 and given:
-        among = hostlist.compress(lost) if lost else given
-        try:
+        among, lost = hostlist.compress(lost) if lost else given, []
+        with suppress(ScontrolError):
             states = parse_nodes(scontrol(env, ("show", "nodes", "-o", among), timeout))
-            lost = tuple(node for node in states if "DOWN" in states[node])
-        except ScontrolError:
-            lost = ()
+            lost = [node for node in states if "DOWN" in states[node]]
     if not lost:
         return "a node of the job was lost"
     return f"{hostlist.compress(lost)} {'was' if len(lost) == 1 else 'were'} lost (down in Slurm)"
@@ -240,8 +228,9 @@ class SlurmRequeue(Struct, frozen=True):
             self._retry(lambda: scontrol(self.env, ("requeue", job), ANSWER_TIMEOUT))
         except ScontrolError as error:
             # Slurm ends all processes of a job that it requeues, and may have ended scontrol before its reply
-            if query_restarts(self.env) > restarts(self.env):
-                return None
+            with suppress(ScontrolError):
+                if query_job(self.env).restarts > restarts(self.env):
+                    return None
             return f"job {job} could not be requeued: {error}"
         return None
 
@@ -252,7 +241,7 @@ class SlurmRequeue(Struct, frozen=True):
 
     @property
     def unsent(self) -> str | None:
-        """What `submit` gives then."""
+        """What `submit` returns where Slurm is not waited for."""
         return f"job {job_id(self.env)} may not be requeued: {_UNANSWERED}"
 
     def _retry(self, ask: Callable[[], _Reply]) -> _Reply:
@@ -265,11 +254,3 @@ class SlurmRequeue(Struct, frozen=True):
                 if time.monotonic() + RETRY_AFTER >= until:
                     raise
             time.sleep(RETRY_AFTER)
-
-
-def query_restarts(env: Mapping[str, str]) -> int:
-    """Query how often Slurm has restarted this job; 0 if there is no reply."""
-    try:
-        return query_job(env).restarts
-    except ScontrolError:
-        return 0

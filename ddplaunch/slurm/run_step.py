@@ -11,6 +11,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 
@@ -64,6 +65,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     port = endpoints.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()
     signals = passed_on(spec.signals)
+    mode = os.fstat(0).st_mode  # keyboard input is for the shell
     gpus = query_grants(secret.public(env)) if are_grants_uncertain(env) else {}
     job = srun.StepJob(
         argv=argv(spec, allocation, sys.executable, components(env), gpus),
@@ -81,7 +83,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         notices=frozenset(spec.requeue_on),
         requeue=SlurmRequeue(secret.public(env), spec.max_requeues, spec.grace_period),
         is_quiet=spec.verbosity < 0,
-        reads_stdin=allocation.is_here and _stdin_is_given(),
+        reads_stdin=allocation.is_here and (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)),
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
     return front.run(
@@ -127,48 +129,40 @@ def argv(
     if is_range:
         given.append(Given.typed("nnodes", write_nnodes(allocation.nnodes)))
     words = (*(json.dumps(one.fields()) for one in given), "--", spec.program.target, *spec.program.args)
-    command = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(words))
-    # the step outlives a node as well; of several nodes no worker reads what is typed
-    command = (*(("--no-kill",) if is_range else ()), "--input=0" if allocation.is_here else "--input=none", *command)
+    agent = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(words))
+    # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn
+    at_once = ("--unbuffered",) if len(hosts) == 1 and not components else ()
+    outlives_nodes = ("--no-kill",) if is_range else ()
+    stdin = "--input=0" if allocation.is_here else "--input=none"  # of several nodes no worker reads what is typed
+
+    def on(nodes: Sequence[str], *of_component: str) -> list[str]:
+        number, nodelist = len(nodes), hostlist.compress(nodes)
+        return [
+            *(*of_component, "--quiet", f"--nodes={number}", f"--ntasks={number}", "--ntasks-per-node=1"),
+            *(*gpu_options(nodes, gpus), f"--nodelist={nodelist}", "--cpu-bind=none", "--gpu-bind=none"),
+            *("--mem-bind=none", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"),
+            *(*at_once, *outlives_nodes, stdin, *agent),
+        ]
+
     if not components:
-        # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn
-        at_once = ("--unbuffered",) if len(hosts) == 1 else ()
-        return ("srun", *_on(hosts, gpus), *at_once, *command)
+        return ("srun", *on(hosts))
     parts: list[str] = []
     for number, component in enumerate(components):
         if chosen := [host for host in hosts if host in component]:
-            parts += (":" if parts else "srun", f"--het-group={number}", *_on(chosen, gpus), *command)
+            parts += (":" if parts else "srun", *on(chosen, f"--het-group={number}"))
     return tuple(parts)
-
-
-def _on(hosts: Sequence[str], gpus: Grants) -> tuple[str, ...]:
-    """Return the options of srun that start one agent on each of these nodes."""
-    return (
-        "--quiet",
-        f"--nodes={len(hosts)}",
-        f"--ntasks={len(hosts)}",
-        "--ntasks-per-node=1",
-        *gpu_options(hosts, gpus),
-        f"--nodelist={hostlist.compress(hosts)}",
-        "--cpu-bind=none",
-        "--gpu-bind=none",
-        "--mem-bind=none",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "--export=ALL",
-    )
 
 
 def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
     """Return the variables of the step."""
-    kept = {name: value for name, value in secret.public(env).items() if _is_for_the_step(name)}
+    kept = {
+        name: value
+        for name, value in secret.public(env).items()
+        if not _OF_SLURM.match(name) or _FOR_THE_STEP.fullmatch(_OF_COMPONENT.sub("", name))
+    }
     if tasks := env.get("SLURM_NTASKS_PER_NODE"):
         kept[secret.TASKS_PER_NODE] = tasks
     return {**kept, secret.VARIABLE: token, secret.RDZV_PORT: str(port)}
-
-
-def _is_for_the_step(name: str) -> bool:
-    return not _OF_SLURM.match(name) or bool(_FOR_THE_STEP.fullmatch(_OF_COMPONENT.sub("", name)))
 
 
 def run(job: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
@@ -182,12 +176,6 @@ def run(job: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
     return Watcher(Loop(), job, pipes).run(started)
 
 
-def _stdin_is_given() -> bool:
-    """Whether stdin is a file or a pipe, as rank 0 of a job of this node alone would read it."""
-    mode = os.fstat(0).st_mode
-    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
-
-
 # --- how many GPUs each node was granted, and how srun is asked for them
 #
 # A step inherits what a job has for each node (`--gpus-per-node`, `--gres`), but is given less or nothing of `--gpus`,
@@ -196,24 +184,19 @@ def _stdin_is_given() -> bool:
 
 def are_grants_uncertain(env: Mapping[str, str]) -> bool:
     """Whether a step of this job may not be given all its GPUs unless it asks for them."""
-    names = {re.sub(r"_(HET|PACK)_GROUP_\d+$", "", name) for name in env}
+    names = {_OF_COMPONENT.sub("", name) for name in env}
     return "SLURM_GPUS_PER_NODE" not in names and not names.isdisjoint(_GPU_SIGNS)
 
 
 def query_grants(env: Mapping[str, str]) -> Grants:
     """Query slurmctld about the GPUs of this job; what cannot be learned is left to what srun gives by itself."""
-    try:
+    with suppress(ScontrolError, LaunchError):
         return grants_of(show_jobs(env, job_id(env), ANSWER_TIMEOUT, details=True))
-    except (ScontrolError, LaunchError):
-        return {}
+    return {}
 
 
 def grants_of(jobs: Sequence[JobRecord]) -> Grants:
-    """Return the GPUs of each node, from the records of a job with their details.
-
-    Raises:
-        LaunchError: a list of nodes is malformed.
-    """
+    """Return the GPUs of each node, from the records of a job with their details; LaunchError if a list of nodes is malformed."""
     found: dict[str, Counter[str]] = {}
     for nodes, gres in (grant for job in jobs for grant in job.grants):
         for node in hostlist.expand(nodes, "Nodes"):
@@ -231,10 +214,7 @@ def gpu_options(hosts: Sequence[str], grants: Grants) -> tuple[str, ...]:
     each = [grants.get(host, Counter[str]()) for host in hosts]
     if not any(each):
         return ("--overlap",)
-    if all(one == each[0] for one in each):
-        return ("--overlap", f"--gpus-per-node={_written(each[0])}")
-    return (f"--gpus={_written(sum(each, Counter[str]()))}",)
-
-
-def _written(gpus: Counter[str]) -> str:
-    return ",".join(f"{kind}:{number}" if kind else f"{number}" for kind, number in sorted(gpus.items()))
+    are_equal = all(one == each[0] for one in each)
+    counted = sorted((each[0] if are_equal else sum(each, Counter[str]())).items())
+    gpus = ",".join(f"{kind}:{number}" if kind else f"{number}" for kind, number in counted)
+    return ("--overlap", f"--gpus-per-node={gpus}") if are_equal else (f"--gpus={gpus}",)

@@ -56,6 +56,11 @@ def _run(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -> st
     """Run scontrol and return its stdout; raise ScontrolMissing, Unreachable, or ScontrolError with its last line."""
     import subprocess  # takes 10 ms, and few jobs need it
 
+    def prepare() -> None:
+        """Ignore SIGTERM, since Slurm may send it to all processes of the job just now; take all others again."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
     try:
         done = subprocess.run(
             ["scontrol", *arguments],
@@ -65,7 +70,7 @@ def _run(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -> st
             timeout=timeout,
             check=False,
             start_new_session=True,  # Ctrl-C must not end it
-            preexec_fn=_ignore_sigterm,  # which is safe, since this process has no threads
+            preexec_fn=prepare,  # which is safe, since this process has no threads
         )
     except FileNotFoundError:
         raise ScontrolMissing("scontrol is not on PATH") from None
@@ -78,12 +83,6 @@ def _run(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -> st
         reason = f"scontrol: {lines[-1]}" if lines else f"scontrol ended with status {done.returncode}"
         raise Unreachable(reason) if _NO_REPLY.search(reason) else ScontrolError(reason)
     return done.stdout.decode(errors="surrogateescape")
-
-
-def _ignore_sigterm() -> None:
-    """Ignore SIGTERM in the child, since Slurm may send it to all processes of the job just now; take all others again."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 # --- what it shows
@@ -144,15 +143,13 @@ def show_jobs(
 
 def parse_jobs(output: str) -> tuple[JobRecord, ...]:
     """Return the jobs in the output of `scontrol show job -o`; lines that describe none are left out."""
-    lines = (line for line in output.splitlines() if line.startswith("JobId="))
-    return tuple(job for line in lines if (job := _parse_job(line)) is not None)
+    lines = output.splitlines()
+    return tuple(_parse_job(line) for line in lines if line.startswith("JobId=") and " JobState=" in line)
 
 
-def _parse_job(line: str) -> JobRecord | None:
-    """Return the record in a line of `scontrol show job -o`; None if the line holds none."""
+def _parse_job(line: str) -> JobRecord:
+    """Return the record in a line of `scontrol show job -o`."""
     fields = dict(_FIELD.findall(line))
-    if "JobState" not in fields:
-        return None
 
     def known(name: str) -> str:
         return "" if (value := fields.get(name, "")) in _UNSET else value

@@ -74,14 +74,13 @@ class Srun:
 
 
 def not_started(why: StartError) -> LaunchError:
-    """The error that no step could be started."""
+    """Return the error that no step could be started."""
+    hint, status = "see what `srun --version` says here", NOT_EXECUTABLE
     if why.errno == errno.ENOENT:
         hint = "in a container without srun let srun start the containers: `srun --ntasks-per-node 1 ... ddplaunch ...`"
+        status = NOT_FOUND
     elif why.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         hint = "the machine is at a limit: see `ulimit -u` and `ulimit -n`"
-    else:
-        hint = "see what `srun --version` says here"
-    status = NOT_FOUND if why.errno == errno.ENOENT else NOT_EXECUTABLE
     return LaunchError(f"no step could be started: {why}", hint=hint, status=status)
 
 

@@ -80,19 +80,16 @@ class Watcher:
             self._loop.run_once()
             self._send_pending()
         self._link.close()
-        status = self._conclude()
-        self._hand_over()
-        return status
-
-    def _conclude(self) -> int:
-        """Queue the job again if it is to be; return its exit status."""
         if self._never is not None:
             error = not_started(self._never)
             self._write(error.render())
-            return error.status
-        if notice := self._notice():
-            self._requeue(notice)
-        return self._status()
+            status = error.status
+        else:
+            if notice := self._notice():
+                self._requeue(notice)
+            status = self._status()
+        self._hand_over()
+        return status
 
     def _hand_over(self) -> None:
         """Wait until the front has taken all that was written."""
@@ -215,18 +212,13 @@ class Watcher:
         if self._signum:
             return exitcodes.of_signal(self._signum)
         status = self._wait_status or 0
-        if status == 0 and (lost := self._lost()) is not None:
-            return lost
+        if status == 0:  # srun ends so if Slurm has lost nodes before any agent has connected, too
+            question = partial(why_ending, self._job.requeue.env, CONTROLLER_TIMEOUT)
+            ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))
+            if ending.outcome is not None:
+                self._write(f"error: {ending.text}\n")
+                return ending.outcome[0]
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-    def _lost(self) -> int | None:
-        """Return the status if Slurm has lost nodes: srun may then end with 0, before any agent has connected."""
-        question = partial(why_ending, self._job.requeue.env, CONTROLLER_TIMEOUT)
-        ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))
-        if ending.outcome is None:
-            return None
-        self._write(f"error: {ending.text}\n")
-        return ending.outcome[0]
 
     def _write(self, text: str) -> None:
         self._queue.put(STDERR, visible(text).encode(errors="replace"))

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import chdir, nullcontext
+from contextlib import chdir
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -53,7 +53,10 @@ def draft(
     request: SubmitRequest, env: Mapping[str, str], command: Sequence[str], parse_job: ParseJob, verbs: Sequence[str]
 ) -> Draft:
     """Check the request and write the script, in which `command` starts ddplaunch, which has these verbs."""
-    with _folder(request):
+    folder = request.value("chdir")
+    if folder is not None and not os.path.isdir(folder):
+        raise LaunchError(f"--chdir {folder}: there is no such folder", hint=f"looked in {os.getcwd()}")
+    with chdir(folder or os.curdir):
         job_env = exported(env, request.value("export") or env.get("SBATCH_EXPORT"))
         job = request.job[1:] if request.job[:1] == ("run",) and not os.path.lexists("run") else request.job
         try:
@@ -83,12 +86,17 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
     """
     from ddplaunch.slurm.submit import follow  # --print needs none of it
 
-    noted = [output.before(path, append=made.append) for path in _fixed(made)] if request.follow else []
+    # output files whose paths do not depend on the id of the job may exist already
+    paths = [output.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output if request.follow]
+    fixed = [os.path.join(made.folder, path) for path in paths if output.is_complete(path)]
+    noted = [output.before(path, append=made.append) for path in fixed]
     # once more on the command line, where they override SBATCH_ variables
     job = _sbatch(made.script, [option.argument for option in request.options], env)
     if job is None:
         return OK
-    message = f"ddplaunch: job {job.id} is submitted; its output goes to {_output(made, job.id)}"
+    known = {"A": job.id, "a": "*", "j": job.id, "x": made.name, "%": "%"}
+    path = output.shown(os.path.join(made.folder, output.expand(made.output[0], known)), os.getcwd())
+    message = f"ddplaunch: job {job.id} is submitted; its output goes to {path}"
     if request.follow:
         follow.notify(message)
     else:
@@ -109,39 +117,18 @@ def exported(env: Mapping[str, str], export: str | None) -> Mapping[str, str]:
     return kept
 
 
-def _folder(request: SubmitRequest) -> chdir[str] | nullcontext[None]:
-    """The working directory of the job, as a context."""
-    folder = request.value("chdir")
-    if folder is None:
-        return nullcontext()
-    if not os.path.isdir(folder):
-        raise LaunchError(f"--chdir {folder}: there is no such folder", hint=f"looked in {os.getcwd()}")
-    return chdir(folder)
-
-
 def _given(name: str, asked: Sequence[SbatchOption], request: SubmitRequest, env: Mapping[str, str]) -> str:
-    """The value that sbatch will use: the command line's, else its variable's, else the script's."""
+    """Return the value that sbatch will use: the command line's, else its variable's, else the script's."""
     default = next((option.value for option in asked if option.name == name), None)
     return request.value(name) or env.get(f"SBATCH_{name.upper().replace('-', '_')}") or default or ""
 
 
 def _misplaced(error: LaunchError) -> LaunchError:
-    """The same error, with a better hint for an option of sbatch behind --."""
+    """Return the same error, with a better hint for an option of sbatch behind --."""
     name = error.message.removesuffix(" is not an option").lstrip("-")
     if name == error.message or (name not in KNOWN and name not in SHORT):
         return error
     return LaunchError(f"{error.message} of ddplaunch, but one of sbatch", hint=f"type it before --: {USAGE}")
-
-
-def _fixed(made: Draft) -> list[str]:
-    """The output files whose paths do not depend on the id of the job, so that they may exist already."""
-    found = (output.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output)
-    return [os.path.join(made.folder, path) for path in found if output.is_complete(path)]
-
-
-def _output(made: Draft, job_id: str) -> str:
-    known = {"A": job_id, "a": "*", "j": job_id, "x": made.name, "%": "%"}
-    return output.shown(os.path.join(made.folder, output.expand(made.output[0], known)), os.getcwd())
 
 
 # --- sbatch
@@ -163,9 +150,10 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
     except OSError as error:
         raise LaunchError(f"sbatch: {why_failed(error)}") from None
     if done.returncode:
+        status = 128 - done.returncode if done.returncode < 0 else done.returncode
         if "establish a configuration source" in done.stderr:
-            raise LaunchError("no Slurm configured here", hint=_ELSEWHERE, status=_status(done.returncode))
-        raise LaunchError(f"sbatch failed: {_reason(done.stderr)}", status=_status(done.returncode))
+            raise LaunchError("no Slurm configured here", hint=_ELSEWHERE, status=status)
+        raise LaunchError(f"sbatch failed: {_reason(done.stderr)}", status=status)
     found = _JOB.findall(done.stdout)
     # a site may print messages at each submission
     if message := f"{done.stderr}{_JOB.sub('', done.stdout)}".strip():
@@ -175,22 +163,15 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for sbatch, which it exports to the job."""
-    if "SLURM_JOB_ID" not in env:
-        return dict(env)
-    return {
-        name: value
-        for name, value in env.items()
-        if name in _NOT_OF_A_JOB or not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
-    }
+    of_a_job = tuple(
+        name for name in env if name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name not in _NOT_OF_A_JOB
+    )
+    return {name: value for name, value in env.items() if "SLURM_JOB_ID" not in env or name not in of_a_job}
 
 
 def _reason(stderr: str) -> str:
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").rstrip(".") for line in stderr.splitlines()]
     return "; ".join(line for line in lines if line and not line.startswith("Try ")) or "no message"
-
-
-def _status(returncode: int) -> int:
-    return 128 - returncode if returncode < 0 else returncode
 
 
 # --- what would make the job fail hours later, when it runs
@@ -204,9 +185,11 @@ def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None
     _together(request)
     check_program(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     for name in ("hostfile", "token_file"):
-        path = getattr(spec, name)
-        if path is not None:
-            _readable(path, spec.typed(name, path))
+        if (path := getattr(spec, name)) is not None:
+            try:
+                os.close(os.open(path, os.O_RDONLY))
+            except OSError as error:
+                raise LaunchError(f"{spec.typed(name, path)}: {why_failed(error)}") from None
     _nodes(request, spec)
     if spec.requeue_on and request.has("no-requeue"):
         raise LaunchError(
@@ -272,11 +255,3 @@ def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
             f"--nodes {found[0]} of sbatch and {spec.typed('nnodes', write_nnodes(spec.nnodes))} do not go together",
             hint="leave --nnodes out: the job has all nodes that Slurm gives it",
         )
-
-
-def _readable(path: str, asked: str) -> None:
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise LaunchError(f"{asked}: {why_failed(error)}") from None

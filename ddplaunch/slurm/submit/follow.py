@@ -301,7 +301,7 @@ def end_of(job: JobRecord) -> JobEnding:
 
 
 def _exit_code(job: JobRecord) -> int:
-    """The exit status of the script, as a shell shows it."""
+    """Return the exit status of the script, as a shell shows it."""
     code, _, number = job.exit_code.partition(":")
     return of_signal(int(number)) if 0 < int(number or 0) <= _LAST_SIGNAL else int(code)
 

@@ -53,7 +53,7 @@ def output_files(job: JobRecord) -> dict[str, int]:
 
 
 def shown(path: str, folder: str) -> str:
-    """The path, relative to this folder if it is inside."""
+    """Return the path, relative to this folder if it is inside."""
     inside = os.path.relpath(path, folder)
     return path if inside.startswith(os.pardir) else inside
 

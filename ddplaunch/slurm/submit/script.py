@@ -94,22 +94,26 @@ _BREAK = " \\\n" + _INDENT
 _NOT_IN_SCRIPT = ("quiet", "verbose", "test-only")
 _ABOUT_TASKS = ("ntasks-per-node", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket")
 _PLAIN = frozenset(string.ascii_letters + string.digits + "@%+=:,./_-[]*")
-_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F)} | str.maketrans({
+    "\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'",
+})  # fmt: skip
 
 
 def options(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOption, ...]:
     """Return the options in the script: those that were typed, and defaults."""
+    min_nodes, max_nodes = spec.nnodes
+    nodes = f"{min_nodes}" if min_nodes == max_nodes else f"{min_nodes}-{max_nodes}"
     defaults = [
-        SbatchOption("nodes", _nodes(spec)) if "nnodes" in spec.origins and not request.has("nodes") else None,
-        SbatchOption("ntasks-per-node", "1") if not request.has(*_ABOUT_TASKS) else None,
+        *([SbatchOption("nodes", nodes)] if "nnodes" in spec.origins else []),
+        *([SbatchOption("ntasks-per-node", "1")] if not request.has(*_ABOUT_TASKS) else []),
         SbatchOption("output", "%x-%A_%a.out" if request.has("array") else "%x-%j.out"),
         # a requeued job continues in the same file
         SbatchOption("open-mode", "append"),
-        SbatchOption("requeue") if spec.requeue_on else None,
+        *([SbatchOption("requeue")] if spec.requeue_on else []),
     ]
+    name = [] if request.has("job-name") else [SbatchOption("job-name", job_name(spec))]
     typed = [option for option in request.options if option.name not in _NOT_IN_SCRIPT]
-    named = [SbatchOption("job-name", job_name(spec))]
-    return (*_not_in(request, named), *typed, *_not_in(request, [option for option in defaults if option is not None]))
+    return (*name, *typed, *(option for option in defaults if not request.has(option.name)))
 
 
 def text(asked: Sequence[SbatchOption], command: Sequence[str], job: Sequence[str], program: int) -> str:
@@ -135,27 +139,15 @@ def job_name(spec: JobSpec) -> str:
     return readable.strip("./ ") or "ddplaunch"
 
 
-def _nodes(spec: JobSpec) -> str:
-    min_nodes, max_nodes = spec.nnodes
-    return f"{min_nodes}" if min_nodes == max_nodes else f"{min_nodes}-{max_nodes}"
-
-
-def _not_in(request: SubmitRequest, options: Sequence[SbatchOption]) -> list[SbatchOption]:
-    return [option for option in options if not request.has(option.name)]
-
-
 def _directive(option: SbatchOption) -> str:
-    """A line for sbatch, which takes quotes and backslashes as a shell does, but knows no $ and no `."""
+    """Return a line for sbatch, which takes quotes and backslashes as a shell does, but knows no $ and no `."""
     dashes, between = ("-", " ") if len(option.name) == 1 else ("--", "=")
-    line = f"#SBATCH {dashes}{option.name}"
-    return line if option.value is None else f"{line}{between}{_in_directive(option.value)}"
-
-
-def _in_directive(value: str) -> str:
-    if value and all(character in _PLAIN for character in value):
-        return value
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    line, value = f"#SBATCH {dashes}{option.name}", option.value
+    if value is None:
+        return line
+    if not value or not _PLAIN.issuperset(value):
+        value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"{line}{between}{value}"
 
 
 def _command(command: Sequence[str], job: Sequence[str], program: int) -> str:
@@ -171,7 +163,7 @@ def _command(command: Sequence[str], job: Sequence[str], program: int) -> str:
 
 
 def _groups(argv: Sequence[str]) -> list[str]:
-    """The quoted arguments, an option and its value in one."""
+    """Return the quoted arguments, an option and its value in one."""
     groups: list[str] = []
     for at, argument in enumerate(argv):
         if at and argv[at - 1].startswith("-") and not argument.startswith("-"):
@@ -182,7 +174,7 @@ def _groups(argv: Sequence[str]) -> list[str]:
 
 
 def _filled(groups: Sequence[str]) -> list[str]:
-    """The same, filled into lines."""
+    """Return them filled into lines."""
     lines: list[str] = []
     for group in groups:
         if lines and len(_INDENT + lines[-1] + group) < WIDTH - 2:
@@ -199,8 +191,4 @@ def quote(argument: str) -> str:
     """
     if all(character.isprintable() or "\udc80" <= character <= "\udcff" for character in argument):
         return shlex.quote(argument)
-    return "$'" + "".join(_ESCAPES.get(character) or _escaped(character) for character in argument) + "'"
-
-
-def _escaped(character: str) -> str:
-    return f"\\x{ord(character):02x}" if ord(character) < 0x20 or ord(character) == 0x7F else character
+    return "$'" + argument.translate(_ESCAPES) + "'"

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch.cluster.by_flags import alone
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan.assign import Owned, own, simulated
-from ddplaunch.plan.ranks import workers_of_node
+from ddplaunch.plan.ranks import count_workers
 from ddplaunch.spec import JobSpec
 from tests.unit.builders import spec
 
@@ -20,6 +21,11 @@ def gpus(number: int) -> tuple[Device, ...]:
 def hardware(number: int, cpus: int = 8, quota: float | None = None) -> Hardware:
     source = "NVML" if number else "none found"
     return Hardware(devices=gpus(number), device_source=source, cpus=tuple(range(cpus)), cpu_quota=quota)
+
+
+def count(asked: JobSpec, devices: tuple[Device, ...], hardware: Hardware) -> tuple[int, str]:
+    node = Node(host="here", hardware=hardware, devices=devices, python="", bootstrap="", env={})
+    return count_workers(asked, alone(asked, "here"), node)
 
 
 def indices(owned: Owned) -> list[list[int]]:
@@ -44,17 +50,17 @@ COUNTS = [
 
 @pytest.mark.parametrize(("fields", "devices", "workers", "reason"), COUNTS)
 def test_workers_are_counted_and_the_reason_is_said(fields, devices, workers, reason):
-    assert workers_of_node(spec(**fields), gpus(devices), hardware(devices)) == (workers, reason)
+    assert count(spec(**fields), gpus(devices), hardware(devices)) == (workers, reason)
 
 
 @pytest.mark.parametrize(("cpus", "quota", "workers"), [(8, 2.5, 2), (8, 0.5, 1), (2, None, 2)])
 def test_cpus_that_are_counted_are_those_that_can_be_used(cpus: int, quota: float | None, workers: int) -> None:
-    assert workers_of_node(spec(nproc_per_node="cpu"), (), hardware(0, cpus, quota))[0] == workers
+    assert count(spec(nproc_per_node="cpu"), (), hardware(0, cpus, quota))[0] == workers
 
 
 def test_an_origin_is_named_as_it_is_written() -> None:
     asked = spec(origins={"nproc_per_node": "PET_NPROC_PER_NODE"}, nproc_per_node="auto")
-    assert workers_of_node(asked, gpus(1), hardware(1)) == (1, "PET_NPROC_PER_NODE=auto: 1 accelerator")
+    assert count(asked, gpus(1), hardware(1)) == (1, "PET_NPROC_PER_NODE=auto: 1 accelerator")
 
 
 def test_more_workers_than_devices_take_them_in_turn() -> None:
@@ -135,7 +141,7 @@ def test_what_the_devices_do_not_allow_is_refused(fields, devices, message, hint
 
 
 def assign(asked: JobSpec, devices: int) -> Owned:
-    return own(asked, workers_of_node(asked, gpus(devices), hardware(devices))[0], gpus(devices))
+    return own(asked, count(asked, gpus(devices), hardware(devices))[0], gpus(devices))
 
 
 nproc = st.one_of(st.none(), st.integers(1, 20), st.sampled_from(["gpu", "cpu", "auto"]))
