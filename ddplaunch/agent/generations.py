@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.context import AgentContext, WorkerSetup
 from ddplaunch.agent.events import GroupJoined
@@ -237,7 +237,10 @@ class Generations:
         program, plan = inputs.spec.program, self.plan
         of_program = os.path.dirname(os.path.abspath(program.target)) if program.kind is ProgramKind.SCRIPT else "."
         question = partial(about, of_program, plan.interpreter, inputs.node.devices, inputs.env)
-        self._loop.ask(question, {}, lambda found: folder.write("about.json", found) if found else None, within=WITHIN)
+        nothing: dict[str, Any] = {}
+        self._loop.ask(
+            question, nothing, lambda found: folder.write("about.json", found) if found else None, within=WITHIN
+        )
 
     @property
     def debuggers(self) -> Debuggers:

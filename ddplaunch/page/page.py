@@ -118,7 +118,7 @@ def _timeline(run: Run) -> Html:
            ("failed", "failed (with a cross)"), ("running", "running, or its end is not known"))]  # fmt: skip
     rows = list(_ends_by_generation(run))
     return join(
-        tag("p", key, "; dashed lines are restarts", class_="key"),
+        tag("p", key, ". Dashed lines are restarts", class_="key"),
         scrolling("Timeline", timeline(run)),
         tag("details", tag("summary", "The timeline as a table"),
             table("What became of the workers of each generation", ("generation", "ranks", "ended", "after"), rows)),
@@ -351,7 +351,7 @@ def _code(run: Run) -> Html | None:
     return join(
         table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
         _text("Changed files", "\n".join(map(str, changed)), _PACKAGES) if changed else "",
-        _text("Changes since the commit; lines that look like secrets are ...", diff, _DIFF)
+        _text("Changes since the commit, without lines that look like secrets", diff, _DIFF)
         if isinstance(diff, str) and diff
         else "",
     )

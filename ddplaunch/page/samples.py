@@ -97,7 +97,7 @@ def curves(files: Sequence[tuple[str, float]], began: float, ended: float, point
     `files` are the paths of the nodes, each with what is to be added to its clock to give seconds since 1970.
     """
     width = max(ended - began, 1e-3) / points
-    found: dict[str, dict[int, _Points]] = {name: {} for name, _ in _FIGURES} | {_STEP_TIME: {}}
+    found: dict[str, dict[int, _Points]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}
     steps: dict[int, _Steps] = {}
     damaged = 0
 

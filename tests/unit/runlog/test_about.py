@@ -44,7 +44,7 @@ def code(folder: Path) -> Any:
 def test_the_commit_and_the_changes_since_are_known(repository: Path) -> None:
     (repository / "models").mkdir()
     head = git(repository, "rev-parse", "HEAD")
-    clean = {"folder": str(repository), "commit": head, "branch": "trunk", "changed": [], "diff": None}
+    clean: dict[str, Any] = {"folder": str(repository), "commit": head, "branch": "trunk", "changed": [], "diff": None}
     assert code(repository / "models") == clean
     (repository / "train.py").write_text("lr = 0.2\n")
     (repository / "new.py").touch()
