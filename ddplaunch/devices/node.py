@@ -24,7 +24,7 @@ from ddplaunch.spec import JobSpec, Program, ProgramKind
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NVIDIA = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")  # the last one is WSL's
-_AMD = "/sys/class/kfd"
+AMD = "/sys/class/kfd"
 _INTEL = "/sys/class/drm"  # cards of other vendors are listed there too
 
 
@@ -58,13 +58,11 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
 def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
     """Ask the drivers that are present for their devices; import no module of another vendor."""
     found = None
-    # without a driver, importing pynvml and a failing dlopen would take milliseconds
-    nvml = [f"{folder}/libnvidia-ml.so.1" for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    if any(exists(root, path) for path in _NVIDIA) or any(map(os.path.exists, nvml)):
+    if has_nvidia(env, root):
         from ddplaunch.devices import nvidia
 
         found = nvidia.find(env, root)
-    if found is None and exists(root, _AMD):
+    if found is None and exists(root, AMD):
         from ddplaunch.devices import amd
 
         found = amd.find(env, root)
@@ -73,6 +71,12 @@ def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
 
         found = intel.find(env, root)
     return found
+
+
+def has_nvidia(env: Mapping[str, str], root: Root) -> bool:
+    """Whether a driver is present: without one, importing pynvml and a failing dlopen would take milliseconds."""
+    nvml = [f"{folder}/libnvidia-ml.so.1" for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return any(exists(root, path) for path in _NVIDIA) or any(map(os.path.exists, nvml))
 
 
 def _granted(env: Mapping[str, str]) -> str:

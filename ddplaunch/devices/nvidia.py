@@ -223,37 +223,40 @@ def _gpu(index: int) -> Gpu | None:
         if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
             return Gpu(lost=True)
         raise
-    mig, _pending = _answer(pynvml.nvmlDeviceGetMigMode, handle) or (None, None)
+    mig, _pending = ask_nvml(pynvml.nvmlDeviceGetMigMode, handle) or (None, None)
     instances = None
     if mig == pynvml.NVML_DEVICE_MIG_ENABLE:
-        slots = range(_answer(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
-        found = (_answer(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot) for slot in slots)
+        slots = range(ask_nvml(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+        found = (ask_nvml(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot) for slot in slots)
         # the slot of an instance that was not created is empty
         instances = tuple(_instance(instance, uuid) for instance in found if instance is not None)
-    pci = None
-    if answer := _answer(
-        pynvml.nvmlDeviceGetPciInfo, handle
-    ):  # NVML writes the domain with eight digits, sysfs with four
-        domain, _, rest = answer.busId.partition(":")
-        pci = f"{int(domain, 16):04x}:{rest.lower()}"
-    name = _answer(pynvml.nvmlDeviceGetName, handle)
-    return Gpu(uuid=uuid, name=name, memory=_memory(handle), pci=pci, instances=instances)
+    name = ask_nvml(pynvml.nvmlDeviceGetName, handle)
+    return Gpu(uuid=uuid, name=name, memory=_memory(handle), pci=pci_address(handle), instances=instances)
+
+
+def pci_address(handle: Any) -> str | None:
+    """Return the PCI address of a GPU as sysfs writes it ("0000:18:00.0"); NVML writes the domain with eight digits."""
+    pci = ask_nvml(pynvml.nvmlDeviceGetPciInfo, handle)
+    if pci is None:
+        return None
+    domain, _, rest = pci.busId.partition(":")
+    return f"{int(domain, 16):04x}:{rest.lower()}"
 
 
 def _instance(handle: Any, gpu_uuid: str) -> Instance:
     """Return a MIG instance as NVML knows it; its alias is the name that older drivers gave."""
-    gpu_instance = _answer(pynvml.nvmlDeviceGetGpuInstanceId, handle)
-    compute_instance = _answer(pynvml.nvmlDeviceGetComputeInstanceId, handle)
+    gpu_instance = ask_nvml(pynvml.nvmlDeviceGetGpuInstanceId, handle)
+    compute_instance = ask_nvml(pynvml.nvmlDeviceGetComputeInstanceId, handle)
     return Instance(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         alias=f"MIG-{gpu_uuid}/{gpu_instance}/{compute_instance}",
-        name=_answer(pynvml.nvmlDeviceGetName, handle),
+        name=ask_nvml(pynvml.nvmlDeviceGetName, handle),
         memory=_memory(handle),
     )
 
 
 def _memory(handle: Any) -> int | None:
-    memory = _answer(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = ask_nvml(pynvml.nvmlDeviceGetMemoryInfo, handle)
     return memory.total if memory else None
 
 
@@ -271,20 +274,21 @@ def serve_use(fd: int, devices: Sequence[Device]) -> None:
 
 def _handle(device: Device) -> Any:
     if device.uuid:
-        return _answer(pynvml.nvmlDeviceGetHandleByUUID, device.uuid)
-    return _answer(pynvml.nvmlDeviceGetHandleByPciBusId, device.pci) if device.pci else None
+        return ask_nvml(pynvml.nvmlDeviceGetHandleByUUID, device.uuid)
+    return ask_nvml(pynvml.nvmlDeviceGetHandleByPciBusId, device.pci) if device.pci else None
 
 
 def _use(handle: Any) -> tuple[int | None, int | None]:
     if handle is None:
         return None, None
     rates, memory = (
-        _answer(question, handle) for question in (pynvml.nvmlDeviceGetUtilizationRates, pynvml.nvmlDeviceGetMemoryInfo)
+        ask_nvml(question, handle)
+        for question in (pynvml.nvmlDeviceGetUtilizationRates, pynvml.nvmlDeviceGetMemoryInfo)
     )
     return (rates.gpu if rates else None), (memory.used if memory else None)
 
 
-def _answer(question: Callable[..., Any], *arguments: Any) -> Any:
+def ask_nvml(question: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a query, None if it fails: a missing detail must not hide the GPU."""
     try:
         return question(*arguments)

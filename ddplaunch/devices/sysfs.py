@@ -135,6 +135,33 @@ def cpu_quota(root: Root) -> float | None:
     return min(limits, default=None)
 
 
+class GroupLimit(Struct, frozen=True):
+    """A limit of a control group, and what the group uses of it."""
+
+    limit: int
+    used: int
+
+
+# the files of the limit and the use, of version 2 and of version 1
+_LIMITS = {
+    "memory": (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    "pids": (("pids.max", "pids.current"), ("pids.max", "pids.current")),
+}
+_UNLIMITED = 1 << 60  # version 1 writes the largest multiple of a page for no limit
+
+
+def group_limit(root: Root, controller: str) -> GroupLimit | None:
+    """Return the limit of "memory" (bytes) or "pids" with the least room on our path; None if no group has one."""
+    found = []
+    for group in groups(root, controller):
+        limit_file, use_file = _LIMITS[controller][0 if group.is_v2 else 1]
+        for folder in group.folders:
+            limit = number(read(root, f"{folder}/{limit_file}"), _UNLIMITED)  # "max" is no number
+            if limit < _UNLIMITED:
+                found.append(GroupLimit(limit, number(read(root, f"{folder}/{use_file}"), 0)))
+    return min(found, key=lambda one: one.limit - one.used, default=None)
+
+
 def _folders(mount: Mount, path: str) -> Iterator[str]:
     """Yield the folder of the group with this path, below the mount, and those of the groups above it."""
     top = mount.top.rstrip("/")

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
-from ddplaunch.doctor import Check, limits
+from itertools import chain
 
-ALL: tuple[Check, ...] = (*limits.CHECKS,)
+from ddplaunch.doctor import (
+    Check,
+    all_reduce,
+    files,
+    gpus,
+    interpreter,
+    limits,
+    network,
+    shared_memory,
+    slurm,
+    variables,
+)
+
+_MODULES = (interpreter, gpus, all_reduce, limits, shared_memory, files, network, variables, slurm)
+ALL: tuple[Check, ...] = tuple(chain.from_iterable(module.CHECKS for module in _MODULES))

@@ -181,3 +181,9 @@ def parse_nodes(output: str) -> dict[str, frozenset[str]]:
     """Return the states of each node, without their suffixes such as `*`, from the output of `scontrol show nodes -o`."""
     lines = (dict(_FIELD.findall(line)) for line in output.splitlines() if line.startswith("NodeName="))
     return {node["NodeName"]: frozenset(re.split(r"[^A-Z_]+", node.get("State", ""))) for node in lines}
+
+
+def parse_config(output: str) -> dict[str, str]:
+    """Return the settings in the output of `scontrol show config`, "KillWait" as "30 sec"."""
+    pairs = (line.partition("=") for line in output.splitlines() if re.match(r"[A-Za-z]\w*\s*=", line))
+    return {name.strip(): value.strip() for name, _, value in pairs}

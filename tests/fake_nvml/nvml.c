@@ -5,6 +5,7 @@
  *                !MODEL    lost: fell off the bus
  *                #MODEL    kept from this process by a device cgroup
  *              FAKE_GPUS="H200 A100/3 !H200" is three GPUs; unset or empty is none.
+ *   FAKE_GPU_USER   the pid of a process that has 20 GiB of each GPU
  *   FAKE_NVML_INIT  what nvmlInit returns, e.g. 9: the driver is not loaded
  *
  * GPU n is GPU-n0000000-1111-2222-3333-444444444444 at 0000:n1:00.0; its instance k has the UUID
@@ -28,6 +29,7 @@ struct thing {                       /* what a handle points to: a GPU, or one o
 };
 struct memory { unsigned long long total, free, used; };
 struct rates { unsigned gpu, memory; };
+struct process { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; };
 
 static struct thing gpus[MOST_GPUS], slices[MOST_GPUS][MOST_INSTANCES];
@@ -174,3 +176,31 @@ int nvmlDeviceGetMigDeviceHandleByIndex(struct thing *it, unsigned slot, struct 
 
 int nvmlDeviceGetGpuInstanceId(struct thing *it, unsigned *answer) { *answer = it->number + 1; return SUCCESS; }
 int nvmlDeviceGetComputeInstanceId(struct thing *it, unsigned *answer) { (void)it; *answer = 0; return SUCCESS; }
+
+/* what only the doctor asks */
+
+int nvmlSystemGetDriverVersion(char *answer, unsigned size) { snprintf(answer, size, "580.95.05"); return SUCCESS; }
+int nvmlSystemGetCudaDriverVersion(int *answer) { *answer = 13000; return SUCCESS; }
+int nvmlDeviceGetPersistenceMode(struct thing *it, unsigned *answer) { (void)it; *answer = 1; return SUCCESS; }
+
+int nvmlDeviceGetP2PStatus(struct thing *one, struct thing *other, int kind, int *answer)
+{
+    (void)one, (void)other, (void)kind;
+    *answer = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(struct thing *it, unsigned *count, struct process *answer)
+{
+    const char *user = getenv("FAKE_GPU_USER");
+    enum { INSUFFICIENT_SIZE = 7 };
+
+    (void)it;
+    if (!user || !*count) {
+        *count = user ? 1 : 0;
+        return user ? INSUFFICIENT_SIZE : SUCCESS;
+    }
+    *count = 1;
+    *answer = (struct process){.pid = (unsigned)atoi(user), .used = 20ULL << 30};
+    return SUCCESS;
+}

@@ -1,0 +1,233 @@
+"""The file systems of the run folder, the home and /tmp: room, locks, sockets, speed, clock. Leaves no file behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+
+from msgspec import Struct
+
+from ddplaunch.devices.sysfs import Mount, mounts, read
+from ddplaunch.doctor import Check, Finding, Subject, Verdict
+from ddplaunch.runlog import run_socket
+from ddplaunch.runlog.folders import replaceable_by
+from ddplaunch.words import duration, size, why_failed
+
+_SAMPLE = 4 << 20  # bytes that are written to measure the speed
+_SLOW = 10 << 20  # bytes per second: the logs of a few chatty workers
+_SLOW_SYNC = 1.0  # seconds
+_LITTLE = 256 << 20  # bytes
+_FEW_INODES = 1000
+_SKEW = 5.0  # seconds
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """A folder, or the lowest one above it that exists, and what a file in it can do; "" where something works."""
+
+    name: str  # "the run folder"
+    path: str
+    kind: str = ""  # of its file system: "ext4", "nfs4"
+    missing: str = ""  # why nothing can be written
+    free: int = 0  # bytes for this user
+    size: int = 0
+    free_inodes: int | None = None  # None: the file system has no fixed number
+    lock: str = ""  # why a file cannot be locked
+    sock: str = ""  # why no socket can be made
+    write: float = 0.0  # bytes per second, to disk
+    sync: float = 0.0  # seconds that one fsync took
+    skew: float = 0.0  # seconds by which the clock of the file system is ahead
+    replaceable: str = ""  # who else may put another folder in its place
+
+
+def read_place(name: str, path: str, subject: Subject) -> Place:
+    """Write a file in the folder, lock it, make a socket beside it, and remove both."""
+    there = os.path.realpath(path)
+    while not os.path.isdir(there) and there != "/":
+        there = os.path.dirname(there)
+    kind = kind_of(there, list(mounts((read(subject.root, "/proc/self/mountinfo") or "").splitlines())))
+    try:
+        room = os.statvfs(there)
+        replaceable = replaceable_by(there) or ""
+        found = Place(
+            name=name,
+            path=path,
+            kind=kind,
+            free=room.f_bavail * room.f_frsize,
+            size=room.f_blocks * room.f_frsize,
+            free_inodes=room.f_favail if room.f_files else None,
+            replaceable=replaceable,
+        )
+        return _tried(found, there)
+    except OSError as error:
+        return Place(name=name, path=path, kind=kind, missing=why_failed(error))
+
+
+def kind_of(path: str, mounted: list[Mount]) -> str:
+    """Return the kind of the file system that holds a path: that of the longest mount point above; "" if none is known."""
+    above = [one for one in mounted if f"{path}/".startswith(f"{one.point.rstrip('/')}/")]
+    return max(above, key=lambda one: len(one.point)).kind if above else ""
+
+
+def _tried(place: Place, folder: str) -> Place:
+    """Write, lock and bind in the folder."""
+    from msgspec.structs import replace
+
+    fd, path = tempfile.mkstemp(prefix=".ddplaunch-doctor-", dir=folder)
+    try:
+        os.unlink(path)  # at once: this process may be killed
+        lock = ""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock = why_failed(error)
+        began = time.monotonic()
+        written = _write(fd, os.urandom(1 << 16))
+        between = time.monotonic()
+        os.fsync(fd)
+        ended = time.monotonic()
+        return replace(
+            place,
+            lock=lock,
+            sock=_bind(folder),
+            write=written / max(ended - began, 1e-6),
+            sync=ended - between,
+            skew=os.fstat(fd).st_mtime - time.time(),
+        )
+    finally:
+        os.close(fd)
+
+
+def _write(fd: int, block: bytes) -> int:
+    written = 0
+    while written < _SAMPLE:
+        written += os.write(fd, block)
+    return written
+
+
+def _bind(folder: str) -> str:
+    """Make a socket as a run does, by the descriptor of its folder; return why that fails, "" if it works."""
+    name = f".ddplaunch-doctor-{os.getpid()}"
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(run_socket.address(opened, name))
+            os.unlink(name, dir_fd=opened)
+    except OSError as error:
+        return why_failed(error)
+    finally:
+        os.close(opened)
+    return ""
+
+
+def judge(check: str, place: Place) -> Verdict:
+    """Judge a folder: of the run folder and the home no failure is fatal, since a job goes on without its files."""
+    if place.missing:
+        hint = "`ddplaunch --log-dir /scratch/$USER/runs train.py`, or set TMPDIR for /tmp\n`ls -ld` shows whose it is"
+        finding = Finding(
+            check=check,
+            severity="slow",
+            title=f"nothing can be written to {place.name}: {place.missing}",
+            evidence=f"{place.path}{f' ({place.kind})' if place.kind else ''}",
+            hint=hint,
+        )
+        return Verdict(place.missing, (finding,))
+    inodes = "" if place.free_inodes is None else f", {place.free_inodes} inodes"
+    facts = (
+        f"{place.path}: {place.kind or 'unknown'}, {size(place.free)}{inodes} free, {size(int(place.write))}/s to disk"
+    )
+    return Verdict(facts, tuple(_findings(check, place)))
+
+
+def _findings(check: str, place: Place) -> Iterator[Finding]:
+    found = partial(Finding, check=check, evidence=f"{place.path} ({place.kind or 'unknown file system'})")
+    elsewhere = "`--log-dir` names another folder for runs, TMPDIR one for temporary files"
+    if place.free < _LITTLE:
+        yield found(
+            severity="slow",
+            title=f"{size(place.free)} of {size(place.size)} are free in {place.name}",
+            hint=f"`df -h {place.path}`; {elsewhere}",
+        )
+    elif place.free_inodes is not None and place.free_inodes < _FEW_INODES:
+        yield found(
+            severity="slow",
+            title=f"{place.free_inodes} inodes are free in {place.name}, so that few files can be made",
+            hint=f"`df -i {place.path}`; {elsewhere}",
+        )
+    if place.lock:
+        yield found(
+            severity="slow",
+            title=f"files in {place.name} cannot be locked: {place.lock}",
+            hint=f"the lock daemon of the file server does not answer, or its client is mounted with nolock\n{elsewhere}",
+        )
+    if place.sock and check == "tmp":
+        yield found(
+            severity="slow",
+            title=f"no socket can be made in {place.name}: {place.sock}",
+            hint="set TMPDIR to a folder on a local disk",
+        )
+    if place.write < _SLOW or place.sync > _SLOW_SYNC:
+        yield found(
+            severity="slow",
+            title=f"{place.name} is slow: {size(int(place.write))}/s to disk, one fsync takes {duration(place.sync)}",
+            hint=f"logs and checkpoints there hold workers up\n{elsewhere}",
+        )
+    if abs(place.skew) > _SKEW:
+        ahead = "ahead of" if place.skew > 0 else "behind"
+        yield found(
+            severity="note",
+            title=f"the clock of the file system of {place.name} is {duration(abs(place.skew))} {ahead} this machine's",
+            hint="`timedatectl` on both shows which of them is not synchronised",
+        )
+    if place.replaceable and check == "runs":
+        yield found(
+            severity="note", title=f"another user may replace {place.name}: {place.replaceable}", hint=elsewhere
+        )
+
+
+def _runs(subject: Subject) -> Verdict:
+    if subject.runs is None:
+        finding = Finding(
+            check="runs",
+            severity="note",
+            title="runs get no folder: you have no home",
+            evidence="neither XDG_STATE_HOME nor HOME names a folder, nor does the database of users",
+            hint="`ddplaunch --log-dir FOLDER train.py` keeps logs there",
+        )
+        return Verdict("none", (finding,))
+    return judge("runs", read_place("the folder of runs", subject.runs, subject))
+
+
+def _home(subject: Subject) -> Verdict:
+    home = subject.env.get("HOME", "")
+    if not os.path.isabs(home):
+        return Verdict("HOME is not set")
+    return judge("home", read_place("your home", home, subject))
+
+
+def _tmp(subject: Subject) -> Verdict:
+    folder = subject.env.get("TMPDIR") or "/tmp"
+    verdict = judge("tmp", read_place("the folder of temporary files", folder, subject))
+    problem = run_socket.problem()
+    if not problem:
+        return verdict
+    finding = Finding(
+        check="tmp",
+        severity="note",
+        title="ddplaunch's folder in /tmp is not yours alone, so runs with their logs on another machine's disk have no socket",
+        evidence=f"{problem}\n`ps`, `logs` and `stop` may not find them",
+        hint="have its owner or an administrator remove that folder",
+    )
+    return Verdict(verdict.facts, (*verdict.findings, finding))
+
+
+# a file server that does not answer stops a job wherever it reads its script or writes
+CHECKS = (
+    Check(id="runs", examine=_runs, if_late="broken"),
+    Check(id="home", examine=_home, if_late="broken"),
+    Check(id="tmp", examine=_tmp, if_late="broken"),
+)

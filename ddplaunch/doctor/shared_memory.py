@@ -1,0 +1,167 @@
+"""/dev/shm: whether it has room, and which files of this user lie there though no process has them open."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from msgspec import Struct
+
+from ddplaunch.devices.sysfs import SHM
+from ddplaunch.doctor import Check, Finding, Subject, Verdict
+from ddplaunch.process.tree import content
+from ddplaunch.words import count, duration, size, some
+
+# NCCL takes about 10 MiB for each pair of GPUs without peer-to-peer; one batch of a data loader is as large as its tensors
+_SMALL = 1 << 30  # bytes; docker gives 64 MiB
+_LITTLE = 64 << 20  # bytes that are free
+_YOUNG = 60.0  # seconds: a process may be about to open the file
+_NOTABLE = 1 << 20  # bytes; less lies about after many a program that was killed, and hurts nobody
+# torch's tensors, NCCL's and UCX's segments, multiprocessing.shared_memory, POSIX semaphores, Open MPI, OpenMP, and ours
+_KINDS = re.compile(
+    r"torch_|nccl-|psm_|sem\.|mp-|pym-|ucx|vader_segment|btl_vader|osc_rdma|__KMP_|ddplaunch-|cuda\.shm|wnsm_"
+)
+_HOST_PIDS = "pid:[4026531836]"  # the first namespace of processes, include/linux/proc_ns.h
+
+
+class Segment(Struct, frozen=True, kw_only=True):
+    """A file of this user in /dev/shm that no process has open."""
+
+    path: str
+    size: int  # bytes that it takes
+    age: float  # seconds since it was written
+
+
+class SharedMemory(Struct, frozen=True, kw_only=True):
+    """/dev/shm."""
+
+    size: int  # bytes; 0: there is none, or it is not writable
+    free: int
+    why: str = ""  # it cannot be used
+    unused: tuple[Segment, ...] = ()
+    sees_all: bool = True  # all processes of the machine, not those of one container
+
+
+def read(_subject: Subject) -> SharedMemory:
+    """Look at /dev/shm, and at the open files of all processes of this user if files lie there."""
+    try:
+        room = os.statvfs(SHM)
+    except OSError as error:
+        return SharedMemory(size=0, free=0, why=error.strerror or str(error))
+    if not os.access(SHM, os.W_OK | os.X_OK):
+        return SharedMemory(size=0, free=0, why="it is not writable")
+    left = list(_of_user(SHM))
+    if left:
+        used = set(_in_use(f"{SHM}/"))
+        left = [one for one in left if one.path not in used]
+    return SharedMemory(
+        size=room.f_blocks * room.f_frsize,
+        free=room.f_bavail * room.f_frsize,
+        unused=tuple(sorted(left, key=lambda one: (-one.size, one.path))),
+        sees_all=_link("/proc/self/ns/pid") in ("", _HOST_PIDS),
+    )
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _of_user(folder: str, youngest: float = _YOUNG) -> Iterator[Segment]:
+    """Yield the files of this user with names as programs of training give them, from an age in seconds on."""
+    now = time.time()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                age = now - max(found.st_mtime, found.st_ctime)
+                if (
+                    stat.S_ISREG(found.st_mode)
+                    and found.st_uid == os.geteuid()
+                    and age > youngest
+                    and _KINDS.match(entry.name)
+                ):
+                    yield Segment(path=entry.path, size=found.st_blocks * 512, age=age)
+
+
+def _in_use(prefix: str) -> Iterator[str]:
+    """Yield the paths below `prefix` that processes map or have open, as far as this user may see that."""
+    wanted = os.fsencode(prefix)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            for line in content(f"/proc/{pid}/maps").splitlines():
+                at = line.find(wanted)
+                if at >= 0:
+                    yield os.fsdecode(line[at:])
+            for file in os.listdir(f"/proc/{pid}/fd"):
+                target = _link(f"/proc/{pid}/fd/{file}")
+                if target.startswith(prefix):
+                    yield target
+
+
+def judge(shm: SharedMemory) -> Verdict:
+    """Judge its size, its room, and what is left in it."""
+    if shm.why:
+        finding = Finding(
+            check="shm",
+            severity="broken",
+            title=f"{SHM} cannot be used",
+            evidence=f"{shm.why}\ndata loaders and NCCL share memory there",
+            hint="`mount -t tmpfs -o size=50% tmpfs /dev/shm` as root\na container gets one by `docker run --shm-size 8g`",
+        )
+        return Verdict(shm.why, (finding,))
+    findings = []
+    if shm.size < _SMALL:
+        findings.append(
+            Finding(
+                check="shm",
+                severity="slow",
+                title=f"{SHM} has {size(shm.size)} only, and {size(shm.free)} of them are free",
+                evidence="workers end with SIGBUS once data loaders or NCCL have filled it",
+                hint="`docker run --shm-size 8g` or `--ipc host`\nin a pod an emptyDir with `medium: Memory` at /dev/shm",
+            )
+        )
+    elif shm.free < _LITTLE:
+        findings.append(
+            Finding(
+                check="shm",
+                severity="broken",
+                title=f"{SHM} is full: {size(shm.free)} of {size(shm.size)} are free",
+                evidence="workers end with SIGBUS where they share memory",
+                hint="`ls -lS /dev/shm` shows the largest files",
+            )
+        )
+    taken = sum(one.size for one in shm.unused)
+    if taken >= _NOTABLE:
+        findings.append(_stale(shm, taken))
+    facts = f"{size(shm.free)} of {size(shm.size)} free"
+    return Verdict(
+        f"{facts}, {count(len(shm.unused), 'file')} of yours without a process" if shm.unused else facts,
+        tuple(findings),
+    )
+
+
+def _stale(shm: SharedMemory, taken: int) -> Finding:
+    """Name files that no process has open, and the line that removes them."""
+    youngest = min(one.age for one in shm.unused)
+    who = "no process has them open" if shm.sees_all else "no process of this container has them open"
+    paths = [shlex.quote(one.path) for one in shm.unused]
+    listed = " ".join(paths[:20])
+    more = f"; then {len(paths) - 20} more" if len(paths) > 20 else ""
+    return Finding(
+        check="shm",
+        severity="slow" if taken > (shm.size - taken) // 2 else "note",
+        title=f"{size(taken)} of {SHM} belong to files of yours that a program has left",
+        evidence=f"{some(one.path for one in shm.unused)}: {who}, and the latest was written {duration(youngest)} ago",
+        hint=f"`rm {listed}`{more}",
+    )
+
+
+CHECKS = (Check(id="shm", examine=lambda subject: judge(read(subject))),)
