@@ -1,49 +1,121 @@
-"""`ddplaunch doctor`: examines this machine before a job does."""
+"""`ddplaunch doctor`: examines this machine before a job does, or all nodes of the job and what lies between them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
-from ddplaunch.cli.command import Command, Once, show
+from ddplaunch.cli import job
+from ddplaunch.cli.command import Command, Once, Page, show
+from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.exitcodes import OK
 from ddplaunch.options.table import BY_NAME
 
+if TYPE_CHECKING:  # the help needs none of it
+    from ddplaunch.cluster import Allocation
+    from ddplaunch.doctor import Report
+    from ddplaunch.spec import JobSpec
+
 _BROKEN = 1  # the exit status if a job would fail here
+_WHERE = ("hosts", "hostfile", "nnodes", "node_rank", "master_addr", "rdzv_endpoint", "simulate", "cluster")
+_SHOWN = ("python", "hosts", "hostfile", "nnodes", "simulate", "remote_python", "verbose")
+
+
+class DoctorCommand(job.JobCommand):
+    """A command with all options of a job, which needs no script."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return how it is typed."""
+        return ["[OPTIONS]", "[SCRIPT]"]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write its own options, and those of a job that say where."""
+        assert isinstance(formatter, Page)
+        Command.format_options(self, ctx, formatter)
+        options = {one.option.name: one for one in self.params if isinstance(one, job.JobOption) and not one.hidden}
+        formatter.rows("Options of a job, such as", [options[name].row() for name in _SHOWN])
 
 
 @click.command(
-    cls=Command,
+    cls=DoctorCommand,
     examples=(
-        ("ddplaunch doctor", "this machine"),
-        ("ddplaunch doctor --python ~/env/bin/python", "with the torch of another environment"),
+        ("ddplaunch doctor", "this machine, or all nodes of a Slurm allocation"),
+        ("ddplaunch doctor --hosts a,b,c train.py", "these hosts, and the network between them"),
+        ("ddplaunch doctor --hostfile all.txt --write-hosts good.txt", "keep the good ones"),
         ("ddplaunch doctor --json > report.json", "for a program, or for a bug report"),
     ),
 )
-@click.option("--python", cls=Once, metavar="PROGRAM", help=BY_NAME["python"].help)
 @click.option("--only", cls=Once, metavar="LIST", help="Run only these checks: shm,limits. -v shows the names of all.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the facts of each check, found or passed.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.pass_obj
-def doctor(env: Mapping[str, str], python: str | None, only: str | None, verbose: bool, as_json: bool) -> int:
-    """Shows what would make a job fail or crawl on this machine, the worst first, and what to type. Takes 10 s at most and
-    changes nothing. The exit status is 1 only if something is broken. The text may be shown to others: it holds no value that
-    looks like a secret.
+@click.option(
+    "--write-hosts",
+    "good",
+    cls=Once,
+    metavar="FILE",
+    help="Write the hosts about which nothing broken or slow is known into a file for --hostfile.",
+)
+@click.pass_context
+def doctor(ctx: click.Context, /, only: str | None, as_json: bool, good: str | None, **_: Any) -> int:
+    """Shows what would make a job fail or crawl on this machine, or on several nodes and between them, the worst first, and what
+    to type. Changes nothing. The exit status is 1 only if something is broken. The text may be shown to others: it holds no
+    value that looks like a secret. Takes the options of `ddplaunch --help-all`; with SCRIPT, each node has to have the same one.
     """  # noqa: D205 - the help of a verb is one paragraph
-    from ddplaunch.cli import job
     from ddplaunch.devices import interpreter
-    from ddplaunch.doctor import checks
     from ddplaunch.doctor import show as shown
-    from ddplaunch.doctor.examine import chosen, examine, subject_of
-    from ddplaunch.process.program import working_directory
+    from ddplaunch.process.program import check, working_directory
     from ddplaunch.report.console import Look, written
-    from ddplaunch.spec import Given
 
-    typed = (Given.typed("python", python),) if python is not None else ()
+    env = ctx.obj
+    line = job.typed(ctx)
     # a job without a script: the options of files and variables hold for this command too
-    line = job.CommandLine(typed, ("-",), ())
-    spec = interpreter.chosen(job.resolve(line, env, working_directory()), env)
-    report = examine(chosen(checks.ALL, only), subject_of(spec, env))
+    with_program = line if line.program else replace(line, program=("-",))
+    spec = interpreter.chosen(job.resolve(with_program, env, working_directory()), env)
+    if line.program:
+        check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
+    report = _examined(spec, env, _allocation(spec, env), only, good)
+    verbose = spec.verbosity > 0
     text = shown.as_json(report) if as_json else written(shown.blocks(report, verbose=verbose), Look.of_stdout(env))
     return show(text) or (_BROKEN if report.is_broken else OK)
+
+
+def _allocation(spec: JobSpec, env: Mapping[str, str]) -> Allocation | None:
+    """Return the nodes to examine; None: this machine alone.
+
+    Raises:
+        LaunchError: those that were asked for cannot be found.
+    """
+    from ddplaunch.launcher import dispatch
+
+    try:
+        found, _ = dispatch.find_allocation(spec, env)
+    except LaunchError as error:
+        if any(spec.origin(name) != "default" for name in _WHERE):
+            raise
+        note = f"only this machine is examined: {error.message}"
+        write_stderr(visible(f"note: {below(note)}\n"))
+        return None
+    return None if found.is_here or not found.start else found
+
+
+def _examined(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation | None, only: str | None, good: str | None
+) -> Report:
+    """Examine, and write the good hosts if that was asked for."""
+    from ddplaunch.doctor import checks
+    from ddplaunch.doctor.examine import chosen, examine, subject_of
+
+    tests = chosen(checks.ALL, only)
+    if good is not None and (allocation is None or spec.simulate):
+        what = "simulated nodes are no hosts" if spec.simulate else "there are no hosts: only this machine is examined"
+        raise LaunchError(f"--write-hosts {good}: {what}", hint=f"name hosts: `{BY_NAME['hosts'].flag} a,b,c`")
+    if allocation is None:
+        return examine(tests, subject_of(spec, env))
+    from ddplaunch.doctor.nodes import examine as nodes
+
+    report, left = nodes.examine_nodes(spec, env, allocation, only)
+    if good is not None:
+        nodes.write_hosts(good, allocation.start, left)
+    return report

@@ -250,10 +250,10 @@ def parse(words: Sequence[str], *, resilient: bool = False) -> CommandLine:
         LaunchError: one is wrong.
     """
     with run.make_context("run", list(words), resilient_parsing=resilient) as ctx:
-        return _typed(ctx)
+        return typed(ctx)
 
 
-def _typed(ctx: click.Context) -> CommandLine:
+def typed(ctx: click.Context) -> CommandLine:
     """Return what click has parsed.
 
     Raises:
@@ -289,7 +289,7 @@ def _job(ctx: click.Context) -> JobSpec:
     Raises:
         LaunchError: it cannot be meant so.
     """
-    line, env = _typed(ctx), ctx.obj
+    line, env = typed(ctx), ctx.obj
     words = ctx.meta[WORDS]
     if not line.program and len(words) > 1 and words[-1].endswith(".py"):
         raise LaunchError(

@@ -20,6 +20,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     title: str  # one sentence, without a period
     evidence: str = ""  # what was read or measured, and where
     hint: str = ""  # what to type or to change; "" if nothing can be done
+    hosts: tuple[str, ...] = ()  # of several nodes those that it is about
 
 
 class Verdict(Struct, frozen=True):
@@ -73,3 +74,9 @@ class Report(Struct, frozen=True, kw_only=True):
     def is_broken(self) -> bool:
         """Whether a job would fail here."""
         return any(finding.severity == "broken" for finding in self.findings)
+
+
+class NodesReport(Report, frozen=True, kw_only=True):
+    """What the doctor says of several nodes: its checks and findings are about all of them."""
+
+    nodes: tuple[Report, ...]  # what the checks of each machine say

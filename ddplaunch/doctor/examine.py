@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -21,6 +22,8 @@ from ddplaunch.words import did_you_mean, duration
 
 _MARGIN = 0.2  # seconds in which the kernel ends a late check, before its process is left behind
 _LONGEST = 2000  # characters of a text in a report
+
+R = TypeVar("R", bound=Report)
 
 
 def subject_of(spec: JobSpec, env: Mapping[str, str]) -> Subject:
@@ -131,7 +134,7 @@ def conclude(check: Check, answer: Verdict | str | None, seconds: float) -> tupl
     return CheckResult(id=check.id, status="late", facts=why, seconds=seconds), (finding,)
 
 
-def presentable(report: Report, home: str) -> Report:
+def presentable(report: R, home: str) -> R:
     """Return the report as it may be shown to others: home as ~, nothing that a terminal obeys, no text without end."""
 
     def shown(text: str) -> str:

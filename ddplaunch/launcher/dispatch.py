@@ -45,7 +45,7 @@ def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
     """
     from ddplaunch.launcher import preview  # only this command needs it
 
-    return preview.show(spec, env, _allocation(spec, env)[0], form)
+    return preview.show(spec, env, find_allocation(spec, env)[0], form)
 
 
 def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, screen: Screen | None = None) -> int:
@@ -61,7 +61,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     spec = within_outer_grace(spec, env)
     to_caller = control is not None
     serve = partial(front.run, control=control)
-    allocation, secret = _allocation(spec, env)
+    allocation, secret = find_allocation(spec, env)
     if secret is not None:
         env = {**env, token.VARIABLE: secret}
         _warn_of_weak_token(spec, secret)
@@ -128,7 +128,7 @@ def give_up(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> bool:
     Return whether node 0 was reached.
     """
     with suppress(LaunchError):  # then it is not known where node 0 is
-        allocation, secret = _allocation(spec, env)
+        allocation, secret = find_allocation(spec, env)
         if allocation.starter != "srun" and not allocation.start:
             return _withdraw(spec, allocation, env if secret is None else {**env, token.VARIABLE: secret}, why)
     return False
@@ -167,8 +167,12 @@ def _stays_here(env: Mapping[str, str], *, to_caller: bool) -> bool:
     return shutil.which("srun", path=env.get("PATH")) is None
 
 
-def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, str | None]:
-    """Return where the job runs, and the secret of its agents where they are not ours to start; None if they have none."""
+def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, str | None]:
+    """Return where the job runs, and the secret of its agents where they are not ours to start; None if they have none.
+
+    Raises:
+        LaunchError: what was asked for contradicts what was found.
+    """
     found = discover(spec, env, os.uname().nodename, read=_read)
     if found.rendezvous is None or spec.no_control:
         return found, None

@@ -135,8 +135,8 @@ class HostConnection:
 
     # --- the process
 
-    def start(self, job: RemoteJob, handled: Collection[int]) -> None:
-        """Start the process; a failure is reported as its end."""
+    def start(self, env: Mapping[str, str], open_files: tuple[int, int], handled: Collection[int]) -> None:
+        """Start the process with these variables and RLIMIT_NOFILE (soft, hard); a failure is reported as its end."""
         self.phase = HostPhase.STARTING
         theirs: list[int] = []
         try:
@@ -147,7 +147,7 @@ class HostConnection:
                 theirs.append(others)
                 os.set_blocking(ours, False)
             self._sender = OutputPipe(self._stdin)
-            self._child = start(self.agent.argv, job.env, Stdio(*theirs), handled=handled, open_files=job.open_files)
+            self._child = start(self.agent.argv, env, Stdio(*theirs), handled=handled, open_files=open_files)
         except (StartError, OSError) as error:
             self.start_error = str(error)
             self._close()
@@ -384,7 +384,7 @@ class Startup:
             if self.is_stopped or self._has_failed() or starting >= MAX_STARTING:
                 return
             if host.phase is HostPhase.WAITING:
-                host.start(self._job, handled_signals())
+                host.start(self._job.env, self._job.open_files, handled_signals())
                 starting += 1
         if not starting:
             self._connect_by.cancel()

@@ -27,11 +27,12 @@ SIGNAL = b"s"  # the number of a signal to pass on
 PLAIN_SIGNAL = b"n"  # the same, but it does not escalate if it is the second
 FEWER = b"f"  # to the first: one host fewer will join
 CONNECT = b"a"  # messages.Connect, to the first
+REQUEST = b"r"  # doctor.nodes.messages.Asked, to the doctor's program in place of an agent
 # both ways
 HEARTBEAT = b"b"
 STREAM = b"q"  # streams.Chunk: between a command where the job was typed and the first host's agent
 
-TO_HOST = ORDER + COORDINATOR + SIGNAL + PLAIN_SIGNAL + FEWER + CONNECT + HEARTBEAT + STREAM
+TO_HOST = ORDER + COORDINATOR + SIGNAL + PLAIN_SIGNAL + FEWER + CONNECT + REQUEST + HEARTBEAT + STREAM
 FROM_HOST = STDOUT + STDERR + OURS + BARS + CONTROL + HEARTBEAT + STREAM
 
 LIMIT = 16 << 20  # bytes of data in one frame; the largest is an order, with variables and arguments

@@ -24,6 +24,9 @@ from ddplaunch.runlog.folders import run_id_of
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import why_failed
 
+AGENT = "ddplaunch.launcher.host"
+_PYTHON_OPTIONS = ("-P", "-m")  # -P: a folder that happens to be current holds no modules of ours
+
 
 def run_over_ssh(
     spec: JobSpec, env: Mapping[str, str], allocation: Allocation, *, serve: Callable[..., int], reports_to_caller: bool
@@ -43,7 +46,7 @@ def run_over_ssh(
     python = spec.remote_python or sys.executable
     signals, run_id = passed_on(spec.signals), run_id_of(spec)
     job = RemoteJob(
-        agents=_agents(spec, env, allocation, python, run_id, reports_to_caller=reports_to_caller),
+        agents=agents(spec, env, allocation, python, run_id, reports_to_caller=reports_to_caller),
         run_id=run_id,
         command=(spec.program.target, *spec.program.args),
         starter=allocation.starter,
@@ -63,10 +66,17 @@ def run_over_ssh(
     return serve(partial(dispatcher.run, job), signals, spec.ending_signals)
 
 
-def _agents(
-    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str, run_id: str, *, reports_to_caller: bool
+def agents(
+    spec: JobSpec,
+    env: Mapping[str, str],
+    allocation: Allocation,
+    python: str,
+    run_id: str,
+    *,
+    module: str = AGENT,
+    reports_to_caller: bool = False,
 ) -> tuple[AgentStart, ...]:
-    """Return the command and the order for each host; all orders hold one fresh token."""
+    """Return the command and the order for each host; all orders hold one fresh token. `module` is what runs there."""
     try:
         cwd = os.getcwd()
     except OSError as error:
@@ -96,7 +106,7 @@ def _agents(
         AgentStart(
             node_rank=node_rank,
             host=host.name,
-            argv=argv(allocation.starter, host.name, python, spec.heartbeat_timeout),
+            argv=argv(allocation.starter, host.name, python, spec.heartbeat_timeout, module),
             order=partial(order, node_rank),
         )
         for node_rank, host in enumerate(allocation.start)
@@ -106,18 +116,18 @@ def _agents(
 # --- the command for each host
 
 
-REMOTE = ("-P", "-m", "ddplaunch.launcher.host")  # -P: a folder that happens to be current holds no modules of ours
 _PROBES = 3  # keepalives without a reply after which ssh ends
 
 
-def argv(starter: str, host: str, python: str, heartbeat_timeout: float) -> tuple[str, ...]:
-    """Return the command that starts `python -m ddplaunch.launcher.host` on the host; `heartbeat_timeout` in seconds."""
+def argv(starter: str, host: str, python: str, heartbeat_timeout: float, module: str = AGENT) -> tuple[str, ...]:
+    """Return the command that starts `python -m MODULE` on the host; `heartbeat_timeout` in seconds."""
+    command = (python, *_PYTHON_OPTIONS, module)
     match starter:
         case "simulate":
-            return (python, *REMOTE)
+            return command
         case "blaunch":
-            return ("blaunch", host, python, *REMOTE)
-    return (*_ssh(heartbeat_timeout), host, f"exec {shlex.join((python, *REMOTE))}")
+            return ("blaunch", host, *command)
+    return (*_ssh(heartbeat_timeout), host, f"exec {shlex.join(command)}")
 
 
 def _ssh(heartbeat_timeout: float) -> tuple[str, ...]:

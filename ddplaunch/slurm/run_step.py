@@ -127,8 +127,7 @@ def argv(
     is_range = allocation.nnodes[0] < allocation.nnodes[1]
     given = sent(spec, Reach.STEP)
     if is_range:
-        least, most = allocation.nnodes
-        given.append(Given.typed("nnodes", write_nnodes((least, most - spec.spares))))
+        given.append(Given.typed("nnodes", write_nnodes(allocation.nnodes)))
     words = (*(json.dumps(one.fields()) for one in given), "--", spec.program.target, *spec.program.args)
     agent = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(words))
     # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn
@@ -137,13 +136,7 @@ def argv(
     stdin = "--input=0" if allocation.is_here else "--input=none"  # of several nodes no worker reads what is typed
 
     def on(nodes: Sequence[str], *of_component: str) -> list[str]:
-        number, nodelist = len(nodes), hostlist.compress(nodes)
-        return [
-            *(*of_component, "--quiet", f"--nodes={number}", f"--ntasks={number}", "--ntasks-per-node=1"),
-            *(*gpu_options(nodes, gpus), f"--nodelist={nodelist}", "--cpu-bind=none", "--gpu-bind=none"),
-            *("--mem-bind=none", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"),
-            *(*at_once, *outlives_nodes, stdin, *agent),
-        ]
+        return [*of_component, *task_options(nodes, gpus), *at_once, *outlives_nodes, stdin, *agent]
 
     if not components:
         return ("srun", *on(hosts))
@@ -154,16 +147,31 @@ def argv(
     return tuple(parts)
 
 
+def task_options(nodes: Sequence[str], gpus: Grants = MappingProxyType({})) -> list[str]:
+    """Return the options of srun for one task on each of these nodes, with all its CPUs and GPUs."""
+    number = len(nodes)
+    return [
+        *("--quiet", f"--nodes={number}", f"--ntasks={number}", "--ntasks-per-node=1"),
+        *(*gpu_options(nodes, gpus), f"--nodelist={hostlist.compress(nodes)}", "--cpu-bind=none", "--gpu-bind=none"),
+        *("--mem-bind=none", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"),
+    ]
+
+
 def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
-    """Return the variables of the step."""
-    kept = {
+    """Return the variables of a step of agents."""
+    kept = public_environment(env)
+    if tasks := env.get("SLURM_NTASKS_PER_NODE"):
+        kept[secret.TASKS_PER_NODE] = tasks
+    return {**kept, secret.VARIABLE: token, secret.RDZV_PORT: str(port)}
+
+
+def public_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of any step: none that srun takes for its options, and no secret."""
+    return {
         name: value
         for name, value in secret.public(env).items()
         if not _OF_SLURM.match(name) or _FOR_THE_STEP.fullmatch(_OF_COMPONENT.sub("", name))
     }
-    if tasks := env.get("SLURM_NTASKS_PER_NODE"):
-        kept[secret.TASKS_PER_NODE] = tasks
-    return {**kept, secret.VARIABLE: token, secret.RDZV_PORT: str(port)}
 
 
 def run(job: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:

@@ -1,0 +1,321 @@
+"""Examines the nodes of a job, and the network between them: asks, has pairs measure, and judges. Waits for none forever."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from ddplaunch import __version__
+from ddplaunch.cluster import Allocation, endpoints
+from ddplaunch.cluster.hostlist import Host
+from ddplaunch.doctor import SEVERITIES, CheckResult, NodesReport, Report
+from ddplaunch.doctor.examine import presentable
+from ddplaunch.doctor.nodes import Concern, agreement, network
+from ddplaunch.doctor.nodes.agreement import Clock
+from ddplaunch.doctor.nodes.messages import (
+    Blocked,
+    Examine,
+    Examined,
+    Facts,
+    Failed,
+    Introduce,
+    Measure,
+    Meet,
+    Met,
+    Reply,
+    Request,
+    Share,
+    Shared,
+    TellTime,
+    Time,
+    Way,
+)
+from ddplaunch.doctor.nodes.nodes import Batch, Nodes
+from ddplaunch.doctor.nodes.pairs import Pair, doubtful, halves
+from ddplaunch.errors import LaunchError
+from ddplaunch.loop.loop import Loop
+from ddplaunch.options import token
+from ddplaunch.remote import start
+from ddplaunch.remote.connections import AgentStart
+from ddplaunch.spec import JobSpec
+from ddplaunch.words import count, duration, why_failed
+
+_MODULE = "ddplaunch.doctor.nodes.host"
+_START, _START_EACH = 20.0, 0.05  # seconds: a login may take 10, and of many hosts 64 start at once
+_FACTS = 8.0  # seconds; with 64 simulated nodes on two processors it takes 2
+_CHECKS = 20.0  # seconds; the checks of one machine end within 10 by themselves
+_TIMES = 3  # that clocks are asked, since the quickest answer tells most
+_QUICK = 5.0  # seconds for what takes milliseconds
+_MEASURE = 8.0  # seconds; a way on which everything is lost takes 7
+_CONVICTING = 2  # rounds
+_SEND, _SEND_HERE = (
+    0.15,
+    0.01,
+)  # seconds; most networks are at full speed after a few ms, and this machine's speed says nothing
+
+R = TypeVar("R", bound=Reply)
+
+
+def examine_nodes(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, only: str | None
+) -> tuple[NodesReport, list[int]]:
+    """Examine all nodes of an allocation in which we start the agents; return the report, and the nodes that are good."""
+    agents, variables = _agents(spec, env, allocation)
+    loop = Loop()
+    nodes = Nodes(loop, agents, starter=allocation.starter, python=spec.remote_python or sys.executable, env=variables)
+    try:
+        return _Examination(loop, nodes, spec, env, allocation, only).run()
+    finally:
+        nodes.close()
+        loop.close()
+
+
+def _agents(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation
+) -> tuple[Sequence[AgentStart], Mapping[str, str]]:
+    """Return what is started for each node, and the variables of that command."""
+    python = spec.remote_python or sys.executable
+    agents = start.agents(spec, env, allocation, python, "doctor", module=_MODULE)
+    if allocation.starter != "srun":
+        return agents, token.public(env)
+    from ddplaunch.slurm import run_step  # few have Slurm
+
+    # a step for each node: one that does not start keeps no other from it
+    command = (python, "-P", "-m", _MODULE)
+    steps = [
+        replace(agent, argv=("srun", *run_step.task_options([agent.host]), "--input=0", "--unbuffered", *command))
+        for agent in agents
+    ]
+    return steps, run_step.public_environment(env)
+
+
+class _Examination:
+    """One examination, from the start of the nodes to the report."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        nodes: Nodes,
+        spec: JobSpec,
+        env: Mapping[str, str],
+        allocation: Allocation,
+        only: str | None,
+    ) -> None:
+        self._loop = loop
+        self._nodes = nodes
+        self._spec = spec
+        self._env = env
+        self._allocation = allocation
+        self._only = only
+        self._names = [host.address for host in allocation.start]
+        self._is_shared = bool(spec.simulate)
+        self._began = time.monotonic()
+        self._failed: list[Concern] = []  # of requests that had no answer
+        self._seconds: dict[str, float] = {}  # by check: until it had ended
+
+    def run(self) -> tuple[NodesReport, list[int]]:
+        """Ask for everything, one after the other, and judge it all in the end."""
+        nodes = self._nodes
+        nodes.start(_START + _START_EACH * len(self._names))
+        self._note("nodes")
+        facts = self._ask(Facts, "nodes", dict.fromkeys(nodes.alive, Introduce(self._ports())), _FACTS)
+        self._note("versions")
+        examined = self._post_examine()
+        clocks = self._ask_clocks()
+        self._note("clock")
+        shared = self._share()
+        self._note("files")
+        # nodes of one machine meet while that is examined, since their speed says nothing
+        reports = {} if self._is_shared else self._collect(Examined, "nodes", nodes.wait(examined))
+        name = self._allocation.endpoint.address or self._names[0]
+        met = self._meet(name, facts)
+        self._note("names")
+        ways = self._measure(facts)
+        self._note("network")
+        if self._is_shared:
+            reports = self._collect(Examined, "nodes", nodes.wait(examined))
+        alive = set(nodes.alive)
+        concerns = [
+            *agreement.judge_lost(self._names, nodes.lost),
+            *self._failed,
+            *agreement.judge_facts(self._names, facts),
+            *agreement.judge_folders(self._names, shared),
+            *agreement.judge_clocks(self._names, {} if self._is_shared else clocks),
+            *agreement.judge_names(self._names, met, facts, name, is_needed=self._allocation.endpoint.address == name),
+            # what was measured with a node that is lost says nothing of the other one
+            *network.judge(
+                self._names,
+                facts,
+                {way: one for way, one in ways.items() if alive.issuperset(way)},
+                is_shared=self._is_shared,
+            ),
+            *agreement.merged(self._names, {node: one.report for node, one in reports.items()}),
+        ]
+        return self._report(facts, clocks, ways, reports, concerns), agreement.good_nodes(len(self._names), concerns)
+
+    def _note(self, check: str) -> None:
+        self._seconds[check] = time.monotonic() - self._began
+
+    # --- questions
+
+    def _ask(self, kind: type[R], check: str, requests: Mapping[int, Request], within: float) -> dict[int, R]:
+        return self._collect(kind, check, self._nodes.ask(requests, within))
+
+    def _collect(self, kind: type[R], check: str, replies: Mapping[int, Reply]) -> dict[int, R]:
+        """Return the replies of this kind; what else came is why there is none."""
+        for why, nodes in agreement.by_value(
+            {node: one.why for node, one in replies.items() if isinstance(one, Failed)}
+        ).items():
+            self._failed.append(agreement.failed(self._names, check, nodes, why))
+        return {node: one for node, one in replies.items() if isinstance(one, kind)}
+
+    def _ports(self) -> tuple[int, ...]:
+        """Return the fixed ports that a job here would use, apart from those that the kernel chooses."""
+        ports = [self._allocation.endpoint.port]
+        if self._allocation.starter == "srun":
+            job = self._env.get("SLURM_JOB_ID", "")
+            ports.append(endpoints.ports_of(int(job) if job.isdecimal() else 0)[0])
+        return () if self._is_shared else tuple(port for port in ports if port)
+
+    def _post_examine(self) -> Batch:
+        """Have the nodes examine themselves; of those that share a machine only the first."""
+        chosen = self._nodes.alive[:1] if self._is_shared else self._nodes.alive
+        return self._nodes.post(dict.fromkeys(chosen, Examine(self._only)), _CHECKS)
+
+    def _ask_clocks(self) -> dict[int, Clock]:
+        clocks: dict[int, Clock] = {}
+        for _ in range(_TIMES):
+            batch = self._nodes.post(dict.fromkeys(self._nodes.alive, TellTime()), _QUICK)
+            for node, reply in self._nodes.wait(batch).items():
+                if isinstance(reply, Time):
+                    now = agreement.clock_of(batch.sent_at, reply.seconds, batch.came_at[node])
+                    clocks[node] = min(clocks.get(node, now), now, key=lambda clock: clock.uncertain)
+        return clocks
+
+    def _share(self) -> dict[int, Shared]:
+        """Have node 0 make a file, and the others look for it."""
+        if self._is_shared or 0 not in self._nodes.alive:
+            return {}
+        name = f".ddplaunch-doctor-{os.urandom(8).hex()}"
+        made = self._ask(Shared, "files", {0: Share(name, makes=True)}, _QUICK)
+        others = {node: Share(name) for node in self._nodes.alive if node}
+        seen = self._ask(Shared, "files", others, _QUICK)
+        self._ask(Shared, "files", {0: Share(name, removes=True)}, _QUICK)
+        return made | seen
+
+    def _meet(self, name: str, facts: Mapping[int, Facts]) -> dict[int, Met]:
+        """Have all others look for node 0 under its name."""
+        if self._is_shared or 0 not in facts or endpoints.is_numeric(name):
+            return {}
+        others = {node: Meet(name, facts[0].port) for node in facts if node}
+        return self._ask(Met, "names", others, _QUICK)
+
+    def _measure(self, facts: Mapping[int, Facts]) -> dict[tuple[int, int], Way]:
+        """Have pairs of nodes measure the ways between them, round by round, then the doubtful ones again."""
+        ways: dict[tuple[int, int], Way] = {}
+        for pairs in halves([node for node in self._nodes.alive if node in facts]):
+            self._round(pairs, facts, ways)
+        for _ in range(_CONVICTING):
+            speeds, bad = network.bad_pairs(ways, is_shared=self._is_shared)
+            self._round(doubtful(speeds, bad), facts, ways)
+        return ways
+
+    def _round(self, pairs: Sequence[Pair], facts: Mapping[int, Facts], ways: dict[tuple[int, int], Way]) -> None:
+        """Measure one direction of all pairs at once, then the other."""
+        seconds = _SEND_HERE if self._is_shared else _SEND
+        for turn in (list(pairs), [(there, here) for here, there in pairs]):
+            targets = dict(turn)
+            requests = {
+                here: Measure(there, facts[there].addresses, (facts[there].port, *facts[there].ports), seconds)
+                for here, there in targets.items()
+            }
+            for here, reply in self._nodes.ask(requests, _MEASURE).items():
+                there = targets[here]
+                failed = Way(blocked=(Blocked(facts[there].port, reply.why),)) if isinstance(reply, Failed) else None
+                way = reply if isinstance(reply, Way) else failed
+                if way is not None:
+                    ways[here, there] = network.best_of(ways.get((here, there)), way)
+
+    # --- the report
+
+    def _report(
+        self,
+        facts: Mapping[int, Facts],
+        clocks: Mapping[int, Clock],
+        ways: Mapping[tuple[int, int], Way],
+        reports: Mapping[int, Examined],
+        concerns: Sequence[Concern],
+    ) -> NodesReport:
+        found = {one.finding.check for one in concerns}
+        texts = {
+            "nodes": f"{len(self._nodes.alive)} of {count(len(self._names), 'node')} answered to the end",
+            "versions": ", ".join(sorted({f"torch {one.torch or 'missing'}" for one in facts.values()})),
+            "clock": _of_clocks(clocks),
+            "files": ", ".join(sorted({f"script {one.script}" for one in facts.values() if one.script})),
+            "names": "",
+            "network": network.summary(ways),
+        }
+        checks = [
+            CheckResult(
+                id=check,
+                status="found" if check in found else "passed" if facts else "failed",
+                facts=texts[check] if facts else "no node answered",
+                seconds=round(self._seconds[check], 3),
+            )
+            for check in texts
+        ]
+        findings = [replace(one.finding, hosts=tuple(self._names[node] for node in one.nodes)) for one in concerns]
+        report = NodesReport(
+            ddplaunch=__version__,
+            host=count(len(self._names), "node"),
+            python=self._spec.program.python or sys.executable,
+            seconds=round(time.monotonic() - self._began, 3),
+            checks=tuple(checks),
+            findings=tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))),
+            nodes=tuple(_shown(one.report) for _, one in sorted(reports.items())),
+        )
+        return presentable(report, self._env.get("HOME", ""))
+
+
+def _shown(report: Report) -> Report:
+    return presentable(report, "")
+
+
+def _of_clocks(clocks: Mapping[int, Clock]) -> str:
+    if not clocks:
+        return ""
+    ahead = [one.ahead for one in clocks.values()]
+    uncertain = max(one.uncertain for one in clocks.values())
+    return f"clocks within {duration(max(ahead) - min(ahead))}, measured to {duration(uncertain)}"
+
+
+def write_hosts(path: str, hosts: Sequence[Host], good: Sequence[int]) -> None:
+    """Write the good ones of these hosts as a host file.
+
+    Raises:
+        LaunchError: there is none, or the file cannot be written.
+    """
+    if not good:
+        raise LaunchError(f"--write-hosts {path}: no node is good, so the file is not written")
+    text = "".join(f"{_line(hosts[node])}\n" for node in good)
+    draft = f"{path}.{os.urandom(4).hex()}"
+    try:
+        with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        os.replace(draft, path)
+    except OSError as error:
+        raise LaunchError(
+            f"--write-hosts {path}: {why_failed(error)}", hint="name a file in a folder that you may write to"
+        ) from None
+
+
+def _line(host: Host) -> str:
+    """Return a host as a line of a host file."""
+    if host.devices is not None:
+        return f"{host.name} gpus={','.join(host.devices)}"
+    return host.name if host.slots is None else f"{host.name} slots={host.slots}"

@@ -1,0 +1,294 @@
+"""What examines a node: `python -m ddplaunch.doctor.nodes.host`, started there as an agent would be. Not for people to type.
+
+It gets an agent's order, then requests, each of which a child answers within its time: what hangs there hangs nothing here.
+"""
+
+from __future__ import annotations
+
+import ddplaunch.interrupt  # noqa: F401 - before all else
+
+# isort: split
+
+import hashlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+
+from ddplaunch.agent.pipes import CONTROL
+from ddplaunch.doctor.nodes import measure, messages
+from ddplaunch.doctor.nodes.messages import (
+    Answered,
+    Asked,
+    Examine,
+    Examined,
+    Facts,
+    Failed,
+    Introduce,
+    Measure,
+    Meet,
+    Reply,
+    Request,
+    Share,
+    Shared,
+    TellTime,
+    Time,
+)
+from ddplaunch.errors import LaunchError
+from ddplaunch.exitcodes import BUG, NODE_LOST, OK
+from ddplaunch.fields import Malformed, line
+from ddplaunch.fields import host as host_name
+from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.stream import FrameError
+from ddplaunch.process.ask import FIRST
+from ddplaunch.remote.messages import Order
+from ddplaunch.remote.messages import order as order_in
+from ddplaunch.remote.protocol import ORDER, REQUEST, InputPipe, reserve_stdio
+from ddplaunch.words import duration, why_failed
+
+_ORDER_TIMEOUT = 60.0  # seconds
+_MARGIN = 0.2  # seconds in which the kernel ends a late child, before its process is left behind
+_PIECE = 1 << 18  # bytes of the script that are read at once
+
+
+class Examinee:
+    """This node, as the doctor sees it."""
+
+    def __init__(self, loop: Loop, order: Order, send: Callable[[bytes], None]) -> None:
+        """Prepare; `send` sends an answer to the doctor."""
+        self._loop = loop
+        self._order = order
+        self._send = send
+        self._is_listening = False
+
+    def take(self, data: bytes) -> None:
+        """Have a child answer a request.
+
+        Raises:
+            Malformed: it is none.
+        """
+        asked = messages.asked(data)
+        assert isinstance(asked, Asked)
+        question: Callable[[], Reply]
+        if isinstance(asked.request, TellTime):  # a child would be late
+            return self._reply(asked.number, Time(time.time()))
+        if isinstance(asked.request, Introduce):
+            if self._is_listening:
+                raise Malformed("asks twice to listen")
+            question = partial(facts_of, self._order, *self._listen(asked.request))
+        else:
+            question = partial(answer, asked.request, self._order)
+        otherwise: Reply = Failed(f"no answer in {duration(asked.within)}")
+        reply = partial(self._reply, asked.number)
+        pending = self._loop.ask(partial(_in_words, question), otherwise, reply, within=asked.within)
+        # the kernel cannot end a process in uninterruptible sleep, as on a dead file server
+        self._loop.timer(self._loop.now() + asked.within + _MARGIN, pending.give_up)
+        return None
+
+    def _reply(self, number: int, reply: Reply) -> None:
+        self._send(messages.encode(Answered(number, reply)))
+
+    def _listen(self, request: Introduce) -> tuple[int, tuple[int, ...]]:
+        """Listen on a free port and on those of the request that are free, and have a child serve them; return the ports."""
+        listening = [measure.listen()]
+        for port in request.ports:
+            with suppress(OSError):  # taken; what matters is whether others get there
+                listening.append(measure.listen(port))
+        chosen, *ports = (stream.getsockname()[1] for stream, _ in listening)
+        streams = [stream.fileno() for stream, _ in listening]
+        datagrams = [sock.fileno() for _, sock in listening if sock is not None]
+        serve = partial(_serve, len(streams), len(datagrams), self._order.token, self._order.node_rank)
+        self._loop.ask(serve, None, descriptors=(*streams, *datagrams))
+        for stream, sock in listening:
+            stream.close()
+            if sock is not None:
+                sock.close()
+        self._is_listening = True
+        return chosen, tuple(ports)
+
+
+def _serve(streams: int, datagrams: int, token: str, node_rank: int) -> None:
+    sockets = [socket.socket(fileno=FIRST + index) for index in range(streams + datagrams)]
+    measure.serve(sockets[:streams], sockets[streams:], token, node_rank)
+
+
+def _in_words(question: Callable[[], Reply]) -> Reply:
+    """Answer, in the child; an error is an answer too, and says what it is."""
+    try:
+        return question()
+    except LaunchError as error:
+        return Failed(line(error.message))
+    except Exception as error:  # noqa: BLE001 - the doctor names it, and goes on
+        return Failed(line(f"{type(error).__name__}: {error}"))
+
+
+# --- answers, each in a child
+
+
+def answer(request: Request, order: Order) -> Reply:
+    """Return the answer to a request that needs nothing but the order of this node."""
+    match request:
+        case Measure():
+            return measure.measure(request, order.token)
+        case Meet():
+            return measure.meet(request, order.token)
+        case Share():
+            return share(request, order)
+        case Examine():
+            return examine(request, order)
+    raise ValueError(f"{type(request).__name__} is no request of this kind")
+
+
+def facts_of(order: Order, port: int, ports: tuple[int, ...]) -> Facts:
+    """Return what this node is."""
+    from ddplaunch.devices.interpreter import find_torch
+    from ddplaunch.remote import order as orders
+
+    spec = orders.spec(order)
+    build = find_torch(spec.program.python or sys.executable)
+    script, no_script = "", ""
+    folder = _enter(order)
+    if not folder and spec.program.target != "-" and spec.program.kind.value == "script":
+        try:
+            script = _digest(spec.program.target)
+        except OSError as error:
+            no_script = why_failed(error)
+    return Facts(
+        host=host_name(os.uname().nodename),
+        addresses=_addresses(order),
+        port=port,
+        ports=ports,
+        python=line(sys.version.partition(" ")[0]),
+        torch=line(build.version) if build is not None else "",
+        nccl=build is not None and build.nccl,
+        folder=line(folder),
+        script=script,
+        no_script=line(no_script),
+    )
+
+
+def _addresses(order: Order) -> tuple[str, ...]:
+    """Return the numeric addresses under which others may reach this node, the likeliest first."""
+    if order.simulated:
+        from ddplaunch.cluster.endpoints import LOOPBACK
+
+        return (LOOPBACK,)
+    from ddplaunch.net.addresses import is_loopback, usable_addresses
+
+    connection = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
+    reached = [address for address in connection[2:3] if not is_loopback(address)]
+    return tuple(dict.fromkeys((*reached, *usable_addresses())))[: messages.MAX_ADDRESSES]
+
+
+def _enter(order: Order) -> str:
+    """Change into the folder where the command was typed; return why that fails, "" if it does not."""
+    try:
+        os.chdir(os.fsdecode(order.cwd))
+    except OSError as error:
+        return f"{os.fsdecode(order.cwd)}: {why_failed(error)}"
+    return ""
+
+
+def _digest(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()[:12]
+
+
+def share(request: Share, order: Order) -> Shared:
+    """Make the file, look for it, or remove it."""
+    if os.path.basename(request.name) != request.name:
+        raise ValueError(f"{request.name} is no name of a file")
+    from ddplaunch.remote import order as orders
+    from ddplaunch.runlog.folders import runs_folder
+
+    runs = orders.spec(order).log_dir or runs_folder(_variables(order))
+    return Shared(*(_is_seen(folder, request) if folder else None for folder in (runs, os.fsdecode(order.cwd))))
+
+
+def _is_seen(folder: str, request: Share) -> bool | None:
+    path = os.path.join(folder, request.name)
+    try:
+        if request.makes:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        elif request.removes:
+            os.unlink(path)
+        elif os.path.isdir(folder):
+            os.listdir(folder)  # a client of NFS asks its server again
+        return os.path.lexists(path)
+    except OSError:
+        return None
+
+
+def _variables(order: Order) -> Mapping[str, str]:
+    """Return the variables that workers here would have."""
+    from ddplaunch.remote import order as orders
+
+    return orders.variables_on_host(orders.variables(order), os.environ, os.path.isdir)
+
+
+def examine(request: Examine, order: Order) -> Examined:
+    """Run the checks of this machine.
+
+    Raises:
+        LaunchError: there is no such check, or no such interpreter here.
+    """
+    from ddplaunch.doctor import checks
+    from ddplaunch.doctor import examine as doctor
+    from ddplaunch.remote import order as orders
+
+    _enter(order)
+    chosen = doctor.chosen(checks.ALL, request.only)
+    return Examined(doctor.examine(chosen, doctor.subject_of(orders.spec(order), _variables(order))))
+
+
+# --- the process
+
+
+def main() -> int:
+    """Get the order and answer requests until the doctor closes our stdin; return the exit status."""
+    requests, replies = reserve_stdio()
+    frame = requests.wait(_ORDER_TIMEOUT)
+    if frame is None or frame[0] != ORDER:
+        return NODE_LOST
+    loop = Loop()
+    replies.attach(loop)
+    try:
+        examinee = Examinee(loop, order_in(frame[1]), partial(replies.put, CONTROL))
+        return _serve_doctor(loop, requests, examinee)
+    except (Malformed, FrameError):
+        return NODE_LOST
+    finally:
+        loop.close()
+
+
+def _serve_doctor(loop: Loop, requests: InputPipe, examinee: Examinee) -> int:
+    ended: list[bool] = []
+
+    def on_input() -> None:
+        if not requests.read():
+            ended.append(True)
+        while (frame := requests.take()) is not None:
+            tag, data = frame
+            if tag == REQUEST:
+                examinee.take(data)
+
+    loop.watch(requests, on_input)
+    on_input()  # what came with the order
+    while not ended:
+        loop.run_once()
+    return OK
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours, and the doctor shows it
+        sys.excepthook(*sys.exc_info())
+        sys.exit(BUG)

@@ -1,0 +1,179 @@
+"""The nodes from the doctor's side: starts a program on each, asks many at once, and waits for none longer than said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from time import time
+
+from msgspec import Struct, field
+
+from ddplaunch import __version__
+from ddplaunch.doctor.nodes import messages
+from ddplaunch.doctor.nodes.messages import Asked, Reply, Request
+from ddplaunch.fields import Malformed
+from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.stream import FrameError
+from ddplaunch.process.child import handled_signals
+from ddplaunch.process.linux import raise_open_files
+from ddplaunch.remote import diagnose
+from ddplaunch.remote.connections import MAX_STARTING, AgentStart, HostConnection, HostPhase
+from ddplaunch.remote.diagnose import HostError
+from ddplaunch.remote.protocol import ORDER, PROTOCOL, REQUEST
+
+_MARGIN = 2.0  # seconds that an answer may be on its way, beyond those that the node has for it
+_END = 2.0  # seconds in which the programs on the nodes have to end
+_SILENT = HostError("it has stopped answering", "is it stopped, overloaded, or its network cut? `ssh {host}`")
+
+
+class Batch(Struct):
+    """Requests that were sent together, and the replies as they come."""
+
+    sent_at: float  # seconds since 1970
+    until: float  # of the loop's clock
+    pending: dict[int, int]  # by the number of the request: the node
+    replies: dict[int, Reply] = field(default_factory=dict)
+    came_at: dict[int, float] = field(default_factory=dict)  # seconds since 1970
+
+
+class Nodes:
+    """The connections to all nodes. A node that does not start, answer or stay is `lost`, with the reason, and asked no more."""
+
+    def __init__(
+        self, loop: Loop, agents: Sequence[AgentStart], *, starter: str, python: str, env: Mapping[str, str]
+    ) -> None:
+        """Prepare to start these programs with the variables `env`."""
+        self._loop = loop
+        self._starter = starter
+        self._python = python
+        self._env = env
+        self._hosts = [HostConnection(agent, loop, self) for agent in agents]
+        self._numbers = count(1)
+        self._batches: list[Batch] = []
+        self._open_files = (0, 0)
+        self.lost: dict[int, HostError] = {}
+
+    @property
+    def alive(self) -> list[int]:
+        """The nodes that are connected."""
+        return [
+            rank for rank, host in enumerate(self._hosts) if rank not in self.lost and host.phase is HostPhase.CONNECTED
+        ]
+
+    def start(self, within: float) -> None:
+        """Start the programs, and wait until each is connected or lost."""
+        self._open_files = raise_open_files()
+        self._start_next()
+        starting = (HostPhase.WAITING, HostPhase.STARTING)
+        self._run(
+            lambda: not any(host.phase in starting for host in self._hosts),
+            self._loop.now() + within,
+        )
+        for host in self._hosts:
+            if host.phase in starting:
+                self._lose(host, diagnose.not_started(within))
+
+    def _start_next(self) -> None:
+        """Start programs, so many at a time."""
+        starting = sum(host.phase is HostPhase.STARTING for host in self._hosts)
+        for host in [host for host in self._hosts if host.phase is HostPhase.WAITING][: MAX_STARTING - starting]:
+            host.start(self._env, self._open_files, handled_signals())
+
+    def _run(self, is_done: Callable[[], bool], until: float) -> None:
+        wake = self._loop.timer(until, lambda: None)
+        while not is_done() and self._loop.now() < until:
+            self._loop.run_once()
+        wake.cancel()
+
+    # --- requests
+
+    def post(self, requests: Mapping[int, Request], within: float) -> Batch:
+        """Send a request to each of these nodes, which have so many seconds for it."""
+        batch = Batch(time(), self._loop.now() + within + _MARGIN, {})
+        for rank in self.alive:
+            if rank in requests:
+                number = next(self._numbers)
+                batch.pending[number] = rank
+                self._hosts[rank].send(REQUEST, messages.encode(Asked(number, requests[rank], within)))
+        self._batches.append(batch)
+        return batch
+
+    def wait(self, batch: Batch) -> dict[int, Reply]:
+        """Return the replies, by node; a node that has not replied in time is lost."""
+        self._run(lambda: not batch.pending, batch.until)
+        self._batches.remove(batch)
+        for rank in batch.pending.values():
+            self._lose(self._hosts[rank], _SILENT)
+        return batch.replies
+
+    def ask(self, requests: Mapping[int, Request], within: float) -> dict[int, Reply]:
+        """Send requests and return the replies, by node."""
+        return self.wait(self.post(requests, within))
+
+    def _lose(self, host: HostConnection, why: HostError) -> None:
+        """Ask a node no more."""
+        rank = host.agent.node_rank
+        self.lost.setdefault(rank, why)
+        for batch in self._batches:
+            batch.pending = {number: node for number, node in batch.pending.items() if node != rank}
+        if host.phase is HostPhase.WAITING:
+            host.phase = HostPhase.CLOSED
+        host.kill()
+
+    def close(self) -> None:
+        """End the programs on all nodes."""
+        for host in self._hosts:
+            host.close_stdin()
+        is_closed = lambda: all(host.phase in (HostPhase.CLOSED, HostPhase.WAITING) for host in self._hosts)  # noqa: E731
+        self._run(is_closed, self._loop.now() + _END)
+        for host in self._hosts:
+            host.kill()
+        self._run(is_closed, self._loop.now() + _END)
+
+    # --- what connections report
+
+    def connected(self, host: HostConnection, protocol: int, version: str) -> None:
+        """Send a node its order."""
+        if protocol != PROTOCOL or version != __version__:
+            self._lose(host, diagnose.other_version(version))
+        else:
+            host.send(ORDER, host.agent.order())
+        self._start_next()
+
+    def report_received(self, host: HostConnection, data: bytes) -> None:
+        """Take a reply.
+
+        Raises:
+            FrameError: it is none.
+        """
+        try:
+            answered = messages.answered(data)
+        except Malformed as error:
+            raise FrameError(f"sent a malformed reply ({error})") from None
+        for batch in self._batches:
+            if batch.pending.get(answered.number) == host.agent.node_rank:
+                rank = batch.pending.pop(answered.number)
+                batch.replies[rank], batch.came_at[rank] = answered.reply, time()
+
+    def disconnected(self, host: HostConnection) -> None:
+        """Find out why a node is gone."""
+        why = diagnose.of_host(
+            self._starter,
+            self._python,
+            start_error=host.start_error,
+            was_connected=host.was_connected,
+            status=host.exit_status,
+            output=host.own_output,
+            fault=host.fault,
+        )
+        self._lose(host, why)
+        self._start_next()
+
+    def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:
+        """Drop output, which these programs have none of."""
+
+    def chunk_received(self, host: HostConnection, data: bytes) -> None:
+        """Drop parts of streams, which these programs have none of."""
+
+    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
+        """Do nothing: who starts them looks after that."""
