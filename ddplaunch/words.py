@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from signal import Signals
 
@@ -60,6 +61,14 @@ def compress(ranks: Iterable[int]) -> str:
         else:
             ranges.append([rank, rank])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def ranks_of(text: str, most: int) -> list[int]:
+    """Read ranks and ranges, as `compress` writes them: those below `most`, whatever else stands there."""
+    found: set[int] = set()
+    for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", text):
+        found.update(range(int(low), min(int(high or low) + 1, most)))
+    return sorted(found)
 
 
 def these_ranks(ranks: Collection[int]) -> str:

@@ -69,3 +69,13 @@ def restarted(folder: Path, ranks: int = 2, generations: int = 2, **files: dict[
         else:
             events += [*(exited(at + 9, rank) for rank in range(ranks)), ended(at + 9)]
     return recorded(folder, *events, **files)
+
+
+def sampled(folder: Path, ranks: int, times: range, generation: int = 0, **more: list[Any]) -> None:
+    """Append a sample of all ranks for each of these seconds after the start: memory grows, and a step takes a second."""
+    with open(folder / "samples.jsonl", "a") as file:
+        for mono in times:
+            cpu = [50 + rank % 50 + mono % 7 for rank in range(ranks)]
+            row = {"v": 1, "mono": 50.0 + mono, "generation": generation, "ranks": f"0-{ranks - 1}", "cpu": cpu}
+            row |= {"memory": [1000 + mono] * ranks, "step": [mono] * ranks, **more}
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")

@@ -323,6 +323,7 @@ class RunClients(Clients):
             max_restarts=state.policy.max_restarts,
             ddplaunch=line(__version__),
             steps_per_second=pace(stragglers.pace) if stragglers is not None else None,
+            spares=piece(", ".join(member.host for member in state.spares)),
             straggler=piece(str((stragglers and stragglers.straggler) or "")),
         )
 

@@ -5,11 +5,12 @@ It does what was decided and posts what came of it; it decides nothing.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.context import AgentContext, WorkerSetup
 from ddplaunch.agent.events import GroupJoined
@@ -20,6 +21,7 @@ from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
 from ddplaunch.report.error_file import IMPORTED, IMPORTING, JOINED, RAISED, STORE_WANTED
+from ddplaunch.spec import ProgramKind
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 from ddplaunch.words import duration
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 # workers that are started between two waits for events: some 15 ms of fresh ones, 0.1 s of forks with torch
 STARTS_PER_ROUND = 8
 SAMPLE_AFTER = 1.0  # seconds: shorter jobs pay for no sample
+DESCRIBE_AFTER = 2.0  # seconds: when the workers have their imports behind them, and shorter jobs pay nothing
 PATIENCE = 2.0  # seconds of silence before the first row
 _OFTEN = 60.0  # seconds in which the row counts each of them; later it counts tens
 
@@ -56,6 +59,7 @@ class Generations:
         self.debugged: Debuggers | None = None  # what `debuggers` gives, once it is needed
         self._sampled: Sampler | None = None  # what `sampler` gives, once it is needed
         self._sample_at = inf  # when the workers may be sampled
+        self._describes = loop.timer(None, self._describe, may_rest=True)
         self._given_up: set[str] = set()  # of what a job can do without
         self._has_joined = False
         self._number = 0  # of the generation that was started last
@@ -148,6 +152,8 @@ class Generations:
             self.start_notice.begin(self.output, tuple(sorted(setup.on_terminal)), first)
         if not self._context.inputs.spec.no_sample and setup.folder.path is not None:
             self._sample_at = self._loop.now() + SAMPLE_AFTER
+            if generation.number == 0:
+                self._describes.set(self._loop.now() + DESCRIBE_AFTER)
         self._context.reporter.generation_started(generation.number, generation.port)
 
     def start_no_more(self) -> None:
@@ -221,6 +227,20 @@ class Generations:
             lambda: self.sampler.sample(self.plan.workers, self.running, workers.progress, self._number),
         ):
             self._sample_at = self.sampler.due
+
+    def _describe(self) -> None:
+        """Have a child find out what code runs, and where."""
+        from ddplaunch.runlog.about import WITHIN, about  # a short job needs none
+
+        inputs, folder = self._context.inputs, self._context.folder
+        assert folder is not None
+        program, plan = inputs.spec.program, self.plan
+        of_program = os.path.dirname(os.path.abspath(program.target)) if program.kind is ProgramKind.SCRIPT else "."
+        question = partial(about, of_program, plan.interpreter, inputs.node.devices, inputs.env)
+        nothing: dict[str, Any] = {}
+        self._loop.ask(
+            question, nothing, lambda found: folder.write("about.json", found) if found else None, within=WITHIN
+        )
 
     @property
     def debuggers(self) -> Debuggers:

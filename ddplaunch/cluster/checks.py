@@ -75,13 +75,32 @@ def nnodes_asked(spec: JobSpec) -> bool:
 
 def asked_nnodes(spec: JobSpec) -> str:
     """Write the number of nodes as it was asked for."""
-    return spec.typed("nnodes", write_nnodes(spec.nnodes))
+    least, most = spec.nnodes
+    asked = spec.typed("nnodes", write_nnodes((least, most - spec.spares)))
+    return f"{asked} with {spec.typed('spares', spec.spares)}" if spec.spares else asked
+
+
+def all_of(spec: JobSpec, found: int) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes where all that were `found` take part, if only as spares."""
+    return max(1, found - spec.spares), found
+
+
+def spares(spec: JobSpec, found: int, *, is_per_rank: bool) -> None:
+    """Refuse spares where too few nodes are left to run workers, or where ddplaunch is started once for each rank."""
+    asked = asked_nnodes(spec) if nnodes_asked(spec) else spec.typed("spares", spec.spares)
+    if is_per_rank:
+        raise LaunchError(f"{asked}: ddplaunch was started once for each rank", hint="start it once on each node")
+    if found - spec.spares < spec.nnodes[0]:  # 1 if no number was asked for
+        raise LaunchError(
+            f"{asked}, but there {'is' if found == 1 else 'are'} {count(found, 'node')}",
+            hint="--nnodes counts the nodes that run workers, without the spares",
+        )
 
 
 def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes, where `found` agents have been started."""
     if not nnodes_asked(spec):
-        return found, found
+        return all_of(spec, found)
     min_nodes, max_nodes = spec.nnodes
     if not min_nodes <= found <= max_nodes:
         raise LaunchError(f"{asked_nnodes(spec)}, but {source} has {count(found, 'node')}", hint=hint)

@@ -60,6 +60,8 @@ def discover(spec: JobSpec, env: Mapping[str, str], hostname: str, *, read: Call
     facts = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read)
     found = _find(facts)
     checks.workers_of_one_node(spec, found.nnodes[1])
+    if spec.spares:
+        checks.spares(spec, found.nnodes[1], is_per_rank=found.task is not None)
     return _without_control(spec, found) if spec.no_control else found
 
 

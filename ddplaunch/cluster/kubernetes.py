@@ -53,7 +53,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     notes = () if checks.nnodes_asked(spec) else (f"WORLD_SIZE={size} is taken as the number of pods",)
     return Allocation(
         cluster="kubernetes",
-        nnodes=spec.nnodes if checks.nnodes_asked(spec) else (nodes, nodes),
+        nnodes=spec.nnodes if checks.nnodes_asked(spec) else checks.all_of(spec, nodes),
         node_rank=node_rank,
         endpoint=endpoint,
         rendezvous=rendezvous,

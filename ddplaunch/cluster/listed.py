@@ -70,7 +70,7 @@ def allocate(
 
 def _nnodes(spec: JobSpec, hosts: Sequence[Host], source: str) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes: as asked for, else all hosts."""
-    min_nodes, max_nodes = spec.nnodes if checks.nnodes_asked(spec) else (len(hosts), len(hosts))
+    min_nodes, max_nodes = spec.nnodes if checks.nnodes_asked(spec) else checks.all_of(spec, len(hosts))
     if min_nodes > len(hosts):
         raise LaunchError(
             f"{checks.asked_nnodes(spec)}, but {source} has {count(len(hosts), 'node')}: {_names(hosts)}",

@@ -57,6 +57,7 @@ class Run(Struct, frozen=True, tag="run"):
     ddplaunch: Line  # the version
     steps_per_second: Pace | None = None
     straggler: Piece = ""  # in a sentence
+    spares: Piece = ""  # the hosts that wait until a node is lost or leaves, between commas
 
 
 class _NodeReply(Struct, frozen=True, tag="node"):

@@ -108,6 +108,7 @@ def _policy(request: JoinRequest) -> job.Policy:
     min_nodes, max_nodes = allocation.nnodes if task is None else (task.world_size, task.world_size)
     return replace(
         job_policy(request.spec, min_nodes, max_nodes),
+        spares=request.spec.spares,
         # tasks of a step, or ranks of mpirun, are started once
         replaceable=not allocation.start and allocation.cluster not in ("slurm", "mpi"),
         may_leave=not allocation.start and not allocation.has_front,

@@ -94,6 +94,16 @@ def find_torch(python: str) -> TorchBuild | None:
     return next(filter(None, builds), None)
 
 
+def packages(python: str) -> dict[str, str]:
+    """Return the versions of what is installed for the interpreter at this path, by name, as far as its own folders tell."""
+    found: dict[str, str] = {}
+    for folder in _site_folders(os.path.abspath(python)):
+        for name in names("/", folder):
+            if installed := re.fullmatch(r"([\w.]+)-([\w.+!]+)\.(?:dist|egg)-info", name):
+                found.setdefault(installed[1].replace("_", "-"), installed[2])
+    return found
+
+
 def _is_ours(python: str) -> bool:
     # the link itself, not only what it leads to: a venv's python leads to that of every other venv
     here, there = os.path.abspath(python), os.path.abspath(sys.executable)

@@ -135,7 +135,7 @@ class Sampler:
         generation: int,
     ) -> None:
         """Take a sample of the workers that live."""
-        began = time.monotonic()
+        began = time.process_time()
         self.flush()
         found = [(plan, running[plan.rank], usage(running[plan.rank].pid)) for plan in plans if plan.rank in running]
         alive = [(plan, worker, used) for plan, worker, used in found if used is not None and used.state not in "ZX"]
@@ -158,7 +158,7 @@ class Sampler:
             row["step"] = steps
         self._gpus.ask()
         self._unwritten = row, [plan for plan, _, _ in alive]
-        took = time.monotonic() - began
+        took = time.process_time() - began
         self.due = self._loop.now() + max(_INTERVAL * 2 ** (self._written // _DOUBLES), took / _SHARE)
 
     def flush(self) -> None:

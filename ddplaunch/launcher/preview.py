@@ -70,14 +70,16 @@ def _warm(plan: Plan, env: Mapping[str, str]) -> str:
 
 def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     """Plan every node as if it were like this one, and put all workers into one plan."""
-    run_id, number = run_id_of(spec), allocation.nnodes[1]
+    run_id, number = run_id_of(spec), allocation.nnodes[1] - spec.spares
     nodes = [assign.simulated(node, node_rank, number, spec.simulate) for node_rank in range(number)]
     here = make_plan(spec, allocation, nodes[0], run_id=run_id)
-    if allocation.task is not None or number == 1:
+    if allocation.task is not None or allocation.nnodes[1] == 1:
         return here
     asked = [_for_host(spec, allocation, node_rank) for node_rank in range(number)]
     workers = [count_workers(one, allocation, like)[0] for one, like in zip(asked, nodes, strict=True)]
-    agents = tuple(PlannedAgent(agent.host, number) for agent, number in zip(here.agents, workers, strict=True))
+    agents = tuple(
+        PlannedAgent(agent.host, number) for agent, number in zip(here.agents[:number], workers, strict=True)
+    )
     agreed = Agreed(
         run_id=run_id,
         index=0,
@@ -99,7 +101,9 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         )
         for index, one in enumerate(asked)
     ]
-    return replace(here, agents=agents, workers=tuple(worker for plan in plans for worker in plan.workers))
+    return replace(
+        here, nnodes=number, agents=agents, workers=tuple(worker for plan in plans for worker in plan.workers)
+    )
 
 
 def _for_host(spec: JobSpec, allocation: Allocation, node_rank: int) -> JobSpec:

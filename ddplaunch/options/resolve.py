@@ -76,6 +76,9 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         values[name], origins[name] = value, origin
     if "keep_warm" in values and "start_method" not in values:
         values["start_method"], origins["start_method"] = "forkserver", origins["keep_warm"]
+    if "nnodes" in values and (spares := values.get("spares")):
+        least, most = values["nnodes"]
+        values["nnodes"] = least, most + spares
     if "max_restarts" in values:
         values["max_restarts"], values["restart_window"] = values["max_restarts"]
     values["verbosity"] = ("verbose" in resolved) - ("quiet" in resolved)
@@ -290,9 +293,9 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
             hint=f"name the signals that stop it without {both[0]}: --signals-to-handle "
             + ",".join(signum.name for signum in stops if signum.name != both[0]),
         )
-    standalone, no_control, nodes, endpoint, restarts, notices = (
+    standalone, no_control, nodes, endpoint, restarts, notices, spares = (
         resolved.get(name)
-        for name in ("standalone", "no_control", "nnodes", "rdzv_endpoint", "max_restarts", "requeue_on")
+        for name in ("standalone", "no_control", "nnodes", "rdzv_endpoint", "max_restarts", "requeue_on", "spares")
     )
     min_nodes, max_nodes = nodes.value if nodes else default("nnodes")
     # torchrun overrides any endpoint silently; one that names this machine does no harm
@@ -303,6 +306,8 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
         (standalone, endpoint, elsewhere, "--standalone means one node, without a rendezvous"),
         (no_control, nodes, min_nodes < max_nodes, "without a control channel nodes cannot agree on their number"),
         (no_control, restarts, restarting, "without a control channel nodes cannot restart together"),
+        (no_control, spares, True, "without a control channel no node can take the place of another"),
+        (standalone, spares, True, "--standalone means one node"),
         (no_control, notices, True, "without a control channel no node knows when all workers have exited"),
     ):
         if first and second and contradicts:

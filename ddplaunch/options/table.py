@@ -205,6 +205,9 @@ OPTIONS: tuple[Option, ...] = (
            default="0",
            help="How often all workers are restarted after a failure. 3/1h: up to three times in any hour. A restart that led "
                 "to a new step is given back."),
+    Option(name="spares", group=_SUPERVISION, parse=parsers.number(0), example="1", default="0",
+           help="Further nodes, beyond --nnodes, that join and wait without workers. One of them takes the place of a node that "
+                "is lost or leaves, and all workers start again."),
     Option(name="restart_on", group=_SUPERVISION, metavar="LIST", parse=parsers.restart_on, listed=True,
            choices=RESTART_KINDS, example="node-lost,killed",
            help="Restart only after these kinds of failures: node-lost, killed (by a signal), cuda, nccl, timeout, hang, "

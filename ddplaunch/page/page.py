@@ -6,8 +6,8 @@ All texts pass through `markup.tag`, which escapes them, and the page forbids sc
 from __future__ import annotations
 
 import os
-import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,20 +15,31 @@ from typing import Any
 import msgspec
 
 from ddplaunch.page import logs
+from ddplaunch.page.charts import charts
 from ddplaunch.page.markup import Html, clean, join, scrolling, styles, table, tag
 from ddplaunch.page.record import Life, Run
 from ddplaunch.page.timeline import timeline
+from ddplaunch.plan import HIDDEN, SECRET
 from ddplaunch.report.time_spent import Spent, attempt, time_spent
 from ddplaunch.runlog.folders import short
 from ddplaunch.words import compress, count, duration, size
 
 _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
-_HIDDEN = "..."
-_SECRET = re.compile(r"token|secret|passw|credential|(?:api|access|private).?key|auth", re.IGNORECASE)
 # bytes of a page, escaped characters counted as they are written
 _FAILED_LOG, _ALL_LOGS = 100_000, 300_000
 _STACKS, _ALL_STACKS = 60_000, 200_000
+_DIFF, _PACKAGES = 80_000, 40_000
 _MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS = 200, 1024, 200
+_SHOWN_PACKAGES = (
+    "torch",
+    "numpy",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "deepspeed",
+)
 _LONGEST, _LONGEST_MARK = 1000, 300  # characters of a cell
 
 
@@ -73,6 +84,7 @@ def _css() -> str:
 def _sections(run: Run) -> Iterator[tuple[str, str, Html | None]]:
     """Return the sections by their order: identifier, title and content, None where there is nothing to say."""
     yield "timeline", "Timeline", _timeline(run)
+    yield "curves", "CPU, memory, GPU and steps", charts(run)
     yield "restarts", "Restarts", _restarts(run)
     yield "time", "Where the time went", _time_spent(run)
     yield "failure", "The first failure", _failure(run)
@@ -81,6 +93,7 @@ def _sections(run: Run) -> Iterator[tuple[str, str, Html | None]]:
     yield "logs", "The ends of the logs", _logs(run)
     yield "plan", "Plan", _plan(run)
     yield "environment", "Environment", _environment(run)
+    yield "code", "Code", _code(run)
     yield "machine", "Versions and machines", _machine(run)
 
 
@@ -105,7 +118,7 @@ def _timeline(run: Run) -> Html:
            ("failed", "failed (with a cross)"), ("running", "running, or its end is not known"))]  # fmt: skip
     rows = list(_ends_by_generation(run))
     return join(
-        tag("p", key, "; dashed lines are restarts", class_="key"),
+        tag("p", key, ". Dashed lines are restarts", class_="key"),
         scrolling("Timeline", timeline(run)),
         tag("details", tag("summary", "The timeline as a table"),
             table("What became of the workers of each generation", ("generation", "ranks", "ended", "after"), rows)),
@@ -286,16 +299,62 @@ def _environment(run: Run) -> Html | None:
     variables = worker.get("variables")
     if not isinstance(variables, dict) or not variables:
         return None
-    rows = [(name, _HIDDEN if _SECRET.search(name) else str(value)) for name, value in sorted(variables.items())]
+    rows = [(name, HIDDEN if SECRET.search(name) else str(value)) for name, value in sorted(variables.items())]
     return table(f"Variables that ddplaunch set for rank {worker.get('rank', 0)}", ("name", "value"), _cut(rows))
 
 
 def _machine(run: Run) -> Html:
-    rows = [("ddplaunch", run.version or "not known")]
+    about = run.nodes[0].about
+    packages = found if isinstance(found := about.get("packages"), dict) else {}
+    rows = [("ddplaunch", run.version or "not known"), ("Python", str(about.get("python") or "not known"))]
+    rows += [(name, str(packages[name])) for name in _SHOWN_PACKAGES if name in packages]
+    machines = []
     for node in run.nodes[:_MOST_WORKERS]:
         ranks = compress(rank for one in _objects(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int))
-        rows.append((node.host or "a node", f"ranks {ranks}" if ranks else "its plan is missing"))
-    return table("Versions and machines", ("what", "which"), _cut(rows))
+        machine = found if isinstance(found := node.about.get("machine"), dict) else {}
+        memory, driver = machine.get("memory"), machine.get("driver")
+        devices = found if isinstance(found := machine.get("devices"), list) else []
+        machines.append((
+            node.host or "a node", ranks or "its plan is missing", f"{machine.get('cpus') or ''} {machine.get('cpu') or ''}",
+            size(memory) if isinstance(memory, int) else "", _counted(map(str, devices)), str(driver or ""),
+            f"{machine.get('system') or ''} {machine.get('kernel') or ''}",
+        ))  # fmt: skip
+    return join(
+        table("Versions", ("what", "version"), _cut(rows)),
+        table("Machines", ("host", "ranks", "CPUs", "memory", "devices", "driver", "system"), _cut(machines)),
+        _text("All packages", "\n".join(f"{name} {version}" for name, version in packages.items()), _PACKAGES)
+        if packages
+        else "",
+    )
+
+
+def _counted(names: Iterable[str]) -> str:
+    """Name things, equal ones with their number: "8 x NVIDIA H100"."""
+    return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
+
+
+def _code(run: Run) -> Html | None:
+    """Show the commit of the code, and what was changed since."""
+    code = run.nodes[0].about.get("code")
+    if not isinstance(code, dict):
+        return None
+    changed = found if isinstance(found := code.get("changed"), list) else None
+    states = {None: "not known, because git took too long", 0: "clean"}
+    number = None if changed is None else len(changed)
+    rows = [
+        ("folder", str(code.get("folder"))),
+        ("commit", str(code.get("commit"))),
+        ("branch", str(code.get("branch") or "")),
+        ("state", states.get(number) or count(number or 0, "changed file")),
+    ]
+    diff = code.get("diff")
+    return join(
+        table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
+        _text("Changed files", "\n".join(map(str, changed)), _PACKAGES) if changed else "",
+        _text("Changes since the commit, without lines that look like secrets", diff, _DIFF)
+        if isinstance(diff, str) and diff
+        else "",
+    )
 
 
 def _shown_argv(argv: Iterable[Any]) -> Iterator[str]:
@@ -304,10 +363,10 @@ def _shown_argv(argv: Iterable[Any]) -> Iterator[str]:
     for word in map(str, argv):
         name, equals, _ = word.partition("=")
         if hides and not word.startswith("-"):
-            yield _HIDDEN
+            yield HIDDEN
         else:
-            yield f"{name}={_HIDDEN}" if equals and _SECRET.search(name) else word
-        hides = word.startswith("-") and not equals and bool(_SECRET.search(name))
+            yield f"{name}={HIDDEN}" if equals and SECRET.search(name) else word
+        hides = word.startswith("-") and not equals and bool(SECRET.search(name))
 
 
 def _text(title: str, text: str, room: int, **attributes: str) -> Html:

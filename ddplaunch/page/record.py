@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ddplaunch.fields import Duration, Number, Seconds, Size, Status
+from ddplaunch.page.samples import Curve, curves
 from ddplaunch.process.files import open_regular, read_json
 from ddplaunch.runlog.events import VERSION
 from ddplaunch.runlog.folders import goes_on, parts_of
@@ -94,6 +95,7 @@ class Node(Struct, frozen=True):
     host: str
     plan: dict[str, Any]
     summary: dict[str, Any]
+    about: dict[str, Any]
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -113,6 +115,7 @@ class Run(Struct, frozen=True, kw_only=True):
     lives: tuple[Life, ...]  # by rank, then by generation
     marks: tuple[Mark, ...]
     gaps: tuple[Gap, ...]
+    curves: tuple[Curve, ...]
     problems: tuple[str, ...]  # sentences about what could not be read
 
 
@@ -152,7 +155,7 @@ class _Node:
     def __init__(self, index: int, offset: float) -> None:
         """`offset` is added to CLOCK_MONOTONIC of this node to give seconds since 1970."""
         self._index = index
-        self._offset = offset
+        self.offset = offset
         self.first: _Row | None = None  # job_started
         self.last: _Row | None = None  # job_ended
         self.generations: dict[int, Generation] = {}
@@ -165,7 +168,8 @@ class _Node:
 
     def take(self, row: _Row) -> None:
         """Take the next event."""
-        at = self.end = row.mono + self._offset
+        at = row.mono + self.offset
+        self.end = max(self.end, at)
         match row.event:
             case "job_started":
                 self.first = row
@@ -228,26 +232,28 @@ def _said(row: _Row) -> str:
     return ""
 
 
-def read(folder: str) -> Run | None:
-    """Return the run in this folder; None if the folder holds neither events nor a plan."""
+def read(folder: str, points: int = 300) -> Run | None:
+    """Return the run in this folder, its curves with so many points; None if the folder holds neither events nor a plan."""
     going = goes_on(folder)  # looked at first: a run that ends meanwhile has written its end
     problems: list[str] = []
     nodes, found = [], []
     for index, part in enumerate(sorted(parts_of(folder), key=_by_number)):
         rows = list(_rows(part, problems, going))
-        plan, summary = (_object(f"{part}/{name}", problems) for name in ("plan.json", "summary.json"))
+        plan, summary, about = (_object(f"{part}/{name}.json", problems) for name in ("plan", "summary", "about"))
         offset = statistics.median([row.at - row.mono for row in rows]) if rows else 0.0
         node = _Node(index, offset)
         for row in rows:
             node.take(row)
         found.append(node)
-        nodes.append(Node(part, _host(node, plan), plan, summary))
+        nodes.append(Node(part, _host(node, plan), plan, summary, about))
     if not any(node.end for node in found) and not any(node.plan for node in nodes):
         return None
-    return _joined(folder, nodes, found, problems, going=going)
+    return _joined(folder, nodes, found, problems, going=going, points=points)
 
 
-def _joined(folder: str, nodes: list[Node], found: list[_Node], problems: list[str], *, going: bool) -> Run:
+def _joined(
+    folder: str, nodes: list[Node], found: list[_Node], problems: list[str], *, going: bool, points: int
+) -> Run:
     """Put together what the nodes tell; of the job as a whole, node 0 tells."""
     generations: dict[int, Generation] = {}
     for node in found:
@@ -265,6 +271,11 @@ def _joined(folder: str, nodes: list[Node], found: list[_Node], problems: list[s
     began = min(moments, default=ended)
     if not lasts and not going:
         problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
+    ended = max(time.time(), ended) if going else ended
+    files = [(f"{node.folder}/samples.jsonl", known.offset) for node, known in zip(nodes, found, strict=True)]
+    drawn, damaged = curves(files, began, ended, points)
+    if damaged:
+        problems.append(f"{count(damaged, 'line')} of samples.jsonl cannot be read.")
     plan = nodes[0].plan.get("run_id")
     return Run(
         folder=folder,
@@ -272,7 +283,7 @@ def _joined(folder: str, nodes: list[Node], found: list[_Node], problems: list[s
         program=firsts[0].program if firsts else "",
         version=firsts[0].ddplaunch if firsts else "",
         began=began,
-        ended=max(time.time(), ended) if going else ended,
+        ended=ended,
         goes_on=going,
         outcome="" if going or not lasts else lasts[0].text or lasts[0].why,
         status=None if going or not lasts else lasts[0].status,
@@ -281,6 +292,7 @@ def _joined(folder: str, nodes: list[Node], found: list[_Node], problems: list[s
         lives=tuple(lives),
         marks=tuple(sorted((mark for node in found for mark in node.marks), key=lambda mark: mark.at)),
         gaps=tuple(gap for node in found for gap in node.gaps),
+        curves=tuple(drawn),
         problems=tuple(problems),
     )
 

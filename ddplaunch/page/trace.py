@@ -7,17 +7,16 @@ microseconds since the start of the run. A worker's slice is split where its nod
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.page.markup import clean
 from ddplaunch.page.record import Gap, Life, Run
 from ddplaunch.runlog.folders import short
+from ddplaunch.words import ranks_of
 
 _JOB = 1  # the process of the job; that of node n is n + 2
 _TRACK = 1  # of the job's process; in a node rank r has track r + 1, because 0 is the idle task to Perfetto
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _LONGEST = 1000  # characters of a text
 
 Entry = Mapping[str, Any]
@@ -84,7 +83,7 @@ def _marks(run: Run) -> Iterator[Entry]:
     """Return what happened at a moment: on the tracks of the ranks that it concerns, else on that of the job."""
     tracks = {life.rank: life.node for life in run.lives}
     for mark in run.marks:
-        ranks = [rank for rank in _ranks(mark.ranks, max(tracks, default=0)) if tracks.get(rank) == mark.node]
+        ranks = [rank for rank in ranks_of(mark.ranks, max(tracks, default=0) + 1) if tracks.get(rank) == mark.node]
         places = [(mark.node + 2, rank + 1) for rank in ranks] or [(_JOB, _TRACK)]
         for pid, tid in places:
             about = {"text": clean(mark.text[:_LONGEST])}
@@ -97,12 +96,6 @@ def _marks(run: Run) -> Iterator[Entry]:
                 "tid": tid,
                 "args": about,
             }
-
-
-def _ranks(text: str, largest: int) -> Iterator[int]:
-    """Read `0-3,7`, up to the largest rank that there is."""
-    for low, high in _RANGE.findall(text):
-        yield from range(int(low), min(int(high or low), largest) + 1)
 
 
 def _slice(run: Run, name: str, began: float, ended: float, pid: int, tid: int, about: Mapping[str, Any]) -> Entry:

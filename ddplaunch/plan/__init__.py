@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Annotated, Any
@@ -43,6 +44,7 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
 _SHOWN = ("run_id", "cluster", "nnodes", "world_size", "master_addr", "master_port", "init_method", "backend", "pin")
 _SHOWN_OF_WORKERS = ("rank", "local_rank", "node_rank", "host", "device", "devices", "cpus", "argv", "wrap")
 HIDDEN = "..."  # in place of a value that is shown nowhere
+SECRET = re.compile(r"token|secret|passw|credential|(?:api|access|private).?key|auth", re.IGNORECASE)  # in a name
 
 
 class PlannedAgent(Struct, frozen=True):

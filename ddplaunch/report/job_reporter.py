@@ -137,8 +137,9 @@ class JobReporter:
             self.print(starting_again(wait, state.restarts, used, spec.max_restarts, spec.restart_window))
             return
         lacking = state.policy.min_nodes - len(state.members)
+        nodes = min(len(state.members) + max(0, lacking), state.most_running)
         when = f", once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else ""
-        self.print(f"all workers start again on {count(len(state.members) + max(0, lacking), 'node')}{when}")
+        self.print(f"all workers start again on {count(nodes, 'node')}{when}")
 
     def ended(
         self, state: State, traces: Mapping[int, Traces], error: str, ending: ClusterEnding

@@ -81,6 +81,8 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> li
         ("threads", ", ".join(sorted(threads, key=lambda number: (len(number), number))), plan.reasons["threads"]),
         ("devices", str(len(devices)), plan.reasons["devices"]),
     ]
+    if spec.spares:
+        rows.insert(1, ("spares", str(spec.spares), "nodes that wait until another one is lost or leaves"))
     if plan.interpreter is not None and "python" in plan.reasons:
         rows.append(("python", plan.interpreter, plan.reasons["python"]))
     if plan.preload is not None:

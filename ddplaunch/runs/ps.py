@@ -76,6 +76,7 @@ def facts_of(replies: RunReplies) -> Words:
     if 0 < run.restarts <= run.max_restarts:
         restarts += f" of {run.max_restarts}"
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
+    nodes += f" (spare: {printable(run.spares)})" if run.spares else ""
     phase = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}.get(run.phase, run.phase)
     workers = f", {count(run.world_size, 'worker')}{nodes}" if run.world_size else ""
     pace = f", {_pace(run.steps_per_second)}" if run.steps_per_second else ""

@@ -127,7 +127,8 @@ def argv(
     is_range = allocation.nnodes[0] < allocation.nnodes[1]
     given = sent(spec, Reach.STEP)
     if is_range:
-        given.append(Given.typed("nnodes", write_nnodes(allocation.nnodes)))
+        least, most = allocation.nnodes
+        given.append(Given.typed("nnodes", write_nnodes((least, most - spec.spares))))
     words = (*(json.dumps(one.fields()) for one in given), "--", spec.program.target, *spec.program.args)
     agent = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(words))
     # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn

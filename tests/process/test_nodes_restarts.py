@@ -146,6 +146,23 @@ def test_the_job_starts_once_all_have_come_and_the_ranks_of_those_who_stay_chang
     assert nodes.statuses() == [0, 122, 0]
 
 
+def test_a_spare_takes_the_place_of_a_lost_node_and_one_that_nobody_needed_ends_with_0(nodes, program):
+    args = ("--spares", 2, "--nproc-per-node", 1, program("restarts"), "stays_until_told")
+    started = [nodes.node(*nodes.c10d("2"), "--node-rank", place, *args) for place in range(2)]
+    for rank in range(2):
+        nodes.place(rank, 0)
+    spare = nodes.node(*nodes.c10d("2"), *args)
+    started[0].says("is a spare: it waits until a node is lost or leaves")
+    nodes.node(*nodes.c10d("2"), *args)
+    until(lambda: started[0].err.count("is a spare") == 2, "the second spare")
+    os.kill(started[1].agent, SIGKILL)
+    assert [_parent(int(nodes.place(rank, 1)["pid"])) for rank in range(2)] == [started[0].agent, spare.agent]
+    assert {nodes.place(rank, 1)["WORLD_SIZE"] for rank in range(2)} == {"2"}
+    os.kill(int(nodes.place(0, 1)["pid"]), SIGKILL)
+    assert nodes.statuses() == [137, 122, 137, 0]
+    assert not nodes.has_sign("place-0-2")
+
+
 def test_sigterm_to_an_agent_is_its_node_leaving_and_to_all_the_end(nodes, program):
     args = ("--nproc-per-node", 1, "--rdzv-conf", "last_call_timeout=60", program("restarts"), "stays")
     started = [nodes.node(*nodes.c10d("2:3"), "--node-rank", place, *args) for place in range(3)]

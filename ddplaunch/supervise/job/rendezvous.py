@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.supervise.job.state import Member, State
+from ddplaunch.supervise.job.state import SELF_ID, Member, State
 from ddplaunch.words import duration
 
 
@@ -32,6 +32,15 @@ def hint_to_refused(state: State, member: Member) -> str:
     if other is not None and other.host == member.host:
         hint += "; or, if the agent with that rank has just ended, try again once the job has noticed"
     return hint
+
+
+def taking_part(state: State) -> dict[int, Member]:
+    """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back."""
+    ordered = sorted(
+        state.members.values(),
+        key=lambda one: (one.id != SELF_ID, _or_last(one.node_rank), _or_last(one.requested_rank), one.id),
+    )
+    return {member.id: member for member in ordered[: state.most_running]}
 
 
 def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:

@@ -170,6 +170,7 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     min_nodes: int
     max_nodes: int
+    spares: int = 0  # of these nodes: they wait until another one is lost or leaves
     max_restarts: int = 0
     restart_window: float | None = None  # seconds in which so many are allowed; None: in the whole job
     restart_on: frozenset[str] | None = None  # kinds of failures that lead to a restart; None: all
@@ -269,6 +270,17 @@ class State(Struct, frozen=True, kw_only=True):
     def may_wait_for_port(self) -> bool:
         """Whether a port that is taken may soon be free: processes of the last generation may not be gone quite yet."""
         return self.generation > 0 and (self.port_deadline is None or self.generation_at < self.port_deadline)
+
+    @property
+    def most_running(self) -> int:
+        """How many nodes a generation has at most; any others are spares."""
+        return self.policy.max_nodes - self.policy.spares
+
+    @property
+    def spares(self) -> tuple[Member, ...]:
+        """The members that wait until another one is lost or leaves."""
+        waits = len(self.members) > self.most_running
+        return tuple(member for member in self.members.values() if member.node_rank is None) if waits else ()
 
     @property
     def needs_all(self) -> bool:

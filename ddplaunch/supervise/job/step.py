@@ -116,6 +116,8 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
     state = replace(state, members=state.members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
         return _start_if_enough(state, at, is_restart=state.generation >= 0)
+    if state.spares:
+        return state, (actions.Print(f"{member.host} is a spare: it waits until a node is lost or leaves"),)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
         state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
@@ -133,7 +135,9 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:
         state, then = _start_if_enough(state, at, is_restart=state.generation >= 0)
         return state, (actions.Print(f"{member.host} has left: {reason}"), *then)
     if not member.runs:
-        return go_on_if_ended(state, at)
+        state, then = go_on_if_ended(state, at)
+        was_spare = state.policy.spares and member.node_rank is None
+        return state, (actions.Print(f"{member.host}, a spare, is lost: {reason}"), *then) if was_spare else then
     state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
     if member.is_leaving:
         return go_on_if_ended(state, at)
@@ -157,19 +161,21 @@ def _start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
 def _is_complete(state: State) -> bool:
     """Whether no further node can join."""
     policy = state.policy
-    return len(state.members) >= max(policy.min_nodes, policy.max_nodes - state.given_up)
+    return len(state.members) >= max(policy.min_nodes, min(state.most_running, policy.max_nodes - state.given_up))
 
 
 def _start(state: State, at: float) -> Result:
-    """Begin the next generation with all members; where some are new, warn of differences between the nodes."""
-    ordered = rendezvous.by_node_rank(state.members)
-    has_newcomers = any(member.node_rank is None for member in ordered)
+    """Begin the next generation with all members but spares; where some are new, warn of differences between the nodes."""
+    ordered = rendezvous.by_node_rank(rendezvous.taking_part(state))
+    newcomers = [(rank, member) for rank, member in enumerate(ordered) if member.node_rank is None]
     ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
+    taking_part = {member.id for member in ranked}
+    spares = [replace(member, node_rank=None) for member in state.members.values() if member.id not in taking_part]
     state = replace(
         state,
         phase=Phase.RUNNING,
         phase_deadline=None,
-        members=Members.of(sorted(ranked, key=lambda member: member.id)),
+        members=Members.of(sorted([*ranked, *spares], key=lambda member: member.id)),
         why=None,
         signum=0,
         suspended_at=None,
@@ -184,9 +190,11 @@ def _start(state: State, at: float) -> Result:
         named_as_debugging=frozenset(),
         idle=NO_NODE_IDLE,
     )
-    warnings = tuple(map(actions.Print, rendezvous.disagreements(ordered))) if has_newcomers else ()
+    lines = rendezvous.disagreements(ordered) if newcomers else []
+    if state.policy.spares and state.generation > 0:
+        lines += [f"{member.host} is node {rank} from now on" for rank, member in newcomers]
     ids = tuple(member.id for member in ordered)
-    return state, (*warnings, actions.BeginGeneration(state.generation, ids, state.restarts))
+    return state, (*map(actions.Print, lines), actions.BeginGeneration(state.generation, ids, state.restarts))
 
 
 def _take_back(state: State, at: float) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as some
 from ddplaunch.page.markup import clean, tag
 from ddplaunch.page.page import page
 from ddplaunch.page.record import read
-from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, started, worker
+from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, sampled, started, worker
 
 EVIL = (
     "</pre></title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[31m\x1b]8;;http://x\x07\u202e"
@@ -22,7 +23,7 @@ EVIL = (
 OURS = {
     "html", "head", "meta", "title", "style", "body", "a", "header", "h1", "nav", "ul", "li", "main", "p", "strong", "section",
     "h2", "i", "div", "svg", "text", "g", "path", "rect", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th",
-    "td", "pre", "code", "footer",
+    "td", "pre", "code", "footer", "figure", "figcaption",
 }  # fmt: skip
 
 
@@ -180,4 +181,55 @@ def test_the_page_is_small_however_much_there_is_to_say(
     (folder / f"stacks/{generations - 1}.txt").write_text("<" * 1_000_000)
     with open(folder / "events.jsonl", "a") as events:
         events.writelines(f"{json.dumps(event(1, 'notice', text='<' * 900))}\n" for _ in range(5000))
+    sampled(folder, ranks, range(1, generations * 12), gpu=[97] * ranks, gpu_memory=[70_000] * ranks)
+    code = {"folder": "/", "commit": "0" * 40, "changed": ["<" * 900] * 200, "diff": "<" * 64_000}
+    about = {"v": 1, "code": code, "packages": {f"p{n}{'<' * 90}": "1" for n in range(1000)}}
+    (folder / "about.json").write_text(json.dumps(about))
     assert len(page_of(str(folder)).encode()) < most
+
+
+@pytest.mark.parametrize(("ranks", "lines", "bands"), [(3, 3, 0), (40, 1, 1)])
+def test_a_chart_has_a_line_for_each_of_few_ranks_and_a_band_for_many(
+    tmp_path: Path, ranks: int, lines: int, bands: int
+) -> None:
+    folder = tmp_path / "run"
+    restarted(folder, ranks)
+    sampled(folder, ranks, range(1, 9))
+    text = page_of(str(folder))
+    memory = text[text.index("<figcaption>Memory") : text.index("<figcaption>Step time")]
+    assert len(re.findall('<path [^>]*class="line', memory)) == lines
+    assert memory.count('class="band"') == bands
+    assert "<td>1004.5 MiB</td><td>1008 MiB</td>" in text  # the mean and the highest value in the table
+
+
+def test_the_page_has_the_code_the_packages_and_the_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    restarted(folder, plan=plan())
+    code = {"folder": "/src", "commit": "abc123", "branch": "trunk", "changed": [" M a.py"], "diff": "+<b>x"}
+    machine = {
+        "cpus": 64,
+        "cpu": "EPYC",
+        "memory": 1 << 40,
+        "devices": ["H100", "H100"],
+        "driver": "580.1",
+        "kernel": "Linux",
+    }
+    about = {"v": 1, "code": code, "machine": machine, "python": "3.12.1", "packages": {"torch": "2.13.0"}}
+    (folder / "about.json").write_text(json.dumps(about))
+    text = page_of(str(folder))
+    for words in (
+        "abc123",
+        "1 changed file",
+        "+&lt;b&gt;x",
+        "64 EPYC",
+        "1 TiB",
+        "2 x H100",
+        "580.1",
+        "3.12.1",
+        "2.13.0",
+    ):
+        assert words in text
+    (folder / "about.json").write_text(
+        json.dumps({"v": 1, "code": {"changed": [], "diff": []}, "machine": [], "packages": 3})
+    )
+    assert "clean" in page_of(str(folder))

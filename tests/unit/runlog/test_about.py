@@ -1,0 +1,112 @@
+"""The code, packages and machine of a run, from a real git: no secret is written, and a git that hangs is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.process.ask import ask
+from ddplaunch.runlog import about as about_module
+from ddplaunch.runlog.about import about, without_secrets
+from tests.conftest import PATIENCE
+
+ENV = {
+    "PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": os.devnull, "GIT_DIR": "/no/such/repository",
+    "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b",
+}  # fmt: skip
+
+
+def git(folder: Path, *words: str) -> str:
+    env = {name: value for name, value in ENV.items() if name != "GIT_DIR"}
+    return subprocess.run(
+        ["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q", "-b", "trunk")
+    (tmp_path / "train.py").write_text("lr = 0.1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def code(folder: Path) -> Any:
+    return about(str(folder), None, (), ENV)["code"]
+
+
+def test_the_commit_and_the_changes_since_are_known(repository: Path) -> None:
+    (repository / "models").mkdir()
+    head = git(repository, "rev-parse", "HEAD")
+    clean: dict[str, Any] = {"folder": str(repository), "commit": head, "branch": "trunk", "changed": [], "diff": None}
+    assert code(repository / "models") == clean
+    (repository / "train.py").write_text("lr = 0.2\n")
+    (repository / "new.py").touch()
+    changed = code(repository)
+    assert changed["changed"] == [" M train.py", "?? new.py"]
+    assert "-lr = 0.1\n+lr = 0.2" in changed["diff"]
+
+
+def test_without_a_repository_a_commit_or_git_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert code(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    assert code(tmp_path) is None
+    monkeypatch.setitem(ENV, "PATH", "/no/such/folder")
+    assert code(tmp_path) is None
+
+
+def test_the_programs_that_a_repository_names_are_not_run(repository: Path) -> None:
+    for name in ("core.fsmonitor", "diff.external", "diff.x.textconv", "core.pager"):
+        git(repository, "config", name, f"touch {repository}/owned; cat")
+    (repository / ".gitattributes").write_text("*.py diff=x\n")
+    (repository / "train.py").write_text("lr = 0.2\n")
+    assert "+lr = 0.2" in code(repository)["diff"]
+    assert not (repository / "owned").exists()
+
+
+def test_a_git_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "git"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setitem(ENV, "PATH", f"{tmp_path}:{ENV['PATH']}")
+    monkeypatch.setattr(about_module, "_GIT_TIMEOUT", 0.2)
+    assert ask(lambda: code(tmp_path), PATIENCE) is None
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        'password = "hush"', "  'api_key': 'hush',", "export HF_TOKEN=hush", "wandb_token: hush", 'login(token="hush")',
+        "hf_hushhushhushhush", "url = https://me:hush@host/", "-----BEGIN RSA PRIVATE KEY----- hush",
+    ],
+)  # fmt: skip
+def test_a_line_with_a_secret_is_hidden(secret: str) -> None:
+    assert list(without_secrets(f"+{secret}\n lr = 1")) == ["+...", " lr = 1"]
+
+
+@pytest.mark.parametrize(
+    "plain", ["tokens = model(tokens)", "def f(token: str) -> None:", 'author = get("x")', "auth: bool = True"]
+)
+def test_a_line_about_tokens_is_none(plain: str) -> None:
+    assert list(without_secrets(f"+{plain}")) == [f"+{plain}"]
+
+
+def test_a_file_of_secrets_is_hidden_as_a_whole() -> None:
+    diff = "diff --git a/.env b/.env\n+hush=1\ndiff --git a/a.py b/a.py\n+x"
+    assert list(without_secrets(diff)) == ["diff --git a/.env b/.env", "...", "diff --git a/a.py b/a.py", "+x"]
+
+
+def test_the_machine_and_the_packages_of_the_workers_are_known(tmp_path: Path) -> None:
+    found = about(str(tmp_path), sys.executable, (), ENV)
+    assert found["python"] == sys.version.split()[0]
+    assert found["packages"]["msgspec"]
+    machine = found["machine"]
+    assert machine["host"] == os.uname().nodename
+    assert machine["memory"] > 1 << 28
+    assert machine["cpus"] >= 1

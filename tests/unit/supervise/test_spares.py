@@ -1,0 +1,66 @@
+"""Nodes that wait until another one is lost or leaves: `--spares`."""
+
+from typing import Any
+
+from ddplaunch.supervise.job import AgentLost, BeginGeneration, DeadlineReached, Joined, NodeStopping, Policy, Print
+from ddplaunch.supervise.outcome import Why
+from tests.unit.supervise.job_histories import ended, history, member, met, stopping
+
+SPARE = Policy(min_nodes=2, max_nodes=3, spares=1, may_leave=True)
+
+
+def begun(actions: list[Any]) -> list[tuple[int, ...]]:
+    """The nodes of each generation, by node rank."""
+    return [action.order for action in actions if isinstance(action, BeginGeneration)]
+
+
+def printed(actions: list[Any]) -> list[str]:
+    return [action.text for action in actions if isinstance(action, Print)]
+
+
+LOST: list[Any] = [AgentLost(1, "silent for 10 s", 5.0), stopping(0, 5.5), DeadlineReached(5.6)]
+
+
+def test_the_job_starts_without_waiting_for_spares_and_one_that_comes_stops_nothing() -> None:
+    state, actions = history(SPARE, met(3))
+    assert begun(actions) == [(0, 1)]
+    assert printed(actions) == ["c is a spare: it waits until a node is lost or leaves"]
+    assert [spare.host for spare in state.spares] == ["c"]
+
+
+def test_a_spare_takes_the_place_of_a_lost_node_at_no_restart() -> None:
+    state, actions = history(SPARE, [*met(3), *LOST])
+    assert begun(actions) == [(0, 1), (0, 2)]
+    assert "c is node 1 from now on" in printed(actions)
+    assert (state.restarts, state.spares) == (0, ())
+
+
+def test_a_spare_keeps_its_place_when_the_former_node_is_back() -> None:
+    back = Joined(member(3, wanted=1), 6.0)
+    _, actions = history(
+        SPARE, [*met(3), *LOST, back, AgentLost(2, "gone", 9.0), stopping(0, 9.1), DeadlineReached(12.0)]
+    )
+    assert begun(actions) == [(0, 1), (0, 2), (0, 3)]
+    assert "d is a spare: it waits until a node is lost or leaves" in printed(actions)
+
+
+def test_node_ranks_beyond_the_job_are_those_of_spares_whoever_comes_first() -> None:
+    joined = [Joined(member(0, 0), 0), Joined(member(2, 2), 1), Joined(member(1, 1), 2)]
+    assert begun(history(SPARE, joined)[1]) == [(0, 2)]
+
+
+def test_a_spare_that_is_lost_or_stops_ends_nothing() -> None:
+    _, lost = history(SPARE, [*met(3), AgentLost(2, "silent for 10 s", 5.0)])
+    assert printed(lost)[-1] == "c, a spare, is lost: silent for 10 s"
+    _, stopped = history(SPARE, [*met(3), NodeStopping(2, Why.SIGNALLED, 15, 5.0)])
+    assert begun(lost) == begun(stopped) == [(0, 1)]
+
+
+def test_a_node_that_leaves_is_replaced_by_a_spare() -> None:
+    leaves: list[Any] = [NodeStopping(1, Why.SIGNALLED, 15, 5.0), ended(1, 5.1), stopping(0, 5.2), DeadlineReached(8.0)]
+    assert begun(history(SPARE, [*met(3), *leaves])[1]) == [(0, 1), (0, 2)]
+
+
+def test_a_job_with_no_spare_left_that_loses_a_node_ends_as_one_without_spares() -> None:
+    _, actions = history(SPARE, [*met(2), *LOST])
+    assert [action.status for action in actions if hasattr(action, "status")] == [122]
