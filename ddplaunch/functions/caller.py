@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO, Any
 
 from msgspec.structs import replace
@@ -100,6 +100,9 @@ class Caller:
             check_kernel()
         except LaunchError as error:
             raise exceptions.JobError(f"{error.message}; {error.hint}") from None
+        # a fork server imports from where this program does
+        path = "\n".join(import_path()) if self._spec.start_method == "forkserver" else ""
+        path = path if len(os.fsencode(path)) < _LONGEST_PATH else ""
         ours, theirs = socket.socketpair()
         self._resources.enter_context(ours)
         self._loop.watch(ours, self._on_control)
@@ -110,10 +113,11 @@ class Caller:
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "DDPLAUNCH_CALL": f"{self._listener.address}\n{self._import_path()}"},
+                env={**os.environ, "DDPLAUNCH_CALL": f"{self._listener.address}\n{path}"},
                 start_new_session=True,  # Ctrl-C reaches it once: from here
             )
-        self._resources.callback(self._close_command)
+        self._resources.enter_context(self._process)  # waits for it
+        self._resources.callback(self._process.kill)  # does nothing unless we were interrupted more than once
         order = {"options": [one.fields() for one in collected], "caller": os.getpid()}
         ours.sendall(json.dumps(order).encode() + b"\n")
         ours.setblocking(False)
@@ -124,11 +128,6 @@ class Caller:
         self._pidfd = os.pidfd_open(self._process.pid)
         self._resources.callback(os.close, self._pidfd)
         self._loop.watch(self._pidfd, self._on_command_end)
-
-    def _import_path(self) -> str:
-        """Return the folders from which this program imports, for a fork server; "" without a fork server."""
-        path = "\n".join(import_path()) if self._spec.start_method == "forkserver" else ""
-        return path if len(os.fsencode(path)) < _LONGEST_PATH else ""
 
     def _show(self, pipe: IO[bytes], name: str) -> None:
         """Write the output of a pipe to sys.stdout or sys.stderr, whatever these are when the output comes."""
@@ -267,27 +266,11 @@ class Caller:
         sent = pickle.loads(worker.reply[1])
         parts = None
         if sent["parts"] is not None:
-            try:
+            with suppress(Exception):  # its text is known
                 parts = pickle.loads(sent["parts"])
-            except Exception:  # noqa: BLE001, S110 - its text is known
-                pass
-        return exceptions.Raised(
-            rank=rank,
-            parts=parts,
-            type=sent["type"],
-            message=sent["message"],
-            traceback=sent["traceback"],
-            during=sent["during"],
-        )
+        return exceptions.Raised(rank=rank, **{**sent, "parts": parts})
 
     def _close_connections(self) -> None:
         for worker in (*self._workers.values(), *self._others):
             worker.close()
         self._stacks.close()
-
-    def _close_command(self) -> None:
-        """Kill the command if it still runs, and close its pipes."""
-        if self._process.returncode is None:  # we were interrupted more than once
-            self._process.kill()  # its agent ends the rest
-        with self._process:  # waits for it
-            pass

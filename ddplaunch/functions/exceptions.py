@@ -77,8 +77,9 @@ def worker_failed(raised: Raised, report: str) -> WorkerFailed:
     result.traceback = raised.traceback
     where = f"This is the exception of rank {raised.rank}{f', {raised.during}' if raised.during else ''}:"
     result.add_note(f"\n{where}\n\n{raised.traceback.rstrip()}")
-    if rest := _after_traceback(report, raised.rank):
-        result.add_note(f"\n{rest}")
+    at = report.rfind(f"\n\n  rank {raised.rank}   ")
+    if at >= 0:  # the part behind the traceback: the process, the other workers, the hint
+        result.add_note("\n" + report[at:].strip("\n"))
     return result
 
 
@@ -92,11 +93,14 @@ def from_report(kind: type[E], report: str) -> E:
 
 
 def timed_out(report: str, stacks: Sequence[tuple[int, str]], returned: Sequence[int]) -> JobTimeout:
-    """Return the exception for a timeout; `stacks` has the stack of each rank, `returned` the ranks that had returned."""
+    """Return the exception for a timeout; `stacks` are those of each rank as faulthandler wrote them."""
     result = JobTimeout(report)
     result.status = 124
     ranks_by_stack: dict[str, list[int]] = {}
-    for rank, stack in stacks:
+    for rank, text in stacks:
+        # without our frames and without thread ids
+        lines = [line for line in text.splitlines() if not _RUNNER.match(line) and not line.startswith("Timeout (")]
+        stack = re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", r"\1", "\n".join(lines)).strip("\n")
         ranks_by_stack.setdefault(stack, []).append(rank)
     for stack, ranks in ranks_by_stack.items():
         was = "was" if len(ranks) == 1 else "were"
@@ -113,12 +117,6 @@ def without_result(rank: int, why: str, hint: str = "") -> WorkerFailed:
     if hint:
         result.add_note(f"\nhint: {hint}")
     return result
-
-
-def _after_traceback(report: str, rank: int) -> str:
-    """Return the part of a failure report behind the traceback: the process, the other workers, the hint."""
-    at = report.rfind(f"\n\n  rank {rank}   ")
-    return report[at:].strip("\n") if at >= 0 else ""
 
 
 def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> WorkerFailed | None:
@@ -185,9 +183,7 @@ class CallOutcome:
         """
         first = self._first
         if self._why == "timed_out":
-            return timed_out(
-                _in_python(self._report), [(rank, _user_stacks(text)) for rank, text in stacks()], returned
-            )
+            return timed_out(_in_python(self._report), stacks(), returned)
         if first is None:
             refused = from_report(JobError, _in_python(self._report) or _lost(status))
             refused.status = abs(status)
@@ -214,9 +210,3 @@ def _lost(status: int) -> str:
     if status == exitcodes.BUG:
         return "this is a bug in ddplaunch; please report it with its output above"
     return f"the job ended with status {status}; see its output above"
-
-
-def _user_stacks(stack: str) -> str:
-    """Return the stacks of a worker that faulthandler wrote, without our frames and without thread ids."""
-    lines = [line for line in stack.splitlines() if not _RUNNER.match(line) and not line.startswith("Timeout (")]
-    return re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", r"\1", "\n".join(lines)).strip("\n")

@@ -69,7 +69,8 @@ class Function:
             if not _cloudpickle():
                 raise
         else:
-            if not self._is_unimportable(payload):
+            # whether the call needs something of the caller's `__main__` that workers cannot import
+            if _MAIN not in payload.pickle or (self._main and not is_interactive()):
                 return payload
             close(payload.descriptors)
             if not _cloudpickle():
@@ -80,10 +81,6 @@ class Function:
                 )
         self._by_value = True
         return self._pickled(by_value=True)
-
-    def _is_unimportable(self, payload: Payload) -> bool:
-        """Whether the call needs something of the caller's `__main__` that workers cannot import."""
-        return _MAIN in payload.pickle and (not self._main or is_interactive())
 
     def _pickled(self, *, by_value: bool) -> Payload:
         """Return the function and its arguments as bytes; with `by_value`, functions travel as code, not as names."""
@@ -110,8 +107,8 @@ class Function:
                 close(dumps(value, by_value=by_value)[1])
             except Exception as own:  # noqa: BLE001 - as above
                 remedy = "" if by_value or _cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
-                return f"{name} cannot be sent to workers: {_one_line(own)}{remedy}{_advice(own)}"
-        return f"the function and its arguments cannot be sent to workers: {_one_line(error)}{_advice(error)}"
+                return f"{name} cannot be sent to workers: {_why(own, remedy)}"
+        return f"the function and its arguments cannot be sent to workers: {_why(error)}"
 
 
 def close(descriptors: Sequence[int]) -> None:
@@ -185,7 +182,7 @@ def _pickler(buffer: io.BytesIO, *, by_value: bool) -> pickle.Pickler:
     from multiprocessing.reduction import ForkingPickler
 
     base: Any = ForkingPickler
-    names: dict[str, Any] = {"persistent_id": _persistent_id}
+    names: dict[str, Any] = {"persistent_id": lambda _, value: value.index if type(value) is _Descriptor else None}
     if by_value:
         import cloudpickle
 
@@ -196,10 +193,6 @@ def _pickler(buffer: io.BytesIO, *, by_value: bool) -> pickle.Pickler:
     return made
 
 
-def _persistent_id(_: pickle.Pickler, value: object) -> int | None:
-    return value.index if type(value) is _Descriptor else None
-
-
 def _cloudpickle() -> bool:
     try:
         import cloudpickle  # noqa: F401
@@ -208,14 +201,11 @@ def _cloudpickle() -> bool:
     return True
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _advice(error: Exception) -> str:
+def _why(error: Exception, remedy: str = "") -> str:
+    """Return why something cannot be pickled, in one line, and what to do about it."""
     if "Too many open files" in str(error):
-        return "; torch.multiprocessing.set_sharing_strategy('file_system') needs no open file for each tensor"
-    return ""
+        remedy += "; torch.multiprocessing.set_sharing_strategy('file_system') needs no open file for each tensor"
+    return (" ".join(str(error).split()) or type(error).__name__) + remedy
 
 
 # --- the caller's `__main__`, which workers import to find the function

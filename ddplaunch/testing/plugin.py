@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ddplaunch.functions.exceptions import JobError
     from ddplaunch.testing.rank import RankRequest
 
 NAME = "ddplaunch"
@@ -69,9 +68,12 @@ def pytest_runtest_makereport(
     error = item.stash.get(_FAILED, None)
     if error is None or call.when != "call":
         return report
-    first = _report_of(item.config, error)
+    from ddplaunch.testing.rank import REPORT
+
+    data = getattr(error, REPORT, None)
+    first = None if data is None else item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
     notes = list(getattr(error, "__notes__", ()))
-    if first is None:
+    if not isinstance(first, pytest.TestReport):  # that rank left none
         report.longrepr = "\n".join([f"{type(error).__name__}: {error}", *notes])
         return report
     report.longrepr = first.longrepr
@@ -99,12 +101,9 @@ def _request(item: pytest.Function) -> RankRequest:
 
     params = item.callspec.params if hasattr(item, "callspec") else {}
     names = item._fixtureinfo.argnames  # noqa: SLF001 - as pytest itself does where it calls a test
-    values = {
-        name: item.funcargs[name]
-        for name in names
-        # a worker that collects the test again has the parameters
-        if name not in params or params[name] is not item.funcargs[name]
-    }
+    given = {name: item.funcargs[name] for name in names}
+    # a worker that collects the test again has the parameters
+    values = {name: value for name, value in given.items() if name not in params or params[name] is not value}
     if item.instance is not None:
         values |= {f"self.{name}": value for name, value in vars(item.instance).items()}
     wrong = ""
@@ -136,14 +135,3 @@ def _arguments(item: pytest.Function) -> list[str]:
     argv += ["-v"] * option.verbose + ["--showlocals"] * bool(option.showlocals)
     # its output goes to the console of the job, which pytest captures here
     return [*argv, "-s", "-p", "no:cacheprovider", f"{item.path}::{item.nodeid.partition('::')[2]}"]
-
-
-def _report_of(config: pytest.Config, error: JobError) -> pytest.TestReport | None:
-    """Return the report of the rank that failed first; None if that rank left none."""
-    from ddplaunch.testing.rank import REPORT
-
-    data = getattr(error, REPORT, None)
-    if data is None:
-        return None
-    report = config.hook.pytest_report_from_serializable(config=config, data=data)
-    return report if isinstance(report, pytest.TestReport) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ class RankRequest(Struct, frozen=True, kw_only=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the request although it is frozen."""
-        return _remade, (self.arguments, dict(self.values))
+        return partial(RankRequest, arguments=self.arguments, values=dict(self.values)), ()
 
 
 def run(request: RankRequest) -> None:
@@ -84,10 +85,6 @@ def run(request: RankRequest) -> None:
         raise rank.error
     if not rank.has_run:
         raise RuntimeError(f"pytest did not find the test again (exit status {int(status)}): {request.arguments[-1]}")
-
-
-def _remade(arguments: list[str], values: Mapping[str, Any]) -> RankRequest:
-    return RankRequest(arguments=arguments, values=values)
 
 
 class _Rank:

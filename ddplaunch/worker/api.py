@@ -46,8 +46,12 @@ def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
         kind = next((kind for kind in COUNTED if count(kind)), "cpu")
         return kind if kind == "cpu" else _by_local_rank(kind, env, count(kind))
     kind, colon, index = name.partition(":")
-    if not _is_known(name):
-        raise ValueError(f"DDPLAUNCH_DEVICE is {name!r}, which is no device of torch; use cpu, cuda:0 or xpu:0")
+    try:
+        torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"DDPLAUNCH_DEVICE is {name!r}, which is no device of torch; use cpu, cuda:0 or xpu:0"
+        ) from None
     if kind not in COUNTED:
         return name
     there = count(kind)
@@ -73,14 +77,6 @@ def _by_local_rank(kind: str, env: Mapping[str, str], there: int) -> str:
             f"start at most {there} workers on this node, or set DDPLAUNCH_DEVICE to the one to share"
         )
     return f"{kind}:{local_rank}"
-
-
-def _is_known(name: str) -> bool:
-    try:
-        torch.device(name)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _hidden(env: Mapping[str, str]) -> str:
@@ -140,7 +136,7 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
     here, chosen = ranks(os.environ), device()
     if chosen.index is not None and chosen.type in ("cuda", "xpu"):
         getattr(torch, chosen.type).set_device(chosen)
-    backend = backend or os.environ.get("DDPLAUNCH_BACKEND") or suitable(chosen.type, _has)
+    backend = backend or os.environ.get("DDPLAUNCH_BACKEND") or suitable(chosen.type, dist.is_backend_available)
     if "nccl" in backend and chosen.type == "cuda":
         options.setdefault("device_id", chosen)  # NCCL connects now, and need not guess the device later
     _set_rendezvous(here, timeout, options)
@@ -155,10 +151,6 @@ def suitable(kind: str, has: Callable[[str], bool]) -> str:
     """Return the backend for a kind of device; `has` says whether torch was built with one. Pure."""
     backend = {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
     return backend if has(backend) else "gloo"
-
-
-def _has(backend: str) -> bool:
-    return dist.is_backend_available(backend)
 
 
 def _set_rendezvous(here: Ranks, timeout: timedelta | None, options: dict[str, Any]) -> None:

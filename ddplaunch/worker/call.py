@@ -6,6 +6,7 @@ its arguments, with descriptors of shared memory. The answer is the result or th
 What the function raises goes to the caller and into the error file; it is not printed here, since the caller raises it.
 """
 
+import faulthandler
 import hmac
 import io
 import os
@@ -37,22 +38,18 @@ class CallerConnection:
     """The connection to the process that called launch()."""
 
     def __init__(self, address: str) -> None:
+        """Connect, and prove to each other that both belong to the call, before anything is unpickled."""
         name, _, secret = address.partition(" ")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.connect("\0" + name)
         credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.geteuid():
             sys.exit("a process of another user listens at the address of the caller of launch()")
-        self._introduce(bytes.fromhex(secret), int(os.environ["WORLD_SIZE"]))
-
-    def _introduce(self, secret: bytes, world_size: int) -> None:
-        """Prove that this is a worker of the caller, and have the caller prove itself, before anything is unpickled."""
-        theirs = bytes(self._exactly(NONCE))
-        said = HELLO.pack(os.urandom(NONCE), RANK, world_size, b"")[:-NONCE]
-        self.socket.sendall(said + hmac.digest(secret, b"worker" + theirs + said, "sha256"))
-        if not hmac.compare_digest(
-            bytes(self._exactly(NONCE)), hmac.digest(secret, b"caller" + theirs + said, "sha256")
-        ):
+        theirs, key = bytes(self._exactly(NONCE)), bytes.fromhex(secret)
+        said = HELLO.pack(os.urandom(NONCE), RANK, int(os.environ["WORLD_SIZE"]), b"")[:-NONCE]
+        self.socket.sendall(said + hmac.digest(key, b"worker" + theirs + said, "sha256"))
+        expected = hmac.digest(key, b"caller" + theirs + said, "sha256")
+        if not hmac.compare_digest(bytes(self._exactly(NONCE)), expected):
             sys.exit("another process listens at the address of the caller of launch()")
 
     def receive(self) -> "tuple[dict[str, Any], bytearray, list[int]]":
@@ -115,8 +112,11 @@ def main() -> None:
         sys.exit("the process that called launch() is gone")
     during = ""
     try:
-        watch(call, descriptors)
-        during = f"while it imported {main_module(call)}"
+        if call["stacks_after"] is not None:  # shortly before the caller's timeout all stacks go to its file
+            faulthandler.dump_traceback_later(call["stacks_after"], file=descriptors[-1])
+        paths = "the caller's paths"
+        main = call["preparation"].get("init_main_from_name") or call["preparation"].get("init_main_from_path")
+        during = f"while it imported {main or paths}"
         prepare(call)
         during = "while it unpickled the function and its arguments"
         function, args, kwargs = load(pickled, descriptors)
@@ -133,8 +133,6 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - whatever the function raises
         fail(caller, error, during)
     else:
-        import faulthandler
-
         faulthandler.cancel_dump_traceback_later()
         caller.answer(RESULT, data)
 
@@ -154,12 +152,6 @@ def prepare(call: "dict[str, Any]") -> None:
         del current._inheriting
 
 
-def main_module(call: "dict[str, Any]") -> str:
-    """Return the name or the path of the caller's main module, for a message; without one, only paths were taken over."""
-    preparation = call["preparation"]
-    return str(preparation.get("init_main_from_name") or preparation.get("init_main_from_path") or "the caller's paths")
-
-
 def load(pickled: bytearray, descriptors: "list[int]") -> "Any":
     """Unpickle the function and its arguments."""
 
@@ -170,21 +162,24 @@ def load(pickled: bytearray, descriptors: "list[int]") -> "Any":
     return Unpickler(io.BytesIO(pickled)).load()
 
 
-def watch(call: "dict[str, Any]", descriptors: "list[int]") -> None:
-    """Have the stacks of all threads written to the caller's file shortly before its timeout."""
-    if call["stacks_after"] is not None:
-        import faulthandler
-
-        faulthandler.dump_traceback_later(call["stacks_after"], file=descriptors[-1])
-
-
 def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     """Record the exception as the bootstrap would, send the exception to the caller, and end with status 1."""
     strip(error)
-    description = describe(error)
-    record(error)
+    text = load_sibling("error_file")
+    description = {
+        "type": text["type_of"](error),
+        "message": text["message_of"](error),
+        "traceback": text["callstack_of"](error),
+        "parts": parts(error),
+        "during": during,
+    }
     try:
-        caller.answer(ERROR, pickle.dumps({**description, "during": during}))
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            text["record"](error, path)
+    except Exception:  # noqa: BLE001, S110 - the caller learns of the exception anyway
+        pass
+    try:
+        caller.answer(ERROR, pickle.dumps(description))
     except OSError:
         sys.stderr.write(description["traceback"])  # the caller cannot show it
     sys.exit(1)
@@ -202,7 +197,10 @@ def dump(result: object, limit: int) -> memoryview:
     except OnDevice as error:
         raise TypeError(str(error)) from None
     except Exception as error:
-        raise TypeError(f"the result cannot be sent to the caller: {error}{advice(result)}") from error
+        # what is often returned by mistake
+        advice = {"generator": "; return list(...) of it", "coroutine": "; run it with asyncio.run()"}
+        more = advice.get(type(result).__name__, "")
+        raise TypeError(f"the result cannot be sent to the caller: {error}{more}") from error
     return buffer.getbuffer()
 
 
@@ -234,35 +232,13 @@ def pickler(buffer: io.BytesIO) -> "pickle.Pickler":
         base = sys.modules["cloudpickle"].Pickler
 
     class Pickler(base):  # type: ignore[misc]  # the base is known only at run time
-        def reducer_override(self, value: object) -> object:
-            torch = sys.modules.get("torch")
-            tensor = getattr(torch, "Tensor", ())
-            if isinstance(value, tensor):
-                device: Any = value.device
-                if device.type != "cpu":
-                    raise OnDevice(f"the result holds a tensor on {device}: return tensor.cpu()")
+        def reducer_override(self, value: "Any") -> object:
+            tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+            if isinstance(value, tensor) and value.device.type != "cpu":
+                raise OnDevice(f"the result holds a tensor on {value.device}: return tensor.cpu()")
             return super().reducer_override(value) if hasattr(base, "reducer_override") else NotImplemented
 
     return Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-
-
-def advice(result: object) -> str:
-    """Return advice where the result is of a kind that is often returned by mistake; else ""."""
-    kind = type(result).__name__
-    if kind == "generator":
-        return "; return list(...) of it"
-    return "; run it with asyncio.run()" if kind == "coroutine" else ""
-
-
-def describe(error: BaseException) -> "dict[str, Any]":
-    """Return the exception in the form in which the caller receives it."""
-    text = load_sibling("error_file")
-    return {
-        "type": text["type_of"](error),
-        "message": text["message_of"](error),
-        "traceback": text["callstack_of"](error),
-        "parts": parts(error),
-    }
 
 
 def parts(error: BaseException) -> "bytes | None":
@@ -299,16 +275,6 @@ def strip(error: BaseException) -> None:
             break
         trace = trace.tb_next
     error.__traceback__ = trace
-
-
-def record(error: BaseException) -> None:
-    """Write the error file; never raises."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    try:
-        if path:
-            load_sibling("error_file")["record"](error, path)
-    except Exception:  # noqa: BLE001, S110 - the caller learns of the exception anyway
-        pass
 
 
 def load_sibling(name: str) -> "dict[str, Any]":

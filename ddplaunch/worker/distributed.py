@@ -54,7 +54,7 @@ def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> Non
             pass
 
     def at_exit() -> None:
-        """Destroy the group in a thread, for at most LIMIT seconds; then wait for gloo's threads."""
+        """Destroy the group in a thread, for at most LIMIT seconds; then wait until no thread of gloo computes."""
         if os.getpid() != worker:
             return
         try:
@@ -64,19 +64,15 @@ def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> Non
                 thread.join(LIMIT)
         except Exception:  # noqa: BLE001, S110 - a torch without process groups; 3.12.0 and 3.12.1 start no thread any more
             pass
-        _wait_for_gloo(_AFTER_FAILURE if has_failed() else LIMIT)
+        until = time.monotonic() + (_AFTER_FAILURE if has_failed() else LIMIT)
+        states = _states_of_gloo()
+        # "R": it computes; others wait, wait for work, or for the GIL, which this releases
+        while states and time.monotonic() < until:
+            time.sleep(_PAUSE)
+            if "R" not in (states := _states_of_gloo()):
+                break
 
     atexit.register(at_exit)
-
-
-def _wait_for_gloo(limit: float) -> None:
-    """Wait until no thread of gloo computes; threads that wait, wait for work, or for the GIL, which this releases."""
-    until = time.monotonic() + limit
-    states = _states_of_gloo()
-    while states and time.monotonic() < until:
-        time.sleep(_PAUSE)
-        if "R" not in (states := _states_of_gloo()):
-            break
 
 
 def _states_of_gloo() -> "list[str]":

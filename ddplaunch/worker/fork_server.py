@@ -209,19 +209,13 @@ def _move(fd: int, target: int) -> None:
     if fd == target:
         return
     try:
-        if not _is_open(target):
-            os.dup2(fd, target, False)
-    except OSError:  # the program does without it
-        pass
-    os.close(fd)
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
+        os.fstat(target)  # in use
     except OSError:
-        return False
-    return True
+        try:
+            os.dup2(fd, target, False)
+        except OSError:  # the program does without it
+            pass
+    os.close(fd)
 
 
 def _open_stdin() -> None:
@@ -301,7 +295,12 @@ class Imported:
 
     def take_over(self) -> None:
         """Repeat in a worker the side effects of the imports: set their variables and limits, print what they printed."""
-        _repeat(self._variables)
+        for name, (before, after) in self._variables.items():
+            if os.environ.get(name) == before:  # else the worker has a value of its own
+                if after is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = after
         self._printed.print()
         for which, limits in self._limits.items():
             resource.setrlimit(which, limits)
@@ -320,7 +319,11 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str
         try:
             __import__(name)
         except BaseException as error:  # noqa: BLE001 - whatever it raises, SystemExit too
-            notes.append(f"{name}: {_described(error)}"[:_LONGEST_NOTE].replace("\n", " "))
+            try:
+                text = f"{type(error).__name__}: {error}"
+            except Exception:  # noqa: BLE001 - its text is the module's own code
+                text = type(error).__name__
+            notes.append(f"{name}: {text}"[:_LONGEST_NOTE].replace("\n", " "))
             package = name.partition(".")[0]
             if package not in sys.modules and any(other.startswith(f"{package}.") for other in sys.modules):
                 # the program would import it once more, and parts in C may crash then
@@ -332,13 +335,6 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str
 def folder_of(kind: str, target: str) -> str:
     """Return the folder that is first on the import path of a program."""
     return os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
-
-
-def _described(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - its text is the module's own code
-        return type(error).__name__
 
 
 class _Printed:
@@ -389,7 +385,10 @@ def _why_unsafe(sockets: "Collection[int]", children: "Collection[int]", folder:
     if _folder() != folder:
         return "an imported module has changed the working directory"
     if len(os.listdir("/proc/self/task")) > 1:
-        _let_threads_end()
+        # libraries like OpenBLAS end their threads before a fork, and restart them when needed
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        wait(pid)
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         return "an imported module has started threads, which a forked process would not have"
@@ -411,30 +410,12 @@ def _why_unsafe(sockets: "Collection[int]", children: "Collection[int]", folder:
     return None
 
 
-def _let_threads_end() -> None:
-    """Fork a child that exits at once: libraries like OpenBLAS end their threads before a fork, and restart them when needed."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    wait(pid)
-
-
 def wait(pid: int) -> int:
     """Wait for the end of a child; return its status, or 0 where an imported module, or the kernel for it, has reaped it."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
         return 0
-
-
-def _repeat(variables: "dict[str, tuple[str | None, str | None]]") -> None:
-    """Change variables as the imports did, each from its value before to its value after, if it still has the value before."""
-    for name, (before, after) in variables.items():
-        if os.environ.get(name) == before:
-            if after is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = after
 
 
 class ImportedFiles:
@@ -477,20 +458,19 @@ class ImportedFiles:
 
     def _in(self, folder: str) -> "set[str]":
         """Return the modules in this folder whose names have been imported, from here or elsewhere."""
-        try:
-            entries = os.listdir(folder)
-        except OSError:
-            return set()
-        names = {entry: entry.partition(".")[0] for entry in entries if entry.endswith(self._suffixes)}
-        packages = (entry for entry in entries if entry in self._names and _is_package(f"{folder}/{entry}"))
-        return {*names.values(), *packages} & self._names
+        entries = _entries(folder)
+        names = {entry.partition(".")[0] for entry in entries if entry.endswith(self._suffixes)}
+        for entry in self._names.intersection(entries):
+            if any(inner.startswith("__init__.") for inner in _entries(f"{folder}/{entry}")):  # a package
+                names.add(entry)
+        return names & self._names
 
 
-def _is_package(path: str) -> bool:
+def _entries(folder: str) -> "list[str]":
     try:
-        return any(entry.startswith("__init__.") for entry in os.listdir(path))
+        return os.listdir(folder)
     except OSError:
-        return False
+        return []
 
 
 def _stamp(path: str) -> "Stamp":

@@ -26,44 +26,44 @@ def pin(device: str) -> None:
     """Make `device`, such as "cuda:2", the current device when torch first uses a device of that kind."""
     kind, _, number = device.partition(":")
     index = int(number)
-    visible = _visible()
+    visible = [os.environ.get(name) for name in VISIBILITY]
 
     def choose() -> None:
-        module = sys.modules[name]
+        module = sys.modules[f"torch.{kind}"]
         try:
-            if _visible() == visible and index < module.device_count():
+            if [os.environ.get(name) for name in VISIBILITY] == visible and index < module.device_count():
                 module.set_device(index)
         except Exception:  # noqa: BLE001, S110 - torch would report it as a failure of CUDA
             pass
 
     def queue(module: "Any") -> None:
-        try:
-            module._lazy_call(choose)
-        except Exception:  # noqa: BLE001, S110 - not the torch that we know: leave it as it is
-            pass
+        module._lazy_call(choose)
 
-    name = f"torch.{kind}"
-    when_imported(name, queue)
+    when_imported(f"torch.{kind}", queue)
 
 
 def share(strategy: str) -> None:
     """Make `strategy` the way in which torch.multiprocessing shares CPU tensors, unless the program names another."""
 
     def choose(module: "Any") -> None:
-        try:
-            module.set_sharing_strategy(strategy)
-        except Exception:  # noqa: BLE001, S110 - a torch without it
-            pass
+        module.set_sharing_strategy(strategy)
 
     when_imported("torch.multiprocessing", choose)
 
 
 def when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
-    """Call `then` with the module once the program has imported it."""
+    """Call `then` with the module once the program has imported it; where `then` fails, the module is not one that we know."""
+
+    def safely(module: "ModuleType") -> None:
+        try:
+            then(module)
+        except Exception:  # noqa: BLE001, S110 - the program does without it
+            pass
+
     if name in sys.modules:  # a .pth file or sitecustomize imported it
-        then(sys.modules[name])
+        safely(sys.modules[name])
     else:
-        sys.meta_path.insert(0, AfterImport(name, then))
+        sys.meta_path.insert(0, AfterImport(name, safely))
 
 
 def when_importing(name: str, then: "Callable[[], None]") -> None:
@@ -131,10 +131,6 @@ def execute_by(loader: "Any", call: "Callable[[Execute, ModuleType], None]") -> 
         pass
 
 
-def _visible() -> "list[str | None]":
-    return [os.environ.get(name) for name in VISIBILITY]
-
-
 def measure(path: str) -> None:
     """Write a line to the file at `path` for each import of an installed module that takes long: its name and the seconds."""
     sys.meta_path.insert(0, Timed(path))
@@ -174,11 +170,8 @@ class Timed:
             self._is_busy = False
             seconds = time.monotonic() - began
             if seconds >= WORTH_NAMING:
-                self._note(f"{module.__name__} {seconds:.1f}\n")
-
-    def _note(self, line: str) -> None:
-        try:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError:  # no room, or removed
-            pass
+                try:
+                    with open(self._path, "a", encoding="utf-8") as file:
+                        file.write(f"{module.__name__} {seconds:.1f}\n")
+                except OSError:  # no room, or removed
+                    pass

@@ -72,49 +72,45 @@ class Lifecycle:
         device = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")
         sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
         port = os.environ.get("MASTER_PORT", "")
-        if device or sharing or port:
-            settings = self._load("imports")
-            if device:
-                settings["pin"](device)
-            if sharing:
-                settings["share"](sharing)
-            settings["when_imported"]("transformers.trainer", self._follow_trainer)
-            if port:
-                settings["when_importing"]("torch", lambda: self._notify(b"t"))
-                settings["when_imported"]("torch.distributed", self._extend)
-
-    def _follow_trainer(self, trainer: "Any") -> None:
-        try:
-            if self._error_file:
-                self._load("progress")["follow_trainer"](trainer, self._error_file)
-        except Exception:  # noqa: BLE001, S110 - not the transformers that we know: leave it as it is
-            pass
+        if not (device or sharing or port):
+            return
+        settings = self._load("imports")
+        if device:
+            settings["pin"](device)
+        if sharing:
+            settings["share"](sharing)
+        if self._error_file:
+            follow = lambda trainer: self._load("progress")["follow_trainer"](trainer, self._error_file)  # noqa: E731
+            settings["when_imported"]("transformers.trainer", follow)
+        if port:
+            settings["when_importing"]("torch", lambda: self._notify(b"t"))
+            settings["when_imported"]("torch.distributed", self._extend)
 
     def _extend(self, distributed: "Any") -> None:
         """Extend torch.distributed: groups that end without a deadlock, the store as under torchrun, records of collectives."""
-        load = self._load
         self._notify(b"i")
-        try:
-            changes = load("distributed")
-            changes["destroy_at_exit"](distributed, lambda: self._failed)
-            changes["hold_for_reducers"](distributed)
-            server = os.path.join(self._folder, "store.py")
-            load("store")["host_for_clients"](distributed, server, lambda: self._notify(b"s"))
-            if self._how_debugged:
-                changes["raise_timeouts"](distributed)
-            if self._recorder:
-                changes["record_collectives"](distributed, self._recorder, lambda: self._notify(b"j"))
-        except Exception:  # noqa: BLE001, S110 - not the torch that we know, or not our variables: leave it as it is
-            pass
+        changes = self._load("distributed")
+        changes["destroy_at_exit"](distributed, lambda: self._failed)
+        changes["hold_for_reducers"](distributed)
+        server = os.path.join(self._folder, "store.py")
+        self._load("store")["host_for_clients"](distributed, server, lambda: self._notify(b"s"))
+        if self._how_debugged:
+            changes["raise_timeouts"](distributed)
+        if self._recorder:
+            changes["record_collectives"](distributed, self._recorder, lambda: self._notify(b"j"))
 
     def _record(self, error: BaseException) -> None:
         """Write the error file, if the agent wants one; never raise, so that the program ends as it would without us."""
+        if not self._error_file:
+            return
         try:
-            if self._error_file:
-                _make_room_for_files()
-                self._load("error_file")["record"](error, self._error_file)
-                if os.path.exists(self._error_file):  # torch's @record may have written it
-                    self._notify(b"r")
+            try:
+                os.close(os.open("/", os.O_RDONLY))
+            except OSError:  # the program has opened as many files as it may: nobody will read stdin any more
+                os.close(0)
+            self._load("error_file")["record"](error, self._error_file)
+            if os.path.exists(self._error_file):  # torch's @record may have written it
+                self._notify(b"r")
         except BaseException:  # noqa: BLE001, S110 - also what a signal handler raises: the program is ending already
             pass
 
@@ -138,14 +134,6 @@ class Lifecycle:
         self._error_file = self._how_debugged = ""
 
 
-def _make_room_for_files() -> None:
-    """Close stdin, which nobody will read any more, if the program has opened as many files as it may."""
-    try:
-        os.close(os.open("/", os.O_RDONLY))
-    except OSError:
-        os.close(0)
-
-
 FILES: "Any" = sys.modules["_frozen_importlib_external"]  # what importlib.machinery offers, without an import
 
 
@@ -165,12 +153,20 @@ def prepare(
     if not safe_path:
         del sys.path[0]  # our folder
     command = _command([*(["-m"] if kind == "module" else []), target, *arguments])
-    _enable_faulthandler()
+    import faulthandler
+
+    try:
+        faulthandler.enable()  # prints the stacks of all threads when a signal like SIGSEGV ends the process
+    except Exception:  # noqa: BLE001, S110 - stderr is closed, or is no file
+        pass
 
     if kind == "module":
         sys.argv = ["-m", *arguments]
-        if not safe_path:
-            _add_working_directory()
+        try:
+            if not safe_path:
+                sys.path.insert(0, os.getcwd())
+        except OSError:  # it was removed
+            pass
         return _run_module(names, target, True)
 
     sys.argv = [target, *arguments]
@@ -222,16 +218,6 @@ def _command(argv: "list[str]") -> "list[str]":
     return sys.orig_argv
 
 
-def _enable_faulthandler() -> None:
-    """Have the stacks of all threads printed when a signal like SIGSEGV ends the process."""
-    import faulthandler
-
-    try:
-        faulthandler.enable()
-    except Exception:  # noqa: BLE001, S110 - stderr is closed, or is no file
-        pass
-
-
 def _absolute(path: str) -> str:
     """Return the path as `__file__` and tracebacks show it."""
     if path.startswith("/") or sys.version_info < (3, 9):
@@ -243,15 +229,8 @@ def _absolute(path: str) -> str:
     return folder if path in ("", ".") and sys.version_info >= (3, 11) else f"{folder}/{path}"
 
 
-def _add_working_directory() -> None:
-    try:
-        sys.path.insert(0, os.getcwd())
-    except OSError:
-        pass
-
-
 def _has_importer(path: str) -> bool:
-    """Say whether modules can be imported from the path itself, as PyImport_GetImporter would find."""
+    """Return whether modules can be imported from the path itself, as PyImport_GetImporter would find."""
     if path not in sys.path_importer_cache:
         sys.path_importer_cache[path] = None
         for hook in sys.path_hooks:

@@ -128,7 +128,11 @@ class _Warm:
             if self._children.fd in ready:
                 self._children.drain()
                 self._on_children()
-            self._close_lost()
+            now = time.monotonic()
+            # agents wait until no process of their guard is left, or its time is up
+            for lost in [lost for lost in self._lost if not self._has_left or lost[0] <= now]:
+                self._lost.remove(lost)
+                lost[1].close()
             if listens and self._listener.fileno() in ready:
                 self._accept()
             if (connection := self._next_of(ready)) is not None:
@@ -155,19 +159,15 @@ class _Warm:
         if self._lost or self._has_left:
             self._has_left = self._children.kill(spared={*self.guards, *self._of_imports})
 
-    def _close_lost(self) -> None:
-        """Close the connections of guards of which no process is left, for which agents wait; others when their time is up."""
-        now = time.monotonic()
-        for lost in [lost for lost in self._lost if not self._has_left or lost[0] <= now]:
-            self._lost.remove(lost)
-            lost[1].close()
-
     def _accept(self) -> None:
         """Accept a client."""
         try:
             connection = self._socket.socket(fileno=self._listener._accept()[0])
             connection.setblocking(False)
-            if not self._is_ours(connection):
+            peer = connection.getsockopt(
+                self._socket.SOL_SOCKET, self._socket.SO_PEERCRED, 12
+            )  # pid, uid, gid: unix(7)
+            if int.from_bytes(peer[4:8], sys.byteorder) != os.getuid():
                 return
         except OSError:  # the client has gone again, or there is no room
             self._accepts_at = time.monotonic() + _ACCEPT_AGAIN
@@ -203,10 +203,6 @@ class _Warm:
         connection.settimeout(None)
         return is_run
 
-    def _is_ours(self, connection: "Any") -> bool:
-        peer = connection.getsockopt(self._socket.SOL_SOCKET, self._socket.SO_PEERCRED, 12)  # pid, uid, gid: unix(7)
-        return int.from_bytes(peer[4:8], sys.byteorder) == os.getuid()
-
     def _answer(self, what: str, rest: str, connection: "Any") -> "tuple[str, bool]":
         """Return the answer to a line, and whether a guard is to serve what follows."""
         if what == "status":
@@ -219,8 +215,6 @@ class _Warm:
         seconds, _, folder = rest.partition(" ")
         if what not in ("check", "guard") or not seconds.isdecimal():
             return "", False  # an empty line: the client only looked whether we are there
-        if self._listener is None:
-            return "stale it ends with the runs that it serves\n", False  # the client connected before it was closed
         if refusal := self._refusal(connection, folder):
             return refusal, False
         self._seconds = min(int(seconds), _LONGEST)
@@ -232,17 +226,16 @@ class _Warm:
 
     def _refusal(self, connection: "Any", folder: str) -> str:
         """Return why no guard may serve a script in `folder`, "" if a guard may; take no more runs if no script can be served."""
+        if self._listener is None:
+            return "stale it ends with the runs that it serves\n"  # the client connected before it was closed
         ours = {one.fileno() for one in (self._listener, connection, *self._connections())}
-        if why := self.imported.why_unsafe(ours, {*self._children.now()} - self._of_imports):
-            refusal = f"unsafe {why}\n"
-        elif why := self._files.why_stale():
-            refusal = f"stale {why}\n"
-        elif why := self._files.why_unfit(folder):
-            return f"unfit {why}\n"
-        else:
-            return ""
-        self._take_no_more()
-        return refusal
+        unsafe = self.imported.why_unsafe(ours, {*self._children.now()} - self._of_imports)
+        stale = None if unsafe else self._files.why_stale()
+        if unsafe or stale:
+            self._take_no_more()
+            return f"unsafe {unsafe}\n" if unsafe else f"stale {stale}\n"
+        unfit = self._files.why_unfit(folder)
+        return f"unfit {unfit}\n" if unfit else ""
 
     def _take_no_more(self) -> None:
         """Accept no further run; this process exits after its last guard."""
@@ -400,7 +393,7 @@ class _Guard:
             if kind == b"agent":
                 self._take_over(rest, descriptors)
             else:
-                self._reap(int(rest[:-1]))
+                self._names["send"](self._control, self._reap(int(rest[:-1])))
 
     def _take_over(self, fields: bytes, descriptors: "list[int]") -> None:
         """Take over the working directory, the umask and the open files of the agent's run."""
@@ -412,6 +405,17 @@ class _Guard:
             os._exit(0)
         os.fchdir(folder)
         os.close(folder)
+
+    def _reap(self, worker: int) -> str:
+        """Free the pid of a worker that has ended; return the answer to the agent, with the worker's usage."""
+        pipe = self.running.pop(worker, -1)
+        if pipe >= 0:
+            os.close(pipe)
+        try:
+            _, _, usage = os.wait4(worker, os.WNOHANG)
+        except ChildProcessError:
+            return "usage 0 0\n"
+        return f"usage {usage.ru_maxrss} {usage.ru_utime + usage.ru_stime}\n"
 
     def _report_ends(self) -> None:
         """Report how workers ended; keep their pids until the agent frees them. Reap orphans, and pass SIGCHLD on."""
@@ -431,18 +435,6 @@ class _Guard:
                 os.kill(self._agent, _signal.SIGCHLD)
             except OSError:  # it has ended
                 pass
-
-    def _reap(self, worker: int) -> None:
-        """Free the pid of a worker that has ended, and send the agent the worker's usage."""
-        pipe = self.running.pop(worker, -1)
-        if pipe >= 0:
-            os.close(pipe)
-        try:
-            _, _, usage = os.wait4(worker, os.WNOHANG)
-            answer = f"usage {usage.ru_maxrss} {usage.ru_utime + usage.ru_stime}\n"
-        except ChildProcessError:
-            answer = "usage 0 0\n"
-        self._names["send"](self._control, answer)
 
 
 # --- what `ps` shows
