@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from ddplaunch.functions.exceptions import JobError  # noqa: F401 - in the name of a type, below
     from ddplaunch.testing.rank import RankRequest
 
 NAME = "ddplaunch"
