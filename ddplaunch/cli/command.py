@@ -106,11 +106,7 @@ class Command(click.Command):
         return [*self.params, *_ABOUT]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            LaunchError: one is wrong.
-        """
+        """Parse the arguments."""
         ctx.meta[WORDS] = args
         try:
             return super().parse_args(ctx, self.prepared(ctx, args))
@@ -170,11 +166,7 @@ class Once(click.Option):
         super().__init__(*args, **{"multiple": True, **settings})
 
     def process_value(self, ctx: click.Context, value: Any) -> str | None:
-        """Return the value.
-
-        Raises:
-            LaunchError: it is there twice.
-        """
+        """Return the value."""
         values: Sequence[str] = super().process_value(ctx, value)
         if len(values) > 1:
             hint = f"give all in one list: `{self.opts[-1]} 0,4`" if self.metavar == "LIST" else "give it once"
@@ -183,11 +175,7 @@ class Once(click.Option):
 
 
 def show(text: str) -> int:
-    """Write to stdout and give the exit status.
-
-    Raises:
-        LaunchError: it cannot be written.
-    """
+    """Write to stdout and give the exit status."""
     if sys.stdout is None:  # closed by the caller
         return OK
     try:
@@ -200,11 +188,7 @@ def show(text: str) -> int:
 
 
 def not_written(error: OSError) -> int:
-    """Return the exit status of a command whose reader has gone away.
-
-    Raises:
-        LaunchError: stdout cannot be written for another reason, such as a full disk.
-    """
+    """Return the exit status of a command whose reader has gone away."""
     # what is left in the buffer would fail once more when the interpreter ends
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if isinstance(error, BrokenPipeError):

@@ -73,11 +73,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Given | None:
-        """Keep the text with its origin.
-
-        Raises:
-            LaunchError: it is another option.
-        """
+        """Keep the text with its origin."""
         assert isinstance(param, JobOption)
         if value is False:  # a flag that is not given, in click 8.1
             return None
@@ -153,9 +149,6 @@ class JobCommand(Command):
 
         That is the next argument if it is a choice or a number, else the default: click would take any next argument, so
         that `--debug train.py` would lack its script.
-
-        Raises:
-            LaunchError: a flag is another launcher's, and not one of ours.
         """
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
         known = {name: option for option in options for name in option.opts}
@@ -244,21 +237,13 @@ def _is_value(option: Option, argument: str) -> bool:
 
 
 def parse(words: Sequence[str], *, resilient: bool = False) -> CommandLine:
-    """Parse the arguments of a job; `resilient` means that mistakes are for others to say.
-
-    Raises:
-        LaunchError: one is wrong.
-    """
+    """Parse the arguments of a job; `resilient` means that mistakes are for others to say."""
     with run.make_context("run", list(words), resilient_parsing=resilient) as ctx:
         return typed(ctx)
 
 
 def typed(ctx: click.Context) -> CommandLine:
-    """Return what click has parsed.
-
-    Raises:
-        LaunchError: an option is given under two names.
-    """
+    """Return what click has parsed."""
     values = (value if isinstance(value, tuple) else (value,) for value in ctx.params.values())
     given = tuple(one for each in values for one in each if isinstance(one, Given))
     seen: dict[str, Given] = {}
@@ -274,21 +259,13 @@ def typed(ctx: click.Context) -> CommandLine:
 
 
 def resolve(line: CommandLine, env: Mapping[str, str], folder: str | None) -> JobSpec:
-    """Merge what was typed, the variables and the files found from `folder` upward into the job.
-
-    Raises:
-        LaunchError: something in them is wrong.
-    """
+    """Merge what was typed, the variables and the files found from `folder` upward into the job."""
     found, remarks = sources.from_files(folder) if folder is not None else ([], [])
     return job_spec([*line.given, *sources.from_variables(env), *found], line.program, remarks)
 
 
 def _job(ctx: click.Context) -> JobSpec:
-    """Return the job that was asked for, checked, and say what is hardly meant.
-
-    Raises:
-        LaunchError: it cannot be meant so.
-    """
+    """Return the job that was asked for, checked, and say what is hardly meant."""
     line, env = typed(ctx), ctx.obj
     words = ctx.meta[WORDS]
     if not line.program and len(words) > 1 and words[-1].endswith(".py"):
@@ -314,11 +291,7 @@ def _job(ctx: click.Context) -> JobSpec:
 
 
 def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None:
-    """Check the program; `before` are the words before the program on the command line.
-
-    Raises:
-        LaunchError: the program does not exist, or the user probably meant something else.
-    """
+    """Check the program; `before` are the words before the program on the command line."""
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:
         missing = not os.path.lexists(target)

@@ -31,11 +31,7 @@ class Application(click.Group):
         return sys.exit(status) if standalone_mode else status
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `run` before what begins with no verb, and read `help`, `help plan` and `version` as options.
-
-        Raises:
-            LaunchError: there is no such verb.
-        """
+        """Put `run` before what begins with no verb, and read `help`, `help plan` and `version` as options."""
         match args:
             case ["help", verb, *_] if verb in VERBS:
                 args = [verb, "--help"]

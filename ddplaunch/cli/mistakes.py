@@ -80,9 +80,6 @@ def written_out(argument: str, following: str) -> str:
     """Complete the beginning of a flag of torchrun's as its parser does, if no other flag begins so.
 
     `argument` is no option, `following` the next argument.
-
-    Raises:
-        LaunchError: it is a flag of another launcher, for which one of ours has to be typed.
     """
     typed, equals, value = argument.partition("=")
     name = typed.replace("_", "-")

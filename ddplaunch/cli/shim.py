@@ -66,11 +66,7 @@ _next()
 
 
 def make(folder: str) -> str:
-    """Write the folder of the shim; return what to type so that the shim is used.
-
-    Raises:
-        LaunchError: it cannot be written, holds a torchrun that is not ours, or another user could change what it holds.
-    """
+    """Write the folder of the shim; return what to type so that the shim is used."""
     folder = os.path.abspath(folder)
     command = [sys.executable, "-P", "-m", "ddplaunch.cli.shim"]
     files = {

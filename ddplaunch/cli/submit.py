@@ -38,11 +38,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SbatchOption | None:
-        """Keep the value with the name of its option.
-
-        Raises:
-            LaunchError: it is another option, or a batch script cannot hold it.
-        """
+        """Keep the value with the name of its option."""
         assert param is not None
         assert ctx is not None
         if value is False:  # a flag that is not given, in click 8.1
@@ -139,11 +135,7 @@ def _checked(option: SbatchOption) -> SbatchOption:
 
 
 def _unknown(rest: Sequence[str], words: Sequence[str]) -> list[SbatchOption]:
-    """Return the options that are not in our table; `words` are all arguments.
-
-    Raises:
-        LaunchError: one is not for sbatch, or is no option.
-    """
+    """Return the options that are not in our table; `words` are all arguments."""
     found = []
     for word in rest:
         name, equals, value = word.removeprefix("--").partition("=")
@@ -179,11 +171,7 @@ def _separated(words: Sequence[str], at: int) -> list[str]:
 
 
 def request_of(ctx: click.Context) -> SubmitRequest:
-    """Return what was asked for.
-
-    Raises:
-        LaunchError: it cannot be meant so, or there is no job.
-    """
+    """Return what was asked for."""
     words: list[str] = ctx.meta[WORDS]
     known = [value for value in ctx.params.values() if isinstance(value, SbatchOption)]
     options = (*known, *_unknown(ctx.params["rest"] or (), words))

@@ -196,11 +196,7 @@ class ForkServer(ForkRequests):
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], modules: Iterable[str], *, handled: Collection[int]
     ) -> None:
-        """Start the server with the command of a worker, and the variables that all workers have in common.
-
-        Raises:
-            StartError: the machine cannot create another process.
-        """
+        """Start the server with the command of a worker, and the variables that all workers have in common."""
         with ExitStack() as opened:
             try:
                 ours, theirs = socket.socketpair()

@@ -186,11 +186,7 @@ def _unquoted(text: str, place: str) -> str:
 
 
 def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
-    """Take those settings of torchrun that have a field of their own: its value and its origin.
-
-    Raises:
-        LaunchError: --rdzv-timeout has another value.
-    """
+    """Take those settings of torchrun that have a field of their own: its value and its origin."""
     conf, ours, backend = (resolved.get(name) for name in ("rdzv_conf", "rdzv_timeout", "rdzv_backend"))
     if conf is None:
         return {}
@@ -262,11 +258,7 @@ _AGREE: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
 
 
 def _drop_lower(resolved: dict[str, Resolved]) -> None:
-    """Drop, of two options in conflict, the one from the lower source.
-
-    Raises:
-        LaunchError: both have the same source, and different meanings.
-    """
+    """Drop, of two options in conflict, the one from the lower source."""
     for *names, hint in _CONFLICTS:
         first, second = (resolved.get(name) for name in names)
         if first is None or second is None:

@@ -101,11 +101,7 @@ def _reasons(here: _Here, start: _Start, *, workers: str, backend: str, threads:
 def _backend(
     spec: JobSpec, allocation: Allocation, node: Node, owned: assign.Owned, agreed: Agreed | None
 ) -> tuple[str, str]:
-    """Return the backend and the reason: what the nodes agreed on, else what was asked for, else what suits the devices.
-
-    Raises:
-        LaunchError: the job was granted devices that cannot be used.
-    """
+    """Return the backend and the reason: what the nodes agreed on, else what was asked for, else what suits the devices."""
     if spec.backend != "auto":
         chosen, reason = spec.backend, spec.origin("backend")
     else:

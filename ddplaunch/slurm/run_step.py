@@ -52,11 +52,7 @@ _GPU_SIGNS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLU
 
 
 def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
-    """Start the step, watch the step until its end, and return the exit status of the job.
-
-    Raises:
-        LaunchError: nothing was started.
-    """
+    """Start the step, watch the step until its end, and return the exit status of the job."""
     if spec.wants_terminal:
         raise _no_terminal(spec, allocation)
     for note in allocation.notes:

@@ -79,11 +79,7 @@ def draft(
 
 
 def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Callable[[str], int]) -> int:
-    """Submit the job, print its id, wait if that is asked, and give the exit status; `show` prints to stdout.
-
-    Raises:
-        LaunchError: it is not submitted.
-    """
+    """Submit the job, print its id, wait if that is asked, and give the exit status; `show` prints to stdout."""
     from ddplaunch.slurm.submit import follow  # --print needs none of it
 
     # output files whose paths do not depend on the id of the job may exist already
