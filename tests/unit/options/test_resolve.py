@@ -270,9 +270,6 @@ def test_variables_of_files_come_before_those_of_flags(tmp_path: Path) -> None:
 
 # what is typed, then the error and its hint
 CONFLICTS = """
--m --no-python
-    error: --module and --no-python do not go together
-    hint: a module is run by python: leave one out
 -m --run-path
     error: --module and --run-path do not go together
     hint: SCRIPT is a module's name or a file's path: leave one out
@@ -291,12 +288,6 @@ CONFLICTS = """
 --cpu-bind cores --numa-binding node
     error: --cpu-bind cores and --numa-binding node do not go together
     hint: both bind the workers to CPUs: leave one out
---grace-period 5 --shutdown-timeout 6
-    error: --grace-period 5 and --shutdown-timeout 6 do not go together
-    hint: both say how long a stop may take: leave one out
--q -v
-    error: --quiet and --verbose do not go together
-    hint: leave one out
 --standalone --nnodes 1:2
     error: --standalone and --nnodes 1:2 do not go together
     hint: --standalone means one node: leave one out
@@ -345,9 +336,6 @@ CONFLICTS = """
 --simulate --nnodes 1:2 --nproc-per-node 2 --chaos kill:3@2s,hang:4@1s
     error: --chaos kill:3@2s,hang:4@1s: there is no rank 4, since the job has 4
     hint: ranks count from 0; --nnodes and --nproc-per-node say how many there are
---no-control --nnodes 1:2
-    error: --no-control and --nnodes 1:2 do not go together
-    hint: without a control channel nodes cannot agree on their number: leave one out
 --no-control --nnodes 2 --max-restarts 3
     error: --no-control and --max-restarts 3 do not go together
     hint: without a control channel nodes cannot restart together: leave one out
