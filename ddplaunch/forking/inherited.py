@@ -34,6 +34,14 @@ _STATUS = {
     "Cpus_allowed": "other CPUs (taskset, cpuset)",
     "Mems_allowed": "other memory nodes (numactl, cpuset)",
 }
+# what another value of each means
+WORDS = {
+    **_FILES,
+    **_STATUS,
+    **{f"ns/{name}": f"another {name.removesuffix('_for_children')} namespace" for name in _NAMESPACES},
+    "root": "another root directory (chroot)",
+    "scheduling": "another priority or scheduling policy (nice, chrt)",
+}
 _SCHEDULING = slice(15, 17), slice(37, 39)  # of /proc/PID/stat behind the name: priority, nice; rt_priority, policy
 _PRCTL = (27, 30, 42, 66, 68)  # linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
 # unistd.h: keyctl, get_mempolicy, ioprio_get
@@ -57,26 +65,10 @@ def visible(pid: int) -> dict[str, str]:
 
 
 def check(pid: int) -> None:
-    """Check that a process has inherited what this one has, as far as /proc shows it.
-
-    Raises:
-        ServerLost: it has something else, or has ended.
-    """
+    """Check that a process has inherited what this one has, as far as /proc shows it; ServerLost if it has not, or has ended."""
     ours, theirs = visible(os.getpid()), visible(pid)
     if different := [name for name, value in ours.items() if theirs[name] != value]:
-        raise ServerLost(f"it has {named(different[0])}")
-
-
-def named(name: str) -> str:
-    """Say in words what another value of this means."""
-    match name:
-        case "root":
-            return "another root directory (chroot)"
-        case "scheduling":
-            return "another priority or scheduling policy (nice, chrt)"
-        case _ if name.startswith("ns/"):
-            return f"another {name.removeprefix('ns/').removesuffix('_for_children')} namespace"
-    return {**_FILES, **_STATUS}[name]
+        raise ServerLost(f"it has {WORDS[different[0]]}")
 
 
 def own() -> dict[str, str] | None:

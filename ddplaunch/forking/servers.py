@@ -54,8 +54,8 @@ class Fork(Struct, frozen=True):
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The descriptors that the worker gets."""
-        stdio = (self.stdio.stdin, self.stdio.stdout, self.stdio.stderr)
-        return stdio if self.stdio.stacks is None else (*stdio, self.stdio.stacks)
+        fds = (self.stdio.stdin, self.stdio.stdout, self.stdio.stderr, self.stdio.stacks)
+        return tuple(fd for fd in fds if fd is not None)
 
 
 class ForkRequests:
@@ -70,6 +70,7 @@ class ForkRequests:
         self._received = b""
         self.notes: list[str] = []  # why some modules were not imported
         self.is_ready = False
+        self._process: Process | None = None  # of a guard, which says its pid
         self._why_lost = ""  # once the server did not answer: it gets no more requests
 
     def fileno(self) -> int:
@@ -77,11 +78,7 @@ class ForkRequests:
         return self._socket.fileno()
 
     def read(self) -> None:
-        """Read the lines that the server sends while the server starts.
-
-        Raises:
-            ServerLost: the server cannot serve.
-        """
+        """Read the lines that the server sends while the server starts; ServerLost if the server cannot serve."""
         for line in self._lines():
             what, _, text = line.partition(" ")
             match what:
@@ -91,11 +88,8 @@ class ForkRequests:
                     self.is_ready = True
                 case "unsafe" | "stale" | "unfit":
                     raise ServerLost(text)
-                case _:
-                    self._take(what, text)
-
-    def _take(self, what: str, text: str) -> None:
-        """Take in a line that only some servers send."""
+                case "guard":
+                    self._process = look(int(text))
 
     def _fork(self, forks: Sequence[Fork], adopt: Callable[[int], T], more: Sequence[int] = ()) -> list[T]:
         """Have workers forked, which begin together once `adopt` has made a child of the pid of each; in their order.
@@ -139,11 +133,7 @@ class ForkRequests:
         return children
 
     def _ask(self, content: bytes, *descriptors: int) -> list[str]:
-        """Send a request; return the pids of the answer, and the first line that tells of none.
-
-        Raises:
-            ServerLost: there is no such line.
-        """
+        """Send a request; return the pids of the answer, and the first line that tells of none, or raise ServerLost."""
         if self._why_lost:
             raise ServerLost(self._why_lost)
         answer: list[str] = []
@@ -254,7 +244,6 @@ class Guard(ForkRequests):
         super().__init__(connection)
         self._check = check
         self._output = output
-        self._process: Process | None = None
         self._life = -1  # pipe: at its end when the guard has ended; -1 before it is ready, and when it is closed
         self.is_over = False  # the guard has ended, and nothing is left of the processes below it
 
@@ -262,10 +251,6 @@ class Guard(ForkRequests):
     def pid(self) -> int:
         """The pid of the guard, 0 while that is not known."""
         return self._process.pid if self._process is not None else 0
-
-    def _take(self, what: str, text: str) -> None:
-        if what == "guard":
-            self._process = look(int(text))
 
     def read(self) -> None:
         """Read the lines that the guard sends while it starts; see `ForkRequests.read`."""
@@ -336,12 +321,6 @@ class Guard(ForkRequests):
                     return Usage(int(fields[0]) * 1024, float(fields[1]))
         return Usage(0, 0.0)
 
-    def rouse(self) -> None:
-        """Have the guard go on if it is stopped."""
-        if not self.has_ended:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGCONT)
-
     def close(self) -> None:
         """End the guard, with all processes below it, whatever it is doing."""
         self._socket.close()
@@ -385,7 +364,9 @@ class GuardedChild(Child, kw_only=True):
 
     def rouse_parent(self) -> None:
         """Have the guard go on, if it is stopped: it tells of the end."""
-        self.guard.rouse()
+        if not self.guard.has_ended:
+            with suppress(ProcessLookupError):
+                os.kill(self.guard.pid, signal.SIGCONT)
 
     def abandon(self) -> None:
         """Close the handles."""

@@ -51,27 +51,23 @@ def show(env: Mapping[str, str], *, stop: bool) -> str:
     for name in warm.names():
         try:
             found = kept(name)
-            if found is not None and not stop:
-                rows.append(_row(found))
-            elif found is not None:
-                sentences.append(_stopped(name, found))
+            if found is None:
+                continue
+            if stop:
+                after = f" after {count(found.running, 'run')}" if found.running else ""
+                with suppress(FileNotFoundError, ConnectionRefusedError):
+                    warm.ask(name, "stop")
+                sentences.append(f"process {found.pid} ends{after}")
+                continue
         except OSError:
             sentences.append(_silent(name, stop=stop))
+            continue
+        running = f" ({found.running} now)" if found.running else ""
+        lasts = "while it is used" if found.running else f"{duration(found.seconds)} more, unless a run comes"
+        rows.append((str(found.pid), found.python, found.modules or "nothing", f"{found.runs}{running}", lasts))
     lines = [section(*map(line, sentences))] if sentences else []
     blocks = [*([table(rows, header=_COLUMNS, styles=(NAME,), right=_COLUMNS[:1], wraps=True)] if rows else []), *lines]
     return written(blocks, Look.of_stdout(env)) if blocks else "no interpreter is kept warm"
-
-
-def _row(found: Kept) -> Sequence[str]:
-    running = f" ({found.running} now)" if found.running else ""
-    lasts = "while it is used" if found.running else f"{duration(found.seconds)} more, unless a run comes"
-    return str(found.pid), found.python, found.modules or "nothing", f"{found.runs}{running}", lasts
-
-
-def _stopped(name: str, found: Kept) -> str:
-    with suppress(FileNotFoundError, ConnectionRefusedError):
-        warm.ask(name, "stop")
-    return f"process {found.pid} ends" + (f" after {count(found.running, 'run')}" if found.running else "")
 
 
 def _silent(name: str, *, stop: bool) -> str:

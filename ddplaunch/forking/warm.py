@@ -98,11 +98,7 @@ def ask(name: str, line: str) -> str:
 
 
 def guard_at(interpreter: Interpreter, output: int) -> Guard:
-    """Have a guard forked for this run, which says when it is ready; `output` as for `Guard`.
-
-    Raises:
-        ServerLost: there is nothing to fork it, or it does not answer.
-    """
+    """Have a guard forked for this run, which says when it is ready; `output` as for `Guard`."""
     try:
         connection = connect(interpreter.name)
         connection.sendall(os.fsencode(f"guard {interpreter.seconds} {interpreter.folder}\n"))
@@ -115,11 +111,7 @@ def guard_at(interpreter: Interpreter, output: int) -> Guard:
 
 
 def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
-    """Return the interpreter that fits this plan, whether such a process listens or not.
-
-    Raises:
-        CannotKeep: none may be kept here.
-    """
+    """Return the interpreter that fits this plan, whether such a process listens or not; CannotKeep if none may be kept here."""
     assert plan.keep_warm is not None
     assert plan.preload is not None
     if os.getpid() == 1:
@@ -255,24 +247,21 @@ def _start(interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> N
     try:
         run_socket.listen(listener, folder, interpreter.name)
         path = f"{run_socket.runtime_folder(os.getuid())}/{interpreter.name}"
+        # the other end of the socket is 3, where `detach` puts it
+        given = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
+        argv, env = plan.workers[0].argv[_PROGRAM], {**of_warm_interpreter(caller, plan), VARIABLE: given}
         pid = os.fork()
         if pid == 0:
             try:
                 if os.fork() == 0:
-                    _become(path, listener.fileno(), interpreter, plan, caller)
+                    detach(listener.fileno())
+                    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
+                        signal.signal(signum, signal.SIG_DFL)
+                    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+                    os.execvpe(argv[0], argv, env)
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
     finally:
         listener.close()
         os.close(folder)
-
-
-def _become(path: str, listener: int, interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> None:
-    detach(listener)
-    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
-        signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    given = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
-    argv = plan.workers[0].argv[_PROGRAM]
-    os.execvpe(argv[0], argv, {**of_warm_interpreter(caller, plan), VARIABLE: given})

@@ -43,7 +43,13 @@ def launch(
         TypeError: there is no such option, or the function or an argument cannot be sent.
     """
     _refuse_in_worker()
-    _check_arguments(function, args, max_result_bytes)
+    # what a type checker would refuse, and what it cannot see
+    if not callable(function):
+        raise TypeError(f"launch() needs a function, not {type(function).__name__}")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise TypeError(f"launch(): args={args!r}: expected a tuple or a list, not {type(args).__name__}")
+    if not isinstance(max_result_bytes, int) or max_result_bytes < 1:
+        raise ValueError(f"max_result_bytes={max_result_bytes!r}: expected a number from 1")
     from ddplaunch.functions import request
     from ddplaunch.functions.caller import Caller
     from ddplaunch.functions.exceptions import JobError
@@ -63,16 +69,6 @@ def launch(
         raise error.with_traceback(None) from error.__cause__
     except CannotSend as error:
         raise TypeError(str(error)) from error.__cause__
-
-
-def _check_arguments(function: object, args: object, max_result_bytes: object) -> None:
-    """Refuse arguments of `launch()` that a type checker would refuse, and what it cannot see."""
-    if not callable(function):
-        raise TypeError(f"launch() needs a function, not {type(function).__name__}")
-    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise TypeError(f"launch(): args={args!r}: expected a tuple or a list, not {type(args).__name__}")
-    if not isinstance(max_result_bytes, int) or max_result_bytes < 1:
-        raise ValueError(f"max_result_bytes={max_result_bytes!r}: expected a number from 1")
 
 
 def _refuse_in_worker() -> None:

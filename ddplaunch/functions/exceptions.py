@@ -182,25 +182,22 @@ class CallOutcome:
         `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout.
         """
         first = self._first
+        # with its options written as keywords of `launch()`
+        report = _OPTION.sub(
+            lambda found: name if (name := found[1].replace("-", "_")) in BY_NAME else found[0], self._report
+        )
         if self._why == "timed_out":
-            return timed_out(_in_python(self._report), stacks(), returned)
+            return timed_out(report, stacks(), returned)
         if first is None:
-            refused = from_report(JobError, _in_python(self._report) or _lost(status))
+            refused = from_report(JobError, report or _lost(status))
             refused.status = abs(status)
             return refused
-        if (exception := raised(first["rank"])) is not None:
-            error = worker_failed(exception, self._report)
-        else:
-            error = from_report(WorkerFailed, self._report)
+        exception = raised(first["rank"])
+        error = worker_failed(exception, self._report) if exception else from_report(WorkerFailed, self._report)
         error.rank, error.status = first["rank"], status
         error.exit_status, error.signal = first["status"], first["signal"]
         error.host, error.local_rank, error.pid = first["host"], first["local_rank"], first["pid"]
         return error
-
-
-def _in_python(report: str) -> str:
-    """Return the report with its options written as keywords of `launch()`."""
-    return _OPTION.sub(lambda found: name if (name := found[1].replace("-", "_")) in BY_NAME else found[0], report)
 
 
 def _lost(status: int) -> str:

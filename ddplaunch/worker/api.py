@@ -220,7 +220,13 @@ def should_stop(*, every: int = 1) -> bool:
     install_handlers()
     if _stopping:
         return True
-    if _world_size() == 1:
+    world_size = dist.get_world_size() if dist.is_initialized() else ranks(os.environ).world_size
+    if world_size > 1 and not dist.is_initialized():
+        raise RuntimeError(
+            f"should_stop() asks all {world_size} workers, but this one is in no process group: "
+            "call ddplaunch.init_process_group() first, and torch.distributed.destroy_process_group() last"
+        )
+    if world_size == 1:
         _stopping = received()
         return _stopping
     group = _join()
@@ -230,22 +236,6 @@ def should_stop(*, every: int = 1) -> bool:
         dist.all_reduce(noticed, dist.ReduceOp.MAX, group=group)
         _stopping = bool(noticed.item())
     return _stopping
-
-
-def _world_size() -> int:
-    """Return the number of workers to ask.
-
-    Raises: RuntimeError: this worker is in no process group, though there are others.
-    """
-    if dist.is_initialized():
-        return dist.get_world_size()
-    world_size = ranks(os.environ).world_size
-    if world_size > 1:
-        raise RuntimeError(
-            f"should_stop() asks all {world_size} workers, but this one is in no process group: "
-            "call ddplaunch.init_process_group() first, and torch.distributed.destroy_process_group() last"
-        )
-    return world_size
 
 
 def _join() -> dist.ProcessGroup:

@@ -154,38 +154,33 @@ def record_collectives(distributed: "Any", path: str, joined: "Callable[[], None
     if not any(name in os.environ for name in VARIABLES):
         os.environ[VARIABLES[0] if (major, minor) >= (2, 13) else VARIABLES[1]] = ENTRIES
     groups = distributed.distributed_c10d
-    groups._pg_group_ranks = GroupRanks(groups._pg_group_ranks, _Recorder(path, joined).note)
+    groups._pg_group_ranks = GroupRanks(groups._pg_group_ranks, path, joined)
 
 
 class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
-    """torch's table of the ranks of each process group, which calls `note` for each group that torch adds."""
+    """torch's table of the ranks of each process group, which writes down each group that torch adds.
 
-    def __init__(self, table: "Mapping[Any, Any]", note: "Callable[[Any, Any], None]") -> None:
+    With the first of them it starts the WorkerServer at `path`, and calls `joined`.
+    """
+
+    def __init__(self, table: "Mapping[Any, Any]", path: str, joined: "Callable[[], None]") -> None:
         super().__init__(table)
-        self._note = note
-
-    def __setitem__(self, group: "Any", ranks: "Any") -> None:
-        super().__setitem__(group, ranks)
-        try:
-            self._note(group, ranks)
-        except Exception:  # noqa: BLE001, S110 - not the torch that we know: the program does without it
-            pass
-
-
-class _Recorder:
-    """Starts the WorkerServer with the first process group, and writes down the ranks of each."""
-
-    def __init__(self, path: str, joined: "Callable[[], None]") -> None:
         self._path = path
         self._joined = joined
         self._worker = os.getpid()
         self._noted = 0
         self._room = ROOM
 
-    def note(self, group: "Any", ranks: "Mapping[int, int]") -> None:
-        """Write down the ranks of a group that torch has made; with the first group, start the WorkerServer."""
-        if os.getpid() != self._worker or self._noted == MOST_GROUPS:
-            return
+    def __setitem__(self, group: "Any", ranks: "Any") -> None:
+        super().__setitem__(group, ranks)
+        try:
+            if os.getpid() == self._worker and self._noted < MOST_GROUPS:
+                self._note(group, ranks)
+        except Exception:  # noqa: BLE001, S110 - not the torch that we know: the program does without it
+            pass
+
+    def _note(self, group: "Any", ranks: "Mapping[int, int]") -> None:
+        """Write down the ranks of a group that torch has made."""
         self._noted += 1
         if self._noted == 1:
             self._serve()
@@ -197,6 +192,7 @@ class _Recorder:
                 file.write(line)
 
     def _serve(self) -> None:
+        """Start the WorkerServer."""
         import ctypes  # torch has imported it
 
         from torch._C._distributed_c10d import _WorkerServer

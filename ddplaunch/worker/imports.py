@@ -63,49 +63,47 @@ def when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
     if name in sys.modules:  # a .pth file or sitecustomize imported it
         safely(sys.modules[name])
     else:
-        sys.meta_path.insert(0, AfterImport(name, safely))
+        sys.meta_path.insert(0, Awaited(name, after=safely))
 
 
 def when_importing(name: str, then: "Callable[[], None]") -> None:
     """Call `then` once the program begins to import that module."""
     if name not in sys.modules:
-        sys.meta_path.insert(0, BeforeImport(name, then))
+        sys.meta_path.insert(0, Awaited(name, before=then))
 
 
-class BeforeImport:
-    """A finder that calls `then` when one module is first looked for, finds nothing itself, and removes itself."""
+class Awaited:
+    """A finder that waits for one module and removes itself: it calls `before` then, and `after` with the imported module."""
 
-    def __init__(self, name: str, then: "Callable[[], None]") -> None:
+    def __init__(
+        self,
+        name: str,
+        before: "Callable[[], None] | None" = None,
+        after: "Callable[[ModuleType], None] | None" = None,
+    ) -> None:
         self.name = name
-        self.then = then
-
-    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> None:
-        """Leave the search to the other finders."""
-        if name == self.name:
-            sys.meta_path.remove(self)
-            self.then()
-
-
-class AfterImport:
-    """A finder that waits for one module, calls `then` with it when it has been imported, and removes itself."""
-
-    def __init__(self, name: str, then: "Callable[[ModuleType], None]") -> None:
-        self.name = name
-        self.then = then
+        self.before = before
+        self.after = after
 
     def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
-        """Return what the other finders find, its loader made to call `then`."""
+        """Return what the other finders find, its loader made to call `after`; leave the search to them without `after`."""
         if name != self.name:
             return None
         sys.meta_path.remove(self)
+        if self.before is not None:
+            self.before()
+        after = self.after
+        if after is None:
+            return None
+
+        def execute_then(execute: "Execute", module: "ModuleType") -> None:
+            execute(module)
+            after(module)
+
         spec = search(name, path, target)
         if spec is not None:
-            execute_by(spec.loader, self._execute)
+            execute_by(spec.loader, execute_then)
         return spec
-
-    def _execute(self, execute: "Execute", module: "ModuleType") -> None:
-        execute(module)
-        self.then(module)
 
 
 def search(name: str, path: "Sequence[str] | None", target: "ModuleType | None") -> "Any":

@@ -29,6 +29,6 @@ def test_what_differs_is_named_as_people_name_it() -> None:
 
 def test_all_that_is_compared_has_words() -> None:
     names = inherited.visible(os.getpid())
-    assert [name for name in names if " " not in inherited.named(name)] == []
-    assert inherited.named("ns/pid_for_children") == "another pid namespace"
-    assert inherited.named("attr/current") == "another security context (AppArmor profile, SELinux label)"
+    assert [name for name in names if " " not in inherited.WORDS[name]] == []
+    assert inherited.WORDS["ns/pid_for_children"] == "another pid namespace"
+    assert inherited.WORDS["attr/current"] == "another security context (AppArmor profile, SELinux label)"

@@ -255,25 +255,31 @@ def update(observed: Observation, jobs: Sequence[JobRecord], at: float) -> tuple
     alive = []
     for job in jobs:
         name = job.element
-        if _is_over(job, at - observed.may_return.get(name, at)):
+        since = observed.may_return.get(name, at)
+        may_be_requeued = job.state in _REQUEUEABLE and job.may_requeue and at - since < RETURN_TIME
+        if job.state in _ENDS and not may_be_requeued:
             if name not in ended:
                 ended[name] = end_of(job)
                 if name and ended[name].status:
                     lines.append(f"{name} {ended[name].text}")
             continue
         if job.state in _REQUEUEABLE:
-            may_return[name] = observed.may_return.get(name, at)
+            may_return[name] = since
         else:
             ended.pop(name, None)  # it was requeued
         alive.append(job)
     line = _state(alive) if alive else ""
     if line and line != observed.line:
         lines.append(line)
-    if ended and not alive:
-        lines.append(_summary(ended))
-    return Observation(
-        line=line or observed.line, ended=ended, may_return=may_return, over=bool(ended) and not alive
-    ), tuple(lines)
+    over = bool(ended) and not alive
+    found = Observation(line=line or observed.line, ended=ended, may_return=may_return, over=over)
+    if over and "" in ended:
+        lines.append(ended[""].text)
+    elif over and found.status:
+        lines.append(f"ended, with {found.status} as the worst status of its elements")
+    elif over:
+        lines.append("completed with all of its elements")
+    return found, tuple(lines)
 
 
 def forgotten(observed: Observation) -> Observation:
@@ -306,12 +312,6 @@ def _exit_code(job: JobRecord) -> int:
     return of_signal(int(number)) if 0 < int(number or 0) <= _LAST_SIGNAL else int(code)
 
 
-def _is_over(job: JobRecord, since: float) -> bool:
-    if job.state in _REQUEUEABLE and job.may_requeue:
-        return since >= RETURN_TIME
-    return job.state in _ENDS
-
-
 def _state(jobs: Sequence[JobRecord]) -> str:
     """Return the state of a job, to follow the job's id in a sentence; "" if Slurm reports none."""
     running = [job for job in jobs if job.state == "RUNNING"]
@@ -327,10 +327,3 @@ def _state(jobs: Sequence[JobRecord]) -> str:
     return (
         "" if state in ("COMPLETING", "CONFIGURING", *_REQUEUEABLE) else f"is {state.lower().replace('_', ' ')}{again}"
     )
-
-
-def _summary(ended: Mapping[str, JobEnding]) -> str:
-    if "" in ended:
-        return ended[""].text
-    worst = max(end.status for end in ended.values())
-    return f"ended, with {worst} as the worst status of its elements" if worst else "completed with all of its elements"

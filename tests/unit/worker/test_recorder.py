@@ -24,8 +24,8 @@ def test_the_ranks_of_a_group_of_any_size_are_read_as_they_were_written(ranks, t
 
 def test_a_group_that_does_not_fit_keeps_no_later_one_out(tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "ROOM", 30)
-    teller = distributed._Recorder(str(tmp_path / "0-0"), lambda: None)
+    teller = distributed.GroupRanks({}, str(tmp_path / "0-0"), lambda: None)
     teller._noted = 1  # the first one starts torch's server
     for name, ranks in (("first", [0, 1]), ("odd", range(1, 99, 2)), ("small", [2, 3]), ("last", [4, 5])):
-        teller.note(SimpleNamespace(group_name=name), {rank: rank for rank in ranks})
+        teller._note(SimpleNamespace(group_name=name), {rank: rank for rank in ranks})
     assert members_of(str(tmp_path / "0-0")) == {"first": (0, 1), "small": (2, 3), "last": (4, 5)}
