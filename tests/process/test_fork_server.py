@@ -99,7 +99,7 @@ def test_by_auto_two_workers_of_one_cpu_are_forked_if_they_import_torch_and_noth
 
 def test_a_restart_forks_from_the_same_server(run, job):
     waits = "    while not all(os.path.exists(f'{signs}/parent-{generation}-{one}') for one in '01'): pass\n"
-    script = WORKER + waits + "    assert generation == '2', generation\n"
+    script = WORKER + waits + "    assert generation == '2' or rank == '1', 'again'\n"
     assert run(script, IMPORTED, "--max-restarts", 2).status == 0
     assert parents(job, 0) == parents(job, 1) == parents(job, 2)
 
