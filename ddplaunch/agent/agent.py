@@ -31,7 +31,7 @@ from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.linux import keep_freed_memory
 from ddplaunch.process.tree import Process, descendants, reap, signal_leftovers
-from ddplaunch.report.closing import render_stuck
+from ddplaunch.report.closing import render_still_running, render_stuck
 from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase
@@ -313,7 +313,7 @@ class Agent:
                 without = "a job in which nothing moves is no longer noticed"
                 generations.guard(without, lambda: generations.inspection.observe(workers.has_written, asks=asks))
             case node.NameRunning(ranks, seconds):
-                self._reporter.still_running(workers.written_since_stop(ranks), seconds)
+                self._reporter.print(render_still_running(workers.written_since_stop(ranks), seconds))
             case node.NameStuck(ranks, seconds):
                 self._reporter.print(render_stuck(sorted(ranks), seconds))
             case node.FindRaised():

@@ -86,7 +86,7 @@ class Shutdown:
             self._loop.run_once()
         if self._files.is_open and (writer := look(self._files.pid)) is not None:
             self._pipes.spare(writer.pid, writer.started)
-        self._reporter.leave_folder()
+        self._reporter.report_folder(leaves=True)
 
     def _hand_over(self, state: State) -> None:
         """Wait until the front has taken all output; after a stop, only as long as the front takes any."""

@@ -101,11 +101,6 @@ def render_stopped(signum: int, after: float | None, exits: Sequence[WorkerExit]
     return f"stopped by {signal_name(signum)}{_KEYS.get(signum, '')} {when}{_ends(exits)}"
 
 
-def with_reason(reason: str, text: str) -> str:
-    """Put the cluster's reason first: "out of walltime: stopped by SIGTERM ..."; "" for none."""
-    return f"{reason}: {text}" if reason else text
-
-
 def render_short(first: WorkerExit, why: str) -> str:
     """Write what can be said of a failure where the full report cannot be made; `why` is what that has raised."""
     ended = f"ended with status {first.status}" if first.signal is None else f"was {first.how}"

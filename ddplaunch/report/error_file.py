@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeGuard
 
 from ddplaunch.fields import duration, piece, size
-from ddplaunch.process.files import remove_within
+from ddplaunch.process.files import open_regular, remove_within
 from ddplaunch.supervise.outcome import Frame, Progress, WorkerError
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
@@ -160,17 +160,13 @@ def _remove_abandoned(parent: str) -> None:
     end = time.monotonic() + _SECONDS
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if entry.name.startswith(_NAME) and _is_old(entry) and _is_free(entry.path):
-                remove_within(entry.path, end - time.monotonic())
-
-
-def _is_old(entry: os.DirEntry[str]) -> bool:
-    """Whether this is a folder of this user, and older than the moment that an agent needs to lock it."""
-    try:
-        found = entry.stat(follow_symlinks=False)
-    except OSError:  # another job has removed it meanwhile
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and time.time() - found.st_mtime > _UNLOCKED
+            if not entry.name.startswith(_NAME):
+                continue
+            with suppress(OSError):  # another job has removed it meanwhile
+                found = entry.stat(follow_symlinks=False)
+                is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+                if is_ours and time.time() - found.st_mtime > _UNLOCKED and _is_free(entry.path):
+                    remove_within(entry.path, end - time.monotonic())
 
 
 def _is_free(folder: str) -> bool:
@@ -200,15 +196,7 @@ def parse(text: bytes) -> WorkerError | None:
 
     The form of torch's own files: torch.distributed.elastic.multiprocessing.errors.error_handler.
     """
-    if not text:
-        return None
-    import json  # slow to import, and most jobs do not fail
-
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    message = content.get("message") if isinstance(content, dict) else None
+    message = _values(text).get("message")
     if isinstance(message, str):  # what torch calls the old format
         return _from_text(message, "")
     if not isinstance(message, dict):
@@ -231,10 +219,8 @@ def parse(text: bytes) -> WorkerError | None:
 def content(path: str, limit: int = LIMIT) -> bytes:
     """Return the bytes of a regular file of at most `limit` bytes; empty for any other file."""
     try:
-        # a FIFO must not block us
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            found = file.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        with open_regular(path) as file:
+            found = file.read(limit + 1)
     except (OSError, ValueError):
         return b""
     return found if len(found) <= limit else b""
@@ -256,6 +242,18 @@ def _frames(value: object) -> tuple[Frame, ...]:
             function, source = _text(entry.get("function")), _text(entry.get("source"))
             frames.append(Frame(file=_text(file), line=line, function=function, source=source))
     return tuple(frames)
+
+
+def _values(text: bytes) -> dict[str, object]:
+    """Return the values of a JSON object by name; none if it is no such text."""
+    if not text:
+        return {}
+    import json  # slow to import, and most jobs do not fail
+
+    try:
+        return _mapping(json.loads(text))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _mapping(value: object) -> dict[str, object]:
@@ -285,14 +283,7 @@ _BAR = re.compile(rf"(?<![\d.,/-]){_NUMBER}/{_NUMBER}(?= ?\[)", re.ASCII)  # "12
 
 def parse_progress(text: bytes, now: float, source: str = "script") -> Progress | None:
     """Return what worker/progress.py wrote, as of `now` (monotonic seconds); None if that cannot be read."""
-    if not text:
-        return None
-    import json
-
-    try:
-        found = _mapping(json.loads(text))
-    except (ValueError, RecursionError):
-        return None
+    found = _values(text)
     step, total, first = found.get("step"), found.get("total"), found.get("first")
     first_step, first_at = first if isinstance(first, list) and len(first) == 2 else (None, None)
     at, began = _seconds(found.get("at")), _seconds(first_at)

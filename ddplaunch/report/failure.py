@@ -9,18 +9,10 @@ from signal import SIGABRT, SIGKILL
 from msgspec import Struct
 
 from ddplaunch.errors import ERROR, HINT, below
+from ddplaunch.report import stack
 from ddplaunch.report.causes import Cause
 from ddplaunch.report.paint import CODE, STRONG, WEAK, Line, Paint, Words, plain
-from ddplaunch.report.stack import (
-    fault_frames,
-    frames_of,
-    is_library,
-    location,
-    relevant_frames,
-    short,
-    source_lines,
-    syntax_error_lines,
-)
+from ddplaunch.report.stack import frames_of, location, short
 from ddplaunch.supervise.first_failure import failed_at, failed_itself, follows
 from ddplaunch.supervise.outcome import Frame, WorkerExit
 from ddplaunch.words import count, duration, signal_name, size, these_ranks, tilde
@@ -62,22 +54,23 @@ def render(report: FailureReport, paint: Paint = _PLAIN) -> str:
     head, *rest = _head(report)
     where = _where(report)
     shown = [head, *rest, *map(plain, where)]
-    hint = Words("hint:", HINT)
+    cause = report.cause
+    hints: list[list[Line]] = []
+    if cause is not None:  # its line is evidence, unless the report shows it; what is to be typed is marked
+        lines = [_cut(line.strip().removesuffix(":")) for line in _without_noise(cause.line)]
+        evidence = [f"evidence: {line}" for line in lines if not any(line in each for each in shown)]
+        advice = re.split(r"(`[^`\n]+`)", f" {cause.advice}")
+        marked = (Words(part, CODE if part.startswith("`") else "") for part in advice)
+        hints = [_indented(evidence), [(Words("hint:", HINT), *marked)]]
     sections: list[list[Line]] = [
         [(Words("error:", ERROR), Words(f" {head}", STRONG)), *_indented(rest)],
         _indented(where),
         _indented(_who(report)),
-        _indented(_evidence(report.cause, shown)) if report.cause else [],
-        [(hint, *_quoted(f" {report.cause.advice}"))] if report.cause else [],
+        *hints,
     ]
     host = "" if report.is_simulated else report.first.host
     written = [[below(paint.line(line, host)) for line in section] for section in sections if section]
     return "\n\n".join(map("\n".join, written)) + "\n"
-
-
-def _quoted(text: str) -> list[Words]:
-    """Mark what is to be typed."""
-    return [Words(part, CODE if part.startswith("`") else "") for part in re.split(r"(`[^`\n]+`)", text)]
 
 
 def _head(report: FailureReport) -> list[str]:
@@ -106,16 +99,16 @@ def _where(report: FailureReport) -> list[Line]:
     if error is None:
         return _crash(first, cwd)
     if error.type in _SYNTAX_ERRORS:
-        where, *source = syntax_error_lines(error.traceback) or [""]
+        where, *source = stack.syntax_error_lines(error.traceback) or [""]
         return [(Words(short(where, cwd), CODE, where.rpartition(":")[0]),), *_source(source)] if where else []
-    own, inner = relevant_frames(frames_of(error))
+    own, inner = stack.relevant_frames(frames_of(error))
     if error.type == "SystemExit":
         # where a library calls sys.exit() explains nothing; what was printed before, as by argparse, does
         inner = None if own else inner
     lines: list[Line] = []
     for frame in (own, inner):
         if frame is not None:
-            lines += [(_location(frame, cwd),), *_source([f"  {line}" for line in source_lines(error, frame)])]
+            lines += [(_where_is(frame, cwd),), *_source([f"  {line}" for line in stack.source_lines(error, frame)])]
     if what_failed(first) == first.how and (last_output := _last_stderr(first.stderr_tail)):
         lines += ["", *last_output] if lines else last_output
     return lines
@@ -126,14 +119,14 @@ def _source(lines: Sequence[str]) -> list[Line]:
     return [(Words(_cut(text), ERROR if set(text) <= {" ", "~", "^"} else STRONG),) for text in lines]
 
 
-def _location(frame: Frame, cwd: str) -> Words:
-    return Words(location(frame, cwd), WEAK if is_library(frame) else CODE, frame.file)
+def _where_is(frame: Frame, cwd: str) -> Words:
+    return Words(location(frame, cwd), WEAK if stack.is_library(frame) else CODE, frame.file)
 
 
 def _crash(first: WorkerExit, cwd: str) -> list[Line]:
     """Return faulthandler's stack; for an abort, or without a stack, also the stderr output before it, which says why."""
     before, _, _ = first.stderr_tail.rpartition("Fatal Python error:")
-    frames = fault_frames(first.stderr_tail) if first.signal is not None else ()
+    frames = stack.fault_frames(first.stderr_tail) if first.signal is not None else ()
     if not frames:
         return _last_stderr(before) or _last_stderr(first.stderr_tail)
     reason = _last_stderr(before) if first.signal == SIGABRT else []
@@ -141,15 +134,9 @@ def _crash(first: WorkerExit, cwd: str) -> list[Line]:
     return [
         *([*reason, ""] if reason else []),
         "stack, innermost frame first:",
-        *((Words("  "), _location(frame, cwd)) for frame in frames[:_STACK_FRAMES]),
+        *((Words("  "), _where_is(frame, cwd)) for frame in frames[:_STACK_FRAMES]),
         *([f"  ... and {count(more, 'more frame')}"] if more > 0 else []),
     ]
-
-
-def _evidence(cause: Cause, shown: Sequence[str]) -> list[str]:
-    """Quote the line that is the evidence of the cause, unless the report shows it."""
-    lines = [_cut(line.strip().removesuffix(":")) for line in _without_noise(cause.line)]
-    return [f"evidence: {line}" for line in lines if not any(line in each for each in shown)]
 
 
 def _last_stderr(text: str) -> list[Line]:
@@ -174,11 +161,7 @@ def _who(report: FailureReport) -> list[Line]:
     others = [*describe_others(first, report.exits, report.cwd), *report.locations]
     if report.restarts:
         others.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
-    return [
-        (process,),
-        *logs,
-        *((Words(line, WEAK),) for line in others),
-    ]
+    return [(process,), *logs, *((Words(line, WEAK),) for line in others)]
 
 
 def _without_noise(text: str) -> list[str]:
@@ -208,24 +191,25 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
     """Return one line for each group of other workers: failed alike, failed otherwise, followed, finished, stopped."""
     others = sorted((end for end in exits if end.rank != first.rank), key=lambda end: end.rank)
     likeness = _likeness(first)
-    alike: list[WorkerExit] = []
-    followers: list[WorkerExit] = []
-    later: list[WorkerExit] = []
-    finished: list[WorkerExit] = []
-    stopped: list[WorkerExit] = []
+    alike, followers, later, finished, stopped = (list[WorkerExit]() for _ in range(5))
     for end in others:
         if failed_itself(end):
             group = alike if _likeness(end) == likeness else followers if follows(end) else later
         else:
             group = finished if end.stopped_with is None else stopped
         group.append(end)
-    return [
-        *_alike(first, alike, len(others) + 1),
-        *_later(first, sorted(later, key=failed_at), cwd),
-        *_followers(first, followers, cwd),
-        *_finished(first, finished),
-        *_stopped(stopped, len(others)),
-    ]
+    lines = []
+    if alike:
+        number, ranks = len(others) + 1, sorted(end.rank for end in (first, *alike))
+        of_all = "both ranks" if number == 2 else f"all {number} ranks"
+        lines.append(f"{of_all if len(ranks) == number else these_ranks(ranks)} failed with the same error")
+    lines += _later(first, sorted(later, key=failed_at), cwd)
+    if followers:
+        who = these_ranks([end.rank for end in followers])
+        locations = {location(frame, cwd) for end in followers if (frame := _frame(end)) is not None}
+        where = f", in {locations.pop()}" if len(locations) == 1 else ""
+        lines.append(f"{who} lost contact too{where}" if follows(first) else f"{who} then lost contact with it{where}")
+    return [*lines, *_finished(first, finished), *_stopped(stopped, len(others))]
 
 
 def what_failed(end: WorkerExit) -> str:
@@ -249,17 +233,8 @@ def _likeness(end: WorkerExit) -> tuple[object, ...]:
 
 
 def _frame(end: WorkerExit) -> Frame | None:
-    own, inner = relevant_frames(frames_of(end.error) if end.error else ())
+    own, inner = stack.relevant_frames(frames_of(end.error) if end.error else ())
     return own or inner
-
-
-def _alike(first: WorkerExit, alike: Sequence[WorkerExit], number: int) -> list[str]:
-    if not alike:
-        return []
-    ranks = sorted(end.rank for end in (first, *alike))
-    of_all = "both ranks" if number == 2 else f"all {number} ranks"
-    who = of_all if len(ranks) == number else these_ranks(ranks)
-    return [f"{who} failed with the same error"]
 
 
 def _later(first: WorkerExit, later: Sequence[WorkerExit], cwd: str) -> list[str]:
@@ -274,15 +249,6 @@ def _later(first: WorkerExit, later: Sequence[WorkerExit], cwd: str) -> list[str
     if more := later[_MOST_FAILURES:]:
         lines.append(f"{these_ranks([end.rank for end in more])} failed too")
     return lines
-
-
-def _followers(first: WorkerExit, followers: Sequence[WorkerExit], cwd: str) -> list[str]:
-    if not followers:
-        return []
-    who = these_ranks([end.rank for end in followers])
-    locations = {location(frame, cwd) for end in followers if (frame := _frame(end)) is not None}
-    where = f", in {locations.pop()}" if len(locations) == 1 else ""
-    return [f"{who} lost contact too{where}" if follows(first) else f"{who} then lost contact with it{where}"]
 
 
 def _finished(first: WorkerExit, finished: Sequence[WorkerExit]) -> list[str]:

@@ -7,20 +7,7 @@ from contextlib import suppress
 from signal import SIGINT, SIGKILL, SIGTERM
 
 from ddplaunch.errors import below
-from ddplaunch.report.closing import (
-    Whereabouts,
-    ended_with,
-    render_after_notice,
-    render_finished,
-    render_hang,
-    render_short,
-    render_start_failure,
-    render_stopped,
-    render_stopping,
-    render_timeout,
-    starting_again,
-    with_reason,
-)
+from ddplaunch.report import closing
 from ddplaunch.report.paint import plain
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec
@@ -42,7 +29,7 @@ class JobReporter:
         self._spec = spec
         self.print = reporter.print
         self.cwd = reporter.cwd
-        self.found = Whereabouts()  # the workers of the generation that ended
+        self.found = closing.Whereabouts()  # the workers of the generation that ended
         # the rank that the others waited for until the end
         self.came_last: tuple[str, Mapping[str, object]] | None = None
         self.pace: float | None = None  # steps in a second
@@ -71,13 +58,10 @@ class JobReporter:
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
                 emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.name.lower())
-        if (
-            isinstance(event, (job.NodeStopping, job.NodeEnded))
-            and event.id in before.members
-            and event.id not in after.members
-        ):
-            member = before.members[event.id]
-            emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
+        match event:
+            case job.NodeStopping(id) | job.NodeEnded(id) if id in before.members and id not in after.members:
+                member = before.members[id]
+                emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Say that the job stops by a signal which came to another node, or to the command that has started the agents.
@@ -92,20 +76,18 @@ class JobReporter:
             case _:
                 return
         running = sum(member.workers for member in before.members.values())
-        self.print(render_stopping(signum, self._spec.grace_period, running, len(before.members)))
+        self.print(closing.render_stopping(signum, self._spec.grace_period, running, len(before.members)))
 
     def idle(self, seconds: float, why: str) -> None:
         """Report that no worker has made progress for so long, and why if that is known."""
-        text = (
-            f"no worker has made progress for {duration(seconds)}: "
-            f"{f'{why}; ' if why else ''}`{self._reporter.to_be_typed('stacks')}` shows where they are"
-        )
-        self._reporter.emit("notice", text=text)
-        self.print(text)
+        reason, look = f"{why}; " if why else "", self._reporter.to_be_typed("stacks")
+        self._notify(f"no worker has made progress for {duration(seconds)}: {reason}`{look}` shows where they are")
 
     def progress_again(self, seconds: float) -> None:
         """Report that workers move again, so long after it was reported that none does."""
-        text = f"the workers move again, {duration(seconds)} after that was said"
+        self._notify(f"the workers move again, {duration(seconds)} after that was said")
+
+    def _notify(self, text: str) -> None:
         self._reporter.emit("notice", text=text)
         self.print(text)
 
@@ -116,7 +98,7 @@ class JobReporter:
 
     def question(self, state: State) -> Callable[[], ClusterEnding] | None:
         """What gives the `ending` of `failed` and `ended`: it asks the cluster, from which the signal that ended them may be."""
-        return self._reporter.why_ending if ended_with(state) in (SIGTERM, SIGKILL) else None
+        return self._reporter.why_ending if closing.ended_with(state) in (SIGTERM, SIGKILL) else None
 
     def prepare(self, state: State) -> None:
         """Import what reports a failure while the workers are ending: 5 ms of tables and patterns, which only that needs."""
@@ -134,7 +116,7 @@ class JobReporter:
             spec, used = self._spec, len(state.spent)
             # the restart that follows is counted already
             self._reporter.write(self._reporter.paint.labels(self._failure(state, traces, ending, used - 1)))
-            self.print(starting_again(wait, state.restarts, used, spec.max_restarts, spec.restart_window))
+            self.print(closing.starting_again(wait, state.restarts, used, spec.max_restarts, spec.restart_window))
             return
         lacking = state.policy.min_nodes - len(state.members)
         nodes = min(len(state.members) + max(0, lacking), state.most_running)
@@ -157,14 +139,14 @@ class JobReporter:
             self.print(text)
         if state.requeue:  # the status speaks of the notice
             ending = ClusterEnding(ending.text)
-        closing = self._closing(state, ending)
-        if closing is not None:
+        line = self._closing(state, ending)
+        if line is not None:
             explained = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
             if explained and not state.ended_idle:
                 for location in self.found.locations:
                     self.print(location)
-            self._reporter.print_closing(closing)
-            return f"ddplaunch: {closing}\n", ending.outcome
+            self._reporter.print_closing(line)
+            return f"ddplaunch: {line}\n", ending.outcome
         report = self._reporter.paint.labels(self._failure(state, traces, ending, len(state.spent)))
         if state.why is Why.FAILED:
             self._reporter.job_failure = state.start_failure or state.failure
@@ -179,31 +161,34 @@ class JobReporter:
         exits = () if state.ended_idle else state.exits
         match state.why:
             case Why.FAILED | Why.FINISHED if state.requeue:
-                return render_after_notice(len(state.exits), state.requeue, now - began, nodes=len(state.taking_part))
+                return closing.render_after_notice(
+                    len(state.exits), state.requeue, now - began, nodes=len(state.taking_part)
+                )
             case Why.FINISHED:
                 workers = sum(member.workers for member in state.taking_part)
                 plan, nodes = self._reporter.plan, len(state.taking_part)
                 if plan is not None and nodes > 1:
                     nodes = plan.nnodes  # where a command was started for each rank, each takes part
-                text = render_finished(workers, now - began, restarts=state.restarts, nodes=nodes)
+                text = closing.render_finished(workers, now - began, restarts=state.restarts, nodes=nodes)
                 spent = self._reporter.time_spent()
                 return text if spent is None else f"{text}, {spent}"
             case Why.SIGNALLED:
                 stopped = (end.stopped_at for end in exits if end.stopped_at is not None)
                 after = min(stopped, default=now) - began if state.has_begun else None
-                return with_reason(ending.text, render_stopped(state.signum, after, exits))
+                reason = f"{ending.text}: " if ending.text else ""
+                return reason + closing.render_stopped(state.signum, after, exits)
             case Why.TIMED_OUT:
-                return render_timeout(self._spec.timeout or 0.0, exits)
+                return closing.render_timeout(self._spec.timeout or 0.0, exits)
         return None
 
     def _failure(self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int) -> str:
         """Return the report that fits how the job failed: a hang, a failed start, a lost node, or the first failure."""
         first, start_failure = state.failure, state.start_failure
         if state.why is Why.HUNG:
-            return render_hang(self.found, self._spec.hang_timeout or 0.0, state, traces, self._reporter.home)
+            return closing.render_hang(self.found, self._spec.hang_timeout or 0.0, state, traces, self._reporter.home)
         if start_failure is not None:
             on = f" on {start_failure.host}" if len(state.members) > 1 else ""
-            return render_start_failure(f"rank {start_failure.rank}{on}", start_failure)
+            return closing.render_start_failure(f"rank {start_failure.rank}{on}", start_failure)
         if state.lost and (state.why is Why.NODE_LOST or first is None):
             return _node_lost(state)
         if first is None:
@@ -211,14 +196,16 @@ class JobReporter:
         try:
             return self._full_report(first, state, traces, ending, restarts)
         except Exception as error:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
-            return render_short(first, f"{type(error).__name__}: {error}")
+            return closing.render_short(first, f"{type(error).__name__}: {error}")
 
     def _full_report(
         self, first: WorkerExit, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int
     ) -> str:
         """Return the full report of a first failure, with its cause as far as the evidence shows it."""
-        from ddplaunch.report.causes import classify  # most jobs do not fail
-        from ddplaunch.report.evidence import Evidence
+        from ddplaunch.report.causes import (
+            Evidence,
+            classify,  # most jobs do not fail
+        )
         from ddplaunch.report.failure import FailureReport, render
 
         plan, spec, of_node = self._reporter.plan, self._spec, traces.get(first.rank, _NO_TRACES)
@@ -258,14 +245,8 @@ def _node_lost(state: State) -> str:
     first, *others = state.lost
     lines = [f"error: {first.replace(': ', ' was lost: ', 1)}"]
     lines += [f"  then {other}" for other in others]
-    ended = [end for end in state.exits if end.stopped_with is not None]
-    if ended:
-        lines += [
-            "",
-            f"  {count(len(ended), 'other worker')} of the job {'was' if len(ended) == 1 else 'were'} stopped",
-        ]
+    if ended := sum(end.stopped_with is not None for end in state.exits):
+        lines += ["", f"  {count(ended, 'other worker')} of the job {'was' if ended == 1 else 'were'} stopped"]
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if "silent" in first else ""
-    return (
-        "\n".join([*map(below, lines), "", f"hint: {slow}to go on without a node that was lost, `--nnodes MIN:MAX`"])
-        + "\n"
-    )
+    hint = f"hint: {slow}to go on without a node that was lost, `--nnodes MIN:MAX`"
+    return "\n".join([*map(below, lines), "", hint]) + "\n"

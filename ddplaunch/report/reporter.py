@@ -12,7 +12,7 @@ from ddplaunch.devices import sysfs
 from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process.clock import Pause
-from ddplaunch.report.closing import render_still_running, render_stopped, render_stopping
+from ddplaunch.report.closing import render_stopped, render_stopping
 from ddplaunch.report.paint import Paint, plain
 from ddplaunch.runlog.events import Event, Reader, left_after, of_action, of_event, summary
 from ddplaunch.runlog.folders import short
@@ -192,7 +192,11 @@ class Reporter:
             )
             # homes need not be shared, and the user may be on another host
             where = "" if folder.path is None else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
-            logs = self._who_has_the_terminal(where) if self._has_terminal else where and f"logs in {where}"
+            logs = where and f"logs in {where}"
+            if self._has_terminal:  # one worker alone needs no word
+                rank = next(worker.rank for worker in plan.workers if worker.terminal)
+                others = f", the others print to {where}" if where else ""
+                logs = "" if plan.world_size == 1 else f"rank {rank} has the terminal{others}"
             if where and 0 < self._columns < len(f"ddplaunch: {logs}"):
                 logs = logs.replace(f" {where}", f"\n{where}")  # a path that wraps cannot be copied
             if self._reports_job:
@@ -211,15 +215,6 @@ class Reporter:
                 self.tell(what, is_warning=is_warning)
             self._untold.clear()
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
-
-    def _who_has_the_terminal(self, where: str) -> str:
-        """Say of several workers which has the terminal, and where the output of the others is; one alone needs no word."""
-        plan = self.plan
-        assert plan is not None
-        if plan.world_size == 1:
-            return ""
-        rank = next(worker.rank for worker in plan.workers if worker.terminal)
-        return f"rank {rank} has the terminal" + (f", the others print to {where}" if where else "")
 
     def worker_started(self, rank: int, pid: int) -> None:
         """Report that a worker runs."""
@@ -243,18 +238,13 @@ class Reporter:
         hosts = [worker.host for worker in plan.workers if worker.rank == rank] if plan and plan.nnodes > 1 else []
         return f" on {hosts[0]}" if hosts else ""
 
-    def still_running(self, written: Mapping[int, int], left: float) -> None:
-        """Report who still runs after a stop, with the bytes that each has written since: one that saves is to be waited for."""
-        self.print(render_still_running(written, left))
-
     def output_dropped(self, size: int) -> None:
         """Report, if it is more than was reported before, that so many bytes of output in all were not shown."""
         new, self._dropped = size - self._dropped, size
         if new:
             self.emit("output_dropped", bytes=new)
-            self.write(
-                f"ddplaunch: {new:,} bytes of output are not shown here, because nothing read them; they are in the logs\n"
-            )
+            line = f"{new:,} bytes of output are not shown here, because nothing read them; they are in the logs"
+            self.write(f"ddplaunch: {line}\n")
 
     def paused(self, pause: Pause | None) -> None:
         """Report, if it is another than before, that this node did not run for a while."""
@@ -344,27 +334,20 @@ class Reporter:
         else:
             self.print(f"warning: {what}" if is_warning else what)
 
-    def _warn_of_folder(self, what: str | None) -> None:
-        """Warn, once for the whole job, that something could not be written; None: nothing to warn of."""
-        if what and not self._has_warned:
+    def report_folder(self, *, leaves: bool = False) -> None:
+        """Report what there is to say of the run folder, and was not said yet; `leaves`: what could not be written in the end."""
+        folder, plan = self._folder, self.plan
+        if folder is None or plan is None:
+            return
+        if folder.problem and not self._has_warned:  # once for the whole job
             self._has_warned = True
-            self.emit("notice", text=what)
-            self.warn(what)
-
-    def report_folder(self) -> None:
-        """Report what there is to say of the run folder, and was not said yet."""
-        if self._folder is not None and self.plan is not None:
-            self._warn_of_folder(self._folder.problem)
-            if (news := self._folder.news(self._on(self.plan.workers[0].rank))) is not None:
-                self.emit("notice", text=news)
-                self.print(news)
-
-    def leave_folder(self) -> None:
-        """Report what could not be written in the end."""
-        if self._folder is not None and self.plan is not None:
-            self._warn_of_folder(self._folder.problem)
-            if (left := self._folder.leave(self._on(self.plan.workers[0].rank))) is not None:
-                self.print(left)
+            self.emit("notice", text=folder.problem)
+            self.warn(folder.problem)
+        on = self._on(plan.workers[0].rank)
+        if (text := folder.leave(on) if leaves else folder.news(on)) is not None:
+            if not leaves:
+                self.emit("notice", text=text)
+            self.print(text)
 
     # ---
 

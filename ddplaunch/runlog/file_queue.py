@@ -123,8 +123,8 @@ class FileQueue:
         self._logs = 0  # numbers given
         self._missing: Counter[int] = Counter()  # bytes that were dropped of a log since it last took any
         self._ending = False
-        self.replied: Callable[[Reply], None] = _ignore  # is called with each reply but the next one
-        self.listening: Callable[[Reply], None] = _ignore  # is called when connections to `listener` can come
+        self.replied: Callable[[Reply], None] = lambda _: None  # is called with each reply but the next one
+        self.listening: Callable[[Reply], None] = lambda _: None  # is called when connections to `listener` can come
         self.dropped_lines = 0
         self.hangs = False  # the disk: there was no progress for long
         self.has_hung = False  # ever
@@ -229,16 +229,15 @@ class FileQueue:
         if self.hangs:
             self._on_time()
         elif not self._timer.is_set and self._handed_over:
-            self._seen = self._progress()
+            self._seen = os.pread(self._shared, PROGRESS, 0)
             self._timer.set(self._loop.now() + HANG_TIMEOUT)
 
     def _on_time(self) -> None:
         """See whether the writer has done anything since the last look."""
         assert self._loop is not None
         assert self._timer is not None
-        progress, before = self._progress(), self._seen
-        self._seen = progress
-        now = self._loop.now()
+        progress, before = os.pread(self._shared, PROGRESS, 0), self._seen
+        self._seen, now = progress, self._loop.now()
         if int.from_bytes(progress[:8], "little") == self._handed_over:
             self.hangs = False
             self._timer.cancel()
@@ -253,9 +252,6 @@ class FileQueue:
             self.hangs = self.has_hung = True
             self._timer.cancel()
         self._rechecks = False
-
-    def _progress(self) -> bytes:
-        return os.pread(self._shared, PROGRESS, 0)
 
     @property
     def is_open(self) -> bool:
@@ -313,7 +309,3 @@ class FileQueue:
         self._sock, self.hangs = None, False
         self.pid = 0
         self._buffer.take()
-
-
-def _ignore(_reply: Reply) -> None:
-    """Before there is a folder that takes replies."""

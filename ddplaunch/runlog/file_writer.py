@@ -17,25 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.runlog import folders, old_runs, run_socket
-from ddplaunch.runlog.file_queue import (
-    CLOSE,
-    END,
-    EVENT,
-    HEADER,
-    JSON,
-    LISTEN,
-    MAKE,
-    MISSING,
-    OPEN,
-    PROGRESS,
-    REMOVE,
-    REPLACE,
-    SAMPLE,
-    WRITE,
-    parse,
-    reply,
-)
+from ddplaunch.runlog import file_queue, folders, old_runs, run_socket
 from ddplaunch.runlog.log import BoundedLog, LogTimes
 
 if TYPE_CHECKING:
@@ -58,9 +40,8 @@ def run(sock: int, shared: int, listener: int = -1) -> None:
     except Exception as error:  # noqa: BLE001 - a bug of ours, which this process has no stderr to show
         import traceback  # takes a few ms
 
-        writer.reply(
-            problem=f"the process that writes the logs has failed: {''.join(traceback.format_exception(error))}"
-        )
+        found = "".join(traceback.format_exception(error))
+        writer.reply(problem=f"the process that writes the logs has failed: {found}")
     os.close(sock)
 
 
@@ -88,7 +69,7 @@ class _Writer:
     def run(self) -> None:
         """Carry out every message."""
         with open(os.dup(self._sock), "rb") as messages, open(os.dup(self._shared), "rb") as left:
-            os.lseek(left.fileno(), PROGRESS, os.SEEK_SET)
+            os.lseek(left.fileno(), file_queue.PROGRESS, os.SEEK_SET)
 
             def read(size: int) -> bytes:
                 data = messages.read(size)
@@ -96,16 +77,16 @@ class _Writer:
 
             def header_of_next() -> bytes:
                 self._tidy(messages)
-                return read(HEADER)
+                return read(file_queue.HEADER)
 
-            while len(header := header_of_next()) == HEADER:
-                kind, log, size = parse(header)
-                if kind == END:
+            while len(header := header_of_next()) == file_queue.HEADER:
+                kind, log, size = file_queue.parse(header)
+                if kind == file_queue.END:
                     break
                 data = read(size)
                 if len(data) == size:
                     self._do(kind, log, data)
-                self._note_done(HEADER + size)
+                self._note_done(file_queue.HEADER + size)
         if self._socket is not None:
             folder, name = self._socket
             with suppress(OSError):
@@ -118,38 +99,34 @@ class _Writer:
         self._steps += 1
         os.pwrite(self._shared, self._done.to_bytes(8, "little") + self._steps.to_bytes(8, "little"), 0)
 
-    def _note_step(self) -> None:
-        """Show that a long message is being carried out: the disk is slow, but does not hang."""
-        self._note_done(0)
-
     def _do(self, kind: bytes, log: int, data: bytes) -> None:
         """Carry out one message of the agent; an error of the disk is reported, and the job goes on."""
         try:
-            if kind == MAKE:
+            if kind == file_queue.MAKE:
                 self._make(**marshal.loads(data))
-            elif kind == OPEN:
+            elif kind == file_queue.OPEN and self._folder >= 0:
                 self._open_log(log, **marshal.loads(data))
-            elif kind == WRITE and log in self._logs:
+            elif kind == file_queue.WRITE and log in self._logs:
                 self._write_log(log, lambda file: file.write(data))
-            elif kind == MISSING and log in self._logs:
+            elif kind == file_queue.MISSING and log in self._logs:
                 self._write_log(log, lambda file: file.note_missing(int(data), _GONE))
-            elif kind == CLOSE and log in self._logs:
+            elif kind == file_queue.CLOSE and log in self._logs:
                 self._close_log(log)
-            elif kind == EVENT:
+            elif kind == file_queue.EVENT:
                 self._append(self._events, "events.jsonl", data)
-            elif kind == SAMPLE:
+            elif kind == file_queue.SAMPLE:
                 if self._samples < 0 <= self._folder:
                     self._samples = self._create("samples.jsonl", os.O_APPEND)
                 self._append(self._samples, "samples.jsonl", data)
-            elif kind == LISTEN:
+            elif kind == file_queue.LISTEN:
                 self._listen(**marshal.loads(data))
-            elif kind == REMOVE:
+            elif kind == file_queue.REMOVE:
                 with suppress(OSError):
                     os.unlink(data)
-            elif kind == JSON:
+            elif kind == file_queue.JSON and self._folder >= 0:
                 name, values = marshal.loads(data)
                 self._replace(name, json.dumps(values, indent=1).encode() + b"\n")
-            elif kind == REPLACE:
+            elif kind == file_queue.REPLACE and self._folder >= 0:
                 where, _, content = data.partition(b"\n")
                 self._replace(where.decode(), content)
         except OSError as error:
@@ -159,7 +136,7 @@ class _Writer:
     def reply(self, **values: Any) -> None:
         """Send the agent a reply, if it is there."""
         with suppress(OSError):  # the agent has ended
-            os.write(self._sock, reply(**values))
+            os.write(self._sock, file_queue.reply(**values))
 
     # --- the folder
 
@@ -220,12 +197,12 @@ class _Writer:
         new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         return os.open(name, new | flags, 0o600, dir_fd=self._folder)
 
-    def _make_between(self, name: str) -> None:
+    def _make_above(self, name: str) -> None:
         """Make the folders in which this file lies. The whole folder, if it was removed, stays removed."""
-        *between, _ = name.split("/")
-        for depth in range(1, len(between) + 1):
-            with suppress(FileExistsError):
-                os.mkdir("/".join(between[:depth]), 0o700, dir_fd=self._folder)
+        for depth, character in enumerate(name):
+            if character == "/":
+                with suppress(FileExistsError):
+                    os.mkdir(name[:depth], 0o700, dir_fd=self._folder)
 
     def _append(self, file: int, name: str, data: bytes) -> None:
         """Append packed values to a file as a line of JSON."""
@@ -239,9 +216,7 @@ class _Writer:
 
     def _replace(self, name: str, content: bytes) -> None:
         """Write one file, whole or not at all: under another name first, then renamed."""
-        if self._folder < 0:
-            return
-        self._make_between(name)
+        self._make_above(name)
         new = f"{name}.new"
         try:
             with open(self._create(new), "wb") as file:
@@ -255,10 +230,9 @@ class _Writer:
     # --- logs
 
     def _open_log(self, number: int, name: str, limit: int | None) -> None:
-        if self._folder >= 0:
-            self._make_between(name)
-            self._logs[number] = log = BoundedLog(name, limit, folder=self._folder)
-            self._note_error(log)
+        self._make_above(name)
+        self._logs[number] = log = BoundedLog(name, limit, folder=self._folder)
+        self._note_error(log)
 
     def _write_log(self, number: int, write: Callable[[BoundedLog], None]) -> None:
         log = self._logs[number]
@@ -272,7 +246,7 @@ class _Writer:
     def _close_log(self, number: int) -> None:
         log = self._logs.pop(number)
         before = log.error
-        log.close(self._note_step)
+        log.close(copied=lambda: self._note_done(0))  # a disk that is slow does not hang
         if before is None:
             self._note_error(log)
 

@@ -28,12 +28,9 @@ _MADE = re.compile(r"\d{8}-\d{6}-(?P<short>[a-z0-9]{3,4}(?:\.\d+)?)")
 
 def run_id_of(spec: JobSpec) -> str:
     """Return the name of this run: as was asked, or "20261123-194501-k7qx", in which one of 374,000 short names is drawn."""
-    return spec.run_id or f"{time.strftime(_BEGAN)}-{_drawn()}"
-
-
-def _drawn() -> str:
     first, *others = os.urandom(_LENGTH)
-    return _LETTERS[first % len(_LETTERS)] + "".join(_CHARACTERS[byte % len(_CHARACTERS)] for byte in others)
+    drawn = _LETTERS[first % len(_LETTERS)] + "".join(_CHARACTERS[byte % len(_CHARACTERS)] for byte in others)
+    return spec.run_id or f"{time.strftime(_BEGAN)}-{drawn}"
 
 
 def short(run_id: str) -> str:
@@ -46,17 +43,14 @@ def state_folder(env: Mapping[str, str]) -> str | None:
     """Return the folder in which programs of this user keep what is to last; None if the user has no home."""
     state = env.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):  # which the XDG standard says to ignore
-        state = os.path.join(env.get("HOME") or _home_of_user(), ".local", "state")
+        home = env.get("HOME", "")
+        if not home:
+            import pwd  # most environments say it; expanduser() would take an empty HOME for the root folder
+
+            with suppress(KeyError):
+                home = pwd.getpwuid(os.getuid()).pw_dir
+        state = os.path.join(home, ".local", "state")
     return state if os.path.isabs(state) else None
-
-
-def _home_of_user() -> str:
-    import pwd  # most environments say it; expanduser() would take an empty HOME for the root folder
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return ""
 
 
 def runs_folder(env: Mapping[str, str]) -> str | None:
@@ -131,24 +125,18 @@ def _unknown_owner() -> list[int]:
 
 def lock(events: int) -> None:
     """Show others that the run goes on, for as long as any process of ours has this file open."""
-    try:
+    with suppress(OSError):  # a file system without locks
         fcntl.flock(events, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        pass  # a file system without locks
 
 
 def parts_of(run: str) -> list[str]:
     """Return the folders of a run that hold events: those of its nodes, or its own."""
     try:
         with os.scandir(run) as entries:
-            nodes = [
-                entry.path
-                for entry in entries
-                if entry.name.startswith(OF_A_NODE) and entry.is_dir(follow_symlinks=False)
-            ]
+            own = [entry for entry in entries if entry.name.startswith(OF_A_NODE)]
+            return [entry.path for entry in own if entry.is_dir(follow_symlinks=False)] or [run]
     except OSError:
-        nodes = []
-    return nodes or [run]
+        return [run]
 
 
 def goes_on(run: str, *, for_sure: bool = False) -> bool:

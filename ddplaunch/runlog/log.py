@@ -100,8 +100,13 @@ class BoundedLog:
                         file.append(data[start:end])
                     finally:
                         start += file.size - before
-                else:
-                    self._begin_segment()
+                else:  # begin a segment
+                    if len(self._files) == 3:
+                        oldest = self._files.pop(1)
+                        self._dropped += oldest.size
+                        oldest.remove()
+                    self._segments += 1
+                    self._files.append(_File(f"{self.path}.tail-{self._segments}", self._folder))
         except OSError as error:
             self.error = error
         self._lost += len(data) - start
@@ -116,14 +121,6 @@ class BoundedLog:
             return enough
         share = self._limit // 2 if file is self._files[0] else max(1, self._limit // 6)
         return share - file.size
-
-    def _begin_segment(self) -> None:
-        if len(self._files) == 3:
-            oldest = self._files.pop(1)
-            self._dropped += oldest.size
-            oldest.remove()
-        self._segments += 1
-        self._files.append(_File(f"{self.path}.tail-{self._segments}", self._folder))
 
     def note_missing(self, size: int, why: str) -> None:
         """Say in its place that so many bytes are missing here."""
@@ -154,24 +151,20 @@ class BoundedLog:
         if self._dropped:
             self._note(whole, f"{self._dropped} bytes are left out here: the log had reached its limit")
         while len(self._files) > 1:
-            self._copy(self._files[1], whole, copied)
+            source, before = self._files[1], whole.size
+            try:
+                for offset in range(0, source.size, _PIECE):
+                    whole.append(os.pread(source.fd, min(_PIECE, source.size - offset), offset))
+                    copied()
+            except OSError:  # the disk is full: the segment stays, and nothing of it stands there twice
+                os.ftruncate(whole.fd, before)
+                raise
             self._files.pop(1).remove()
         if self._lost:
             self._note(whole, f"{self._lost} bytes are missing here: {self.error.strerror if self.error else 'closed'}")
 
     def _note(self, file: _File, text: str) -> None:
         file.append(b"%b[ddplaunch: %b]\n" % (b"\n" if file.midline else b"", text.encode()))
-
-    def _copy(self, source: _File, target: _File, copied: Callable[[], None]) -> None:
-        """Append a segment to another; undo that if the disk is full, so that nothing stands there twice."""
-        before = target.size
-        try:
-            for offset in range(0, source.size, _PIECE):
-                target.append(os.pread(source.fd, min(_PIECE, source.size - offset), offset))
-                copied()
-        except OSError:
-            os.ftruncate(target.fd, before)  # not twice: the segment stays
-            raise
 
 
 # --- when what was written

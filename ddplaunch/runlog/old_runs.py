@@ -133,7 +133,7 @@ def _last_to_go(run: Run) -> tuple[bool, float]:
 def look(runs: str, name: str) -> Run | None:
     """Return the run in the folder of this name; None if that is not a run."""
     folder = f"{runs}/{name}"
-    if not stat.S_ISDIR(_mode(folder)):  # a link may lead to where the user has moved a run
+    if os.path.islink(folder) or not os.path.isdir(folder):  # a link may lead to where the user has moved a run
         return None
     began, written, ended_well = [], [], []
     is_named = short(name) != name  # a name that we make; any other may be what a user has renamed a run to
@@ -146,18 +146,14 @@ def look(runs: str, name: str) -> Run | None:
                 return None
             began.append(start.at)
             is_named = is_named or start.is_named
-            ended_well.append(_ended_well(part))
+            try:
+                ended_well.append(json.loads(_read(f"{part}/summary.json", _SUMMARY)[0])["why"] in _WELL)
+            except _NO_EVENT:
+                ended_well.append(False)
     if not began or not is_named:
         return None
     matters = not all(ended_well) or max(written) - min(began) >= _LONG
     return Run(name=name, written=max(written), matters=matters)
-
-
-def _mode(path: str) -> int:
-    try:
-        return os.lstat(path).st_mode
-    except OSError:
-        return 0
 
 
 class _Start(Struct, frozen=True):
@@ -183,13 +179,6 @@ def _start(head: bytes, name: str) -> _Start | None:
     except _NO_EVENT:
         pass
     return None if first is None else _Start(first, is_named=False)
-
-
-def _ended_well(part: str) -> bool:
-    try:
-        return bool(json.loads(_read(f"{part}/summary.json", _SUMMARY)[0])["why"] in _WELL)
-    except _NO_EVENT:
-        return False
 
 
 def _read(path: str, limit: int) -> tuple[bytes, float]:

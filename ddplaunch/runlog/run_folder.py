@@ -96,14 +96,8 @@ class RunFolder:
     def __call__(self, event: Event) -> None:
         """Append one event."""
         if self.path is not None:
-            fields = {
-                "v": VERSION,
-                "event": event.name,
-                "at": round(time.time(), 6),
-                "mono": event.mono,
-                **event.fields,
-            }
-            self.files.put(EVENT, pack(fields))
+            fields = {"v": VERSION, "event": event.name, "at": round(time.time(), 6), "mono": event.mono}
+            self.files.put(EVENT, pack({**fields, **event.fields}))
 
     def keep_sample(self, sample: Mapping[str, Any]) -> int:
         """Append what the workers use at a moment, unless the disk hangs or is far behind; return the bytes, roughly."""
@@ -120,17 +114,16 @@ class RunFolder:
 
     def keep_exception(self, generation: int, rank: int, local_rank: int, content: bytes) -> None:
         """Write what a worker has recorded of the exception that ended it."""
-        if self.path is not None:
-            own = f"attempt_{generation}/{local_rank}/error.json"
-            name = own if self._torchrun_layout else f"errors/{generation}/{rank}.json"
-            self.files.put(REPLACE, name.encode() + b"\n" + content)
+        self._keep(f"attempt_{generation}/{local_rank}/error.json", f"errors/{generation}/{rank}.json", content)
 
     def keep_stacks(self, generation: int, content: bytes) -> None:
         """Write where the workers of a generation were when they had to end."""
+        self._keep(f"attempt_{generation}/stacks.txt", f"stacks/{generation}.txt", content)
+
+    def _keep(self, name_of_torchrun: str, name: str, content: bytes) -> None:
         if self.path is not None:
-            own = f"attempt_{generation}/stacks.txt"
-            name = own if self._torchrun_layout else f"stacks/{generation}.txt"
-            self.files.put(REPLACE, name.encode() + b"\n" + content)
+            own = name_of_torchrun if self._torchrun_layout else name
+            self.files.put(REPLACE, own.encode() + b"\n" + content)
 
     def remove(self, path: str) -> None:
         """Remove a file elsewhere, on a disk that may hang as well."""
@@ -162,7 +155,9 @@ class RunFolder:
         self._reported_hanging = self.files.hangs
         if self.files.hangs:
             return f"warning: the log folder {self.path}{on} does not answer; the job goes on, and its logs wait"
-        return f"the log folder {self.path}{on} answers again{self._dropped('; ', ' of log were dropped meanwhile')}"
+        lines = self.files.dropped_lines
+        dropped = f"; {count(lines, 'line')} of log were dropped meanwhile" if lines else ""
+        return f"the log folder {self.path}{on} answers again{dropped}"
 
     def leave(self, on: str) -> str | None:
         """Leave what is not written to the writer, and say so; `on` names the host."""
@@ -170,14 +165,11 @@ class RunFolder:
         self.files.leave()
         if not hung:
             return None
-        dropped = self._dropped("", " of log dropped; ")
+        lines = self.files.dropped_lines
+        dropped = f"{count(lines, 'line')} of log dropped; " if lines else ""
         return (
             f"warning: the log folder {self.path}{on} does not answer: {dropped}what waits is written if it ever does"
         )
-
-    def _dropped(self, before: str, after: str) -> str:
-        lines = self.files.dropped_lines
-        return f"{before}{count(lines, 'line')}{after}" if lines else ""
 
 
 def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue) -> RunFolder:

@@ -110,14 +110,9 @@ def remove_refusing(path: str, name: str) -> None:
 
 def uid_of(sock: socket.socket) -> int:
     """Return the user at the other side of a connection, as it was made."""
-    return _credentials(sock)[1]
+    return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1])
 
 
 def pid_of(sock: socket.socket) -> int:
     """Return the process that had called listen(2) for the other side of a connection."""
-    return _credentials(sock)[0]
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int, int]:
-    pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(pid), int(uid), int(gid)
+    return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0])

@@ -24,8 +24,8 @@ class Reporter:
 
     left = False
 
-    def leave_folder(self) -> None:
-        self.left = True
+    def report_folder(self, *, leaves: bool) -> None:
+        self.left = leaves
 
 
 @pytest.fixture

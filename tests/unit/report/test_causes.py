@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.report.causes import CAUSES, classify
-from ddplaunch.report.evidence import Evidence
+from ddplaunch.report.causes import CAUSES, Evidence, classify
 from ddplaunch.supervise.first_failure import follows
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 from tests.unit.builders import worker_exit

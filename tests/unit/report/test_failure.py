@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch.errors import visible
-from ddplaunch.report.causes import Cause, classify
-from ddplaunch.report.evidence import Evidence
+from ddplaunch.report.causes import Cause, Evidence, classify
 from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.report.paint import Paint, Words, plain
 from ddplaunch.supervise.first_failure import first_failure

@@ -10,9 +10,8 @@ from signal import SIGABRT
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.report import error_file, evidence
-from ddplaunch.report.causes import CAUSES, classify
-from ddplaunch.report.evidence import Evidence, Row
+from ddplaunch.report import causes, error_file
+from ddplaunch.report.causes import CAUSES, Evidence, Row, classify
 from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.report.paint import Paint
 from ddplaunch.report.stack import fault_frames, frames_of, syntax_error_lines
@@ -63,7 +62,7 @@ def patterns_of(search: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -
             return re.search(pattern, text, flags)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evidence, "re", Recorder)
+        patch.setattr(causes, "re", Recorder)
         patch.setattr(first_failure, "re", Recorder)
         search()
     return patterns

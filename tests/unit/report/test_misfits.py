@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.report.causes import classify
-from ddplaunch.report.evidence import Evidence
+from ddplaunch.report.causes import Evidence, classify
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 from tests.unit.report.test_causes import end, raised
 
