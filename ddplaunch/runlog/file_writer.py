@@ -123,10 +123,10 @@ class _Writer:
             elif kind == file_queue.REMOVE:
                 with suppress(OSError):
                     os.unlink(data)
-            elif kind == file_queue.JSON and self._folder >= 0:
+            elif kind == file_queue.JSON:
                 name, values = marshal.loads(data)
                 self._replace(name, json.dumps(values, indent=1).encode() + b"\n")
-            elif kind == file_queue.REPLACE and self._folder >= 0:
+            elif kind == file_queue.REPLACE:
                 where, _, content = data.partition(b"\n")
                 self._replace(where.decode(), content)
         except OSError as error:
@@ -216,6 +216,8 @@ class _Writer:
 
     def _replace(self, name: str, content: bytes) -> None:
         """Write one file, whole or not at all: under another name first, then renamed."""
+        if self._folder < 0:
+            return
         self._make_above(name)
         new = f"{name}.new"
         try:

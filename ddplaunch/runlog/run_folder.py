@@ -156,8 +156,8 @@ class RunFolder:
         if self.files.hangs:
             return f"warning: the log folder {self.path}{on} does not answer; the job goes on, and its logs wait"
         lines = self.files.dropped_lines
-        dropped = f"; {count(lines, 'line')} of log were dropped meanwhile" if lines else ""
-        return f"the log folder {self.path}{on} answers again{dropped}"
+        dropped = [f"{count(lines, 'line')} of log were dropped meanwhile"] if lines else []
+        return "; ".join([f"the log folder {self.path}{on} answers again", *dropped])
 
     def leave(self, on: str) -> str | None:
         """Leave what is not written to the writer, and say so; `on` names the host."""
