@@ -109,7 +109,7 @@ class Workers:
     def ended(self) -> frozenset[int]:
         """The processes of those that are known to have ended, and are still there: nothing is below them."""
         ended = (self.running[rank] for rank in self._ends)
-        return frozenset(worker.pid for worker in ended if worker.is_kept)
+        return frozenset(worker.pid for worker in ended if worker.child.is_kept)
 
     @property
     def may_have_joined(self) -> bool:
@@ -247,7 +247,7 @@ class Workers:
     @property
     def has_stopped(self) -> bool:
         """Whether every worker is stopped, or has ended."""
-        return all(worker.has_stopped for worker in self.running.values())
+        return all(worker.child.has_stopped for worker in self.running.values())
 
     # --- the end of the generation
 

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from ddplaunch.errors import LaunchError
@@ -62,7 +63,5 @@ def _run(order: dict[str, Any], control: int) -> int:
 
 
 def _send(control: int, message: dict[str, Any]) -> None:
-    try:
+    with suppress(OSError):  # the caller has ended
         os.write(control, json.dumps(message).encode() + b"\n")
-    except OSError:  # the caller has ended
-        pass

@@ -64,8 +64,10 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     allocation, secret = find_allocation(spec, env)
     if secret is not None:
         env = {**env, token.VARIABLE: secret}
-        _warn_of_weak_token(spec, secret)
-    if allocation.starter == "srun" and allocation.is_here and _stays_here(env, to_caller=to_caller):
+        for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
+            write_stderr(visible(f"ddplaunch: warning: {below(weakness)}\n"))
+    # a job of this node alone may need this process, its terminal, or be in a container without srun
+    if allocation.starter == "srun" and allocation.is_here and (to_caller or os.isatty(0) or _lacks_srun(env)):
         from ddplaunch.cluster.slurm import without_step
 
         allocation = without_step(spec, allocation)
@@ -73,8 +75,11 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
         from ddplaunch.slurm.run_step import run_step  # each of the three needs what the others do not
 
         return run_step(spec, env, allocation)
-    if allocation.cluster == "slurm" and spec.requeue_on and (parent := _parent()) not in ("slurmstepd", ""):
-        write_stderr(visible(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n"))
+    if allocation.cluster == "slurm" and spec.requeue_on:
+        with suppress(OSError):  # the process that has started this one cannot be seen
+            parent = _read(f"/proc/{os.getppid()}/comm").strip()
+            if parent not in ("slurmstepd", ""):
+                write_stderr(visible(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n"))
     if spec.chaos:
         from ddplaunch.launcher import preview  # few jobs want faults
 
@@ -84,12 +89,6 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
 
         return run_over_ssh(spec, env, allocation, serve=serve, reports_to_caller=to_caller)
     return _run_here(spec, env, allocation, screen, serve, to_caller=to_caller)
-
-
-def _warn_of_weak_token(spec: JobSpec, secret: str) -> None:
-    """Print what makes the secret easy to learn, unless the job is to be quiet."""
-    for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
-        write_stderr(visible(f"ddplaunch: warning: {below(weakness)}\n"))
 
 
 def _run_here(
@@ -150,18 +149,7 @@ def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
     return replace(spec, grace_period=_GRACE_IN_ANOTHER, given=(*spec.given, chosen))
 
 
-def _parent() -> str:
-    """The name of the process that has started this one; "" if it cannot be seen."""
-    try:
-        return _read(f"/proc/{os.getppid()}/comm").strip()
-    except OSError:
-        return ""
-
-
-def _stays_here(env: Mapping[str, str], *, to_caller: bool) -> bool:
-    """Whether a job of this node alone needs this process, its terminal, or is in a container without srun."""
-    if to_caller or os.isatty(0):
-        return True
+def _lacks_srun(env: Mapping[str, str]) -> bool:
     import shutil  # 5 ms, for jobs of Slurm only
 
     return shutil.which("srun", path=env.get("PATH")) is None

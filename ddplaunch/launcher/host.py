@@ -79,7 +79,11 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
         from ddplaunch.remote import order as orders
 
     env = orders.variables_on_host(orders.variables(order), os.environ, os.path.isdir)
-    _enter(os.fsdecode(order.cwd))
+    try:
+        os.chdir(order.cwd)
+    except OSError as error:
+        hint = "ddplaunch runs on each host in the folder where it was typed"
+        raise LaunchError(f"{os.fsdecode(order.cwd)}: {why_failed(error)}", hint=hint) from None
     spec = orders.spec(order)
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
@@ -101,15 +105,6 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
         reports_to_caller=order.reports_to_caller,
         serve=front.serve,
     )
-
-
-def _enter(folder: str) -> None:
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        raise LaunchError(
-            f"{folder}: {why_failed(error)}", hint="ddplaunch runs on each host in the folder where it was typed"
-        ) from None
 
 
 def _addresses(order: messages.Order) -> tuple[str, ...]:

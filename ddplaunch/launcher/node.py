@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,7 @@ from ddplaunch.supervise.node import Policy
 from ddplaunch.words import duration
 
 if TYPE_CHECKING:  # one node needs none of it, or its agent alone
-    from socket import socket
-
     from ddplaunch.agent.job import Connect
-    from ddplaunch.cluster import Rendezvous
     from ddplaunch.forking.warm import Interpreter
     from ddplaunch.slurm.job import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding
@@ -74,7 +72,11 @@ def run(
     Raises:
         LaunchError: nothing was started.
     """
-    node, screen = _with_screen(node, screen, env)
+    has_terminal = False  # the terminal belongs to this node if the screen is our own
+    if screen is None:
+        screen = Screen.here(env)
+        has_terminal = os.isatty(0) or bool(screen.terminals)
+    node = replace(node, has_terminal=has_terminal)
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
     several = allocation.rendezvous is not None and not spec.no_control
     _check_ports(spec, draft)
@@ -112,20 +114,12 @@ def _agent_job(inputs: JobInputs, env: Mapping[str, str], signals: frozenset[int
     return AgentJob(
         policy=_policy(spec, draft),
         inputs=inputs,
-        link=partial(_link, spec, allocation, draft, env) if several else partial(_link_alone, spec, draft),
+        link=partial(_link, spec, allocation, draft, env, several=several),
         signals=signals,
         sent_again=allocation.sent_again,
         signals_all=allocation.cluster == "slurm",
         requeue=_requeue(spec, env, draft),
     )
-
-
-def _with_screen(node: Node, screen: Screen | None, env: Mapping[str, str]) -> tuple[Node, Screen]:
-    """Return the node and the screen to write to: the terminal belongs to this node if the screen is our own."""
-    if screen is not None:
-        return replace(node, has_terminal=False), screen
-    screen = Screen.here(env)
-    return replace(node, has_terminal=os.isatty(0) or bool(screen.terminals)), screen
 
 
 def _policy(spec: JobSpec, draft: Plan) -> Policy:
@@ -228,35 +222,26 @@ def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], 
     return why_ending
 
 
-def _link_alone(spec: JobSpec, draft: Plan) -> Connect:
-    with own_imports():
-        from ddplaunch.coordinator.local_link import coordinate_alone  # only the agent needs it
+def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, several: bool) -> Connect:
+    """Return what connects the agent with the coordinator. Where that is certainly here, the other nodes can reach it now.
 
-    return partial(coordinate_alone, spec, draft)
+    They find it, and wait: to look again and again would take the time that the imports need.
+    """
+    if not several:
+        with own_imports():
+            from ddplaunch.coordinator.local_link import coordinate_alone  # only the agent needs it
 
-
-def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str]) -> Connect:
-    # the others find it there, and wait: to look again and again would take the time that the imports need
-    listening = _listen_early(allocation.rendezvous)
+        return partial(coordinate_alone, spec, draft)
+    listening, rendezvous = None, allocation.rendezvous
+    if rendezvous is not None and rendezvous.coordinator:
+        with suppress(LaunchError):  # which is reported later
+            listening = port.listen(rendezvous.listen, rendezvous.ports)
     with own_imports():
         from ddplaunch.coordinator import join  # only jobs of several nodes need it
 
     build = torch_build(spec)
     torch = build.version if build else ""
     return partial(join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening))
-
-
-def _listen_early(rendezvous: Rendezvous | None) -> socket | None:
-    """Listen where the coordinator will, if it is certainly here; None too if that fails, which is reported later."""
-    if rendezvous is None or not rendezvous.coordinator:
-        return None
-    with own_imports():
-        from ddplaunch.net.port import listen
-
-    try:
-        return listen(rendezvous.listen, rendezvous.ports)
-    except LaunchError:
-        return None
 
 
 def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue | None:

@@ -75,7 +75,9 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     here = make_plan(spec, allocation, nodes[0], run_id=run_id)
     if allocation.task is not None or allocation.nnodes[1] == 1:
         return here
-    asked = [_for_host(spec, allocation, node_rank) for node_rank in range(number)]
+    # each host may have been given a number of workers
+    slots = [host.slots for host in allocation.start[:number]] or [None] * number
+    asked = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
     workers = [count_workers(one, allocation, like)[0] for one, like in zip(asked, nodes, strict=True)]
     agents = tuple(
         PlannedAgent(agent.host, number) for agent, number in zip(here.agents[:number], workers, strict=True)
@@ -104,9 +106,3 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     return replace(
         here, nnodes=number, agents=agents, workers=tuple(worker for plan in plans for worker in plan.workers)
     )
-
-
-def _for_host(spec: JobSpec, allocation: Allocation, node_rank: int) -> JobSpec:
-    """The job of this node, with the number of workers that its host was given."""
-    slots = allocation.start[node_rank].slots if allocation.start else None
-    return spec if slots is None else replace(spec, nproc_per_node=slots)

@@ -31,8 +31,10 @@ def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
     path = f"{folder}/{re.sub(r'[^0-9A-Za-z@._-]', '_', identity)[:200]}"
     try:
         make_all(folder)
-        if not on_one_host and not _is_shared(folder):
-            return None
+        if not on_one_host:
+            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+                if file_system(os.path.realpath(folder), file) not in _SHARED:
+                    return None
         if not _is_ours_alone(os.lstat(folder), stat.S_IFDIR, others=0o022):
             return None
         if not os.path.lexists(path):
@@ -48,11 +50,6 @@ def file_system(path: str, lines: Iterable[str]) -> str:
     # the last one lies above those before it
     holding = [one for one in mounts(lines) if path == one.point or path.startswith(f"{one.point.rstrip('/')}/")]
     return max(reversed(holding), key=lambda one: len(one.point)).kind if holding else ""
-
-
-def _is_shared(folder: str) -> bool:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        return file_system(os.path.realpath(folder), file) in _SHARED
 
 
 def _is_ours_alone(found: os.stat_result, kind: int, *, others: int) -> bool:

@@ -200,7 +200,10 @@ def _exec_program(
             os.sched_setaffinity(0, cpus)
         if open_files:
             resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
-        _reset_signals(handled)
+        # the default action, except for signals that the caller ignores (nohup): exec keeps a signal ignored, as Python does two
+        for signum in (*handled, _signal.SIGPIPE, _signal.SIGXFSZ):
+            _signal.signal(signum, _signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         # looked for only where it has to be: in a fork each step touches pages anew
         execute = os.execve if "/" in argv[0] else os.execvpe
         execute(argv[0], tuple(argv), env)
@@ -222,14 +225,6 @@ def _place(fd: int, target: int, kept: int) -> int:
         else:
             os.dup2(fd, target)
     return kept
-
-
-def _reset_signals(handled: Iterable[int]) -> None:
-    """Restore the default action of these signals, except of those that the caller ignores (nohup); then unblock them."""
-    ignored_by_python = (_signal.SIGPIPE, _signal.SIGXFSZ)  # and exec keeps a signal ignored
-    for signum in (*handled, *ignored_by_python):
-        _signal.signal(signum, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 class RunningWorker:
@@ -260,7 +255,7 @@ class RunningWorker:
         self.rank = rank
         self.pid = child.pid
         self.ended = child.ended  # the descriptor that is readable once `look` gives its end
-        self._child = child
+        self.child = child
         self._by_itself = by_itself
         self.terminal = terminal  # whether it writes to the terminal itself
         self.stacks = stacks
@@ -272,29 +267,19 @@ class RunningWorker:
 
     def look(self) -> End | None:
         """Return how it ended, None while it lives; does not reap it."""
-        return self._child.look()
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether no other process can have its pid until it is reaped."""
-        return self._child.is_kept
-
-    @property
-    def has_stopped(self) -> bool:
-        """Whether it is stopped, as by SIGSTOP, or has ended."""
-        return self._child.has_stopped
+        return self.child.look()
 
     def why_not_started(self, program: str) -> StartError | None:
         """Return the reason, once it has ended, why exec failed; None if it succeeded."""
-        return why_not_started(self._child, program)
+        return why_not_started(self.child, program)
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker, or to its process group."""
-        if not self._child.is_kept:
+        if not self.child.is_kept:
             return
         try:
             if self._by_itself and signum not in _FOR_ALL and self.look() is None:
-                signal.pidfd_send_signal(self._child.pidfd, signum)
+                signal.pidfd_send_signal(self.child.pidfd, signum)
                 return
             os.killpg(self.pid, signum)
         except ProcessLookupError:
@@ -313,7 +298,7 @@ class RunningWorker:
         self.signal(signum)
         if signum != signal.SIGKILL:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
-        self._child.rouse_parent()
+        self.child.rouse_parent()
 
     def count_written(self) -> None:
         """Count what it writes from now on, when it and all others were asked to end, if it is not counted yet."""
@@ -328,4 +313,4 @@ class RunningWorker:
         """Reap it, which frees its pid. A process that cannot be killed is left to its next parent."""
         if self.stacks is not None:
             os.close(self.stacks)
-        return self._child.reap()
+        return self.child.reap()

@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import termios
+from contextlib import suppress
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NOT_EXECUTABLE
@@ -102,10 +103,8 @@ def keep_freed_memory() -> None:
 
 def grow_pipe(fd: int, size: int) -> None:
     """Ask for a larger pipe buffer; the kernel's limit for users may refuse, which does no harm."""
-    try:
+    with suppress(OSError):
         fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
-    except OSError:
-        pass
 
 
 def memory_file(name: str, flags: int = 0) -> int:

@@ -59,26 +59,30 @@ def _check_script(target: str, path: str | None, *, ours: bool) -> None:
         with open(target, "rb") as file:
             head = file.read(_LOOKED_AT)
     except (FileNotFoundError, NotADirectoryError):
-        raise LaunchError(_missing(target), hint=_missing_hint(target, path)) from None
+        missing = f"{target} does not exist" if target else "the name of the script is empty"
+        if os.path.islink(target):
+            missing = f"{target} is a link to {os.readlink(target)}, which does not exist"
+        raise LaunchError(missing, hint=_missing_hint(target, path)) from None
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or "embedded null byte").lower()  # the only other error of open()
         raise LaunchError(f"cannot read {target}: {reason}") from None
     try:
         archive = zipimport.zipimporter(target)
     except zipimport.ZipImportError:
-        if not target.endswith(".py"):  # not a zip file: python reads it as source
-            _check_language(target, head, is_whole=ours and len(head) < _LOOKED_AT)
+        if target.endswith(".py"):  # not a zip file: python reads it as source
+            return
+        if found := _other_kind(target, head):
+            kind, hint = found
+            raise LaunchError(f"{target} is a {kind}, not a Python script", hint=hint) from None
+        is_whole = ours and len(head) < _LOOKED_AT  # and for our version of Python
+        if is_whole and b"\0" not in head and (reason := _syntax_error(target, head)):
+            hint = "name the script, such as train.py"
+            raise LaunchError(f"{target} is not a Python script: {reason}", hint=hint) from None
         return
     if archive.find_spec("__main__") is None:
         raise LaunchError(
             f"{target} is a zip file without __main__.py", hint="python runs a zip file by the __main__.py in it"
         )
-
-
-def _missing(target: str) -> str:
-    if os.path.islink(target):
-        return f"{target} is a link to {os.readlink(target)}, which does not exist"
-    return f"{target} does not exist" if target else "the name of the script is empty"
 
 
 def _missing_hint(target: str, path: str | None) -> str | None:
@@ -161,9 +165,10 @@ def _check_command(target: str, path: str | None, hint: str | None = None) -> No
         found = target
     if found is None:
         where = "does not exist" if "/" in target else "was not found on PATH"
-        raise LaunchError(
-            f"{target or 'a command without a name'} {where}", hint=hint or _command_hint(target), status=NOT_FOUND
-        )
+        if not hint and "/" not in target and os.path.isfile(target):
+            script = target.endswith(".py")
+            hint = "leave --no-python out" if script else f"for the file in this folder type `./{target}`"
+        raise LaunchError(f"{target or 'a command without a name'} {where}", hint=hint, status=NOT_FOUND)
     if os.path.isdir(found):
         reason = "is a directory"
         if hint and _is_program(inside := os.path.join(found, "bin", "python")):  # of a virtual environment
@@ -174,12 +179,6 @@ def _check_command(target: str, path: str | None, hint: str | None = None) -> No
         reason = "is not executable"
         hint = hint or f"type `chmod +x {found}`" + ("; or leave --no-python out" if found.endswith(".py") else "")
     raise LaunchError(f"{found} {reason}", hint=hint, status=NOT_EXECUTABLE)
-
-
-def _command_hint(target: str) -> str | None:
-    if "/" not in target and os.path.isfile(target):
-        return "leave --no-python out" if target.endswith(".py") else f"for the file in this folder type `./{target}`"
-    return None
 
 
 def _on_path(name: str, path: str | None) -> Iterator[str]:
@@ -201,19 +200,6 @@ def working_directory() -> str | None:
 
 
 # --- scripts of another language, by name and content
-
-
-def _check_language(target: str, content: bytes, *, is_whole: bool) -> None:
-    """Refuse a script that is no Python; `is_whole`: `content` is all of it, and for our version.
-
-    Raises:
-        LaunchError: it is a notebook, a shell script or the like.
-    """
-    if found := _other_kind(target, content):
-        kind, hint = found
-        raise LaunchError(f"{target} is a {kind}, not a Python script", hint=hint)
-    if is_whole and b"\0" not in content and (reason := _syntax_error(target, content)):
-        raise LaunchError(f"{target} is not a Python script: {reason}", hint="name the script, such as train.py")
 
 
 def _other_kind(target: str, content: bytes) -> tuple[str, str] | None:

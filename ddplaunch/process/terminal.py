@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 _STDIN = 0
@@ -27,11 +28,9 @@ def modes() -> Modes | None:
 
 def size_of(fd: int) -> os.terminal_size | None:
     """Return the size of the terminal behind a descriptor; None if another job of the shell has the terminal."""
-    try:
+    with suppress(OSError):  # it is not our controlling terminal, so no shell takes turns with us
         if os.tcgetpgrp(fd) != os.getpgrp():
             return None
-    except OSError:  # it is not our controlling terminal, so no shell takes turns with us
-        pass
     try:
         size = os.get_terminal_size(fd)
     except OSError:  # it was closed
@@ -75,7 +74,5 @@ def set_modes(wanted: Modes | None) -> None:
         return
     import termios
 
-    try:
+    with suppress(termios.error):
         termios.tcsetattr(_STDIN, termios.TCSANOW, wanted)
-    except termios.error:
-        pass

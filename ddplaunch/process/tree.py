@@ -30,11 +30,6 @@ class Process(Struct, frozen=True):
     parent: int
     started: int  # clock ticks after boot: tells it from a later process with the same pid
 
-    @property
-    def tidies_up(self) -> bool:
-        """Whether it cleans up after others, and then exits by itself."""
-        return self.name in _TIDYING
-
     def __str__(self) -> str:
         sleep = " in uninterruptible sleep" if self.state == "D" else ""
         return f"pid {self.pid} ({self.name}){sleep}"
@@ -63,7 +58,12 @@ def look(pid: int) -> Process | None:
         return None
     state = fields[0].decode()
     if state in "ZX":
-        state = next(_living_states(pid), state)
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                _, of_thread = _stat(f"/proc/{pid}/task/{thread}/stat")
+                if of_thread and (found := of_thread[0].decode()) not in "ZX":
+                    state = found
+                    break
     return Process(pid, name.decode(errors="replace"), state, int(fields[1]), int(fields[19]))
 
 
@@ -77,17 +77,6 @@ def _stat(path: str) -> tuple[bytes, list[bytes]]:
     return name, rest.split()
 
 
-def _living_states(pid: int) -> Iterator[str]:
-    """Return the states of the threads of a process that are not dead."""
-    threads: list[str] = []
-    with suppress(OSError):
-        threads = os.listdir(f"/proc/{pid}/task")
-    for thread in threads:
-        _, fields = _stat(f"/proc/{pid}/task/{thread}/stat")
-        if fields and (state := fields[0].decode()) not in "ZX":
-            yield state
-
-
 def children(pid: int) -> list[int]:
     """Return the direct children of `pid`, dead and unreaped ones included."""
     found: list[int] = []
@@ -97,15 +86,11 @@ def children(pid: int) -> list[int]:
     except FileNotFoundError:
         # a kernel without CONFIG_PROC_CHILDREN has the task but no such file; else the process is gone
         if os.path.exists(f"/proc/{pid}") and not os.path.exists("/proc/thread-self/children"):
-            return _children_by_scan(pid)
+            processes = (look(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+            return [process.pid for process in processes if process is not None and process.parent == pid]
     except OSError:
         pass
     return found
-
-
-def _children_by_scan(pid: int) -> list[int]:
-    processes = (look(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
-    return [process.pid for process in processes if process is not None and process.parent == pid]
 
 
 def is_orphaned_group() -> bool:
@@ -178,7 +163,7 @@ def signal_process(process: Process, signum: int) -> bool:
 def signal_leftovers(signum: int, left: Iterable[Process], *, sparing: bool) -> None:
     """Send each of these a signal; `sparing`: but for those that clean up and then exit by themselves."""
     for process in left:
-        if not (sparing and process.tidies_up):
+        if not (sparing and process.name in _TIDYING):
             signal_process(process, signum)
 
 

@@ -194,19 +194,19 @@ class HostConnection:
         self._close_pipe("_stdout")
         self._close_pipe("_stderr")
 
-    def kill(self) -> None:
-        """Kill the process here; the agent on the host ends when its stdin closes."""
+    def kill(self, fault: str = "") -> None:
+        """Kill the process here, for this fault if it has one; the agent on the host ends when its stdin closes."""
+        self.fault = fault or self.fault
         if self._child is not None and not self._has_ended:
             signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
 
-    def kill_for(self, fault: str) -> None:
-        """Kill the process because of this fault."""
-        self.fault = fault
-        self.kill()
-
     def give_up(self) -> None:
         """Stop waiting for an agent that still gets ready. An agent with unread output may have begun, and is left alone."""
-        gets_ready = self.phase is HostPhase.CONNECTED and self._unanswered is None and not _can_read(self._stdout)
+        gets_ready = self.phase is HostPhase.CONNECTED and self._unanswered is None
+        if gets_ready and self._stdout >= 0:
+            poll = select.poll()
+            poll.register(self._stdout, select.POLLIN)
+            gets_ready = not poll.poll(0)
         if self.phase is HostPhase.WAITING:
             self.phase = HostPhase.CLOSED
         elif self.phase is HostPhase.STARTING or gets_ready:
@@ -281,7 +281,7 @@ class HostConnection:
             try:
                 self._on_data(data)
             except FrameError as error:
-                self.kill_for(str(error))
+                self.kill(str(error))
         return bool(data)
 
     def _on_data(self, data: bytes) -> None:
@@ -299,28 +299,16 @@ class HostConnection:
             if tag == HEARTBEAT:
                 self._unanswered = 0
             elif tag in (STDOUT, STDERR, OURS, BARS):
-                self._handle_output(tag, content)
+                # a line that was split over several messages is joined first
+                content = self._partial_lines.pop(tag, b"") + content
+                if len(content) % MESSAGE == 0 and not content.endswith(b"\n") and len(content) < _LONGEST_LINE:
+                    self._partial_lines[tag] = content
+                else:
+                    self._handler.output_received(self, tag, content)
             elif tag == STREAM:
                 self._handler.chunk_received(self, content)
             else:
                 self._handler.report_received(self, content)
-
-    def _handle_output(self, stream: bytes, data: bytes) -> None:
-        """Hand output on; a line that was split over several messages is joined first."""
-        data = self._partial_lines.pop(stream, b"") + data
-        if len(data) % MESSAGE == 0 and not data.endswith(b"\n") and len(data) < _LONGEST_LINE:
-            self._partial_lines[stream] = data
-        else:
-            self._handler.output_received(self, stream, data)
-
-
-def _can_read(fd: int) -> bool:
-    """Whether a descriptor has data or is at its end; False for one that is closed (-1)."""
-    if fd < 0:
-        return False
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _read(fd: int) -> bytes | None:
@@ -411,7 +399,7 @@ class Startup:
         self._heartbeat_at.set(self._loop.now() + interval)
         for host in self._hosts:
             if host.phase is HostPhase.CONNECTED and host.send_heartbeat(reading=self.is_read) > timeout / interval:
-                host.kill_for(f"silent for {timeout:g} s")
+                host.kill(f"silent for {timeout:g} s")
 
     def stop_starting(self) -> None:
         """Start no more agents, and stop waiting for greetings."""

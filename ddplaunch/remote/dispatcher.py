@@ -164,13 +164,15 @@ class Dispatcher:
     def never_connected(self, hosts: Sequence[HostConnection]) -> None:
         """Fail hosts on which ddplaunch has not started in time."""
         for host in hosts:
-            self._host_failed(host, diagnose.not_started(self._job.rdzv_timeout))
+            late = f"ddplaunch did not start there within {self._job.rdzv_timeout:g} s"
+            self._host_failed(host, HostError(late, diagnose.LOGIN))
             host.kill()
 
     def connected(self, host: HostConnection, protocol: int, version: str) -> None:
         """Send a host its order."""
         if protocol != PROTOCOL or version != __version__:
-            self._host_failed(host, diagnose.other_version(version))
+            hint = "install the same on all hosts, or name the interpreter that has it: --remote-python PATH"
+            self._host_failed(host, HostError(f"ddplaunch there is {version}, here it is {__version__}", hint))
             host.close_stdin()
             return
         host.send(ORDER, host.agent.order())
@@ -183,9 +185,7 @@ class Dispatcher:
     def _send_coordinator(self, host: HostConnection) -> None:
         """Send a host the coordinator's address, once that is known."""
         if self._port is not None and host is not self._hosts[0] and host.phase is HostPhase.CONNECTED:
-            host.send(
-                COORDINATOR, messages.encode(messages.CoordinatorAddress(addresses=self._addresses, port=self._port))
-            )
+            host.send(COORDINATOR, messages.encode(messages.CoordinatorAddress(self._addresses, self._port)))
 
     def report_received(self, host: HostConnection, data: bytes) -> None:
         """Handle a host's report.
@@ -224,7 +224,8 @@ class Dispatcher:
                 self._loss_report = text
                 self._loss_report_at.set(self._loop.now() + self._job.heartbeat_timeout)
             case messages.OrderRefused(message, hint, status):
-                self._host_failed(host, diagnose.refused(message, hint, status))
+                status = exitcodes.RENDEZVOUS if status == exitcodes.USAGE else status
+                self._host_failed(host, HostError(message, hint, status))
             case messages.AgentEnded(status, spared):
                 if self._job.starter == "simulate":  # then it is a process of this host
                     for pid, started in spared:
@@ -289,15 +290,13 @@ class Dispatcher:
 
     def _lost(self, host: HostConnection) -> None:
         """Handle a connection that closed without the job's status."""
-        error = diagnose.of_host(
-            self._job.starter,
-            self._job.python,
-            start_error=host.start_error,
-            was_connected=host.was_connected,
-            status=host.exit_status,
-            output=host.own_output,
-            fault=host.fault,
-        )
+        job, output, fault = self._job, host.own_output, host.fault
+        if host.start_error:
+            error = diagnose.no_command(job.starter, host.start_error)
+        elif host.was_connected:
+            error = diagnose.lost(job.starter, host.exit_status, output, fault)
+        else:
+            error = diagnose.explain(job.starter, job.python, None if fault else host.exit_status, fault or output)
         if not self._statuses.has_begun:
             self._host_failed(host, error)
             return

@@ -11,7 +11,6 @@ import signal
 import socket
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from functools import partial
 
 from ddplaunch.agent import child, pipes
 from ddplaunch.agent.pipes import CONTROL, HOST_SIGNAL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
@@ -50,7 +49,7 @@ class HostFront:
         self._reports_job = reports_job
         self._loop = Loop()
         self._lost_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._disconnect)
-        self._loop.watch(input_pipe, self._on_frames)
+        self._loop.watch(input_pipe, self._on_input)
         output_pipe.attach(self._loop)
         self._agent: int | None = None
         self._pipes: FrontPipes | None = None
@@ -88,7 +87,13 @@ class HostFront:
         if not self._input.read():  # meanwhile, as modules were imported
             return NODE_LOST
         self._output.put(HEARTBEAT, b"")  # from now on frames are answered
-        pid, self._pipes = child.start(partial(self._as_agent, agent), passed, _send_error)
+
+        def as_agent(pipes: FrontPipes) -> int:
+            self._input.close()
+            self._output.close()
+            return agent(pipes)
+
+        pid, self._pipes = child.start(as_agent, passed, _send_error)
         self._agent = pid
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._on_signal)
@@ -149,11 +154,6 @@ class HostFront:
         if self._lost:
             self._ask()
 
-    def _as_agent(self, agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
-        self._input.close()
-        self._output.close()
-        return agent(pipes)
-
     # --- the loop
 
     def _wait(self) -> None:
@@ -186,8 +186,8 @@ class HostFront:
 
     # --- from the dispatcher
 
-    def _on_frames(self) -> None:
-        """Read and take frames of the dispatcher, or disconnect at its end. Called by the loop."""
+    def _on_input(self) -> None:
+        """Read and take frames of the dispatcher, or disconnect at their end. Called by the loop."""
         more = self._input.read()
         self._take_frames()
         if not more:

@@ -134,20 +134,8 @@ class Outcome(Struct, frozen=True, tag="outcome"):
     status: Status
 
 
-Report = (
-    Addresses
-    | Ready
-    | Listening
-    | Registered
-    | Begun
-    | Worker
-    | OrderRefused
-    | AgentEnded
-    | FinalReport
-    | FailureText
-    | Outcome
-)
 FromFirst = Addresses | Listening | Registered | FailureText | Outcome
+Report = FromFirst | Ready | Begun | Worker | OrderRefused | AgentEnded | FinalReport
 
 encode = msgspec.json.Encoder().encode
 order: Callable[[bytes], Order] = decoder(Order)

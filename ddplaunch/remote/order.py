@@ -96,26 +96,22 @@ def _decoded(texts: Iterable[bytes]) -> tuple[str, ...]:
 
 def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocation:
     """Return the allocation of a host from its order. For the first host, and for the only host, `coordinator` is None."""
+    is_simulated, number = order.simulated is not None, order.node_rank + 1
+    rendezvous = Rendezvous(
+        addresses=coordinator.addresses if coordinator else (LOOPBACK if is_simulated else order.hosts[0],),
+        ports=(coordinator.port,) if coordinator else (0,),
+        coordinator=coordinator is None,
+        listen=LOOPBACK if is_simulated else None,
+        source=f"127.0.{number // 256}.{number % 256}" if is_simulated and coordinator else None,
+    )
     return Allocation(
         cluster=order.cluster,
         nnodes=(order.min_nodes, len(order.hosts)),
         node_rank=order.node_rank,
         hosts=order.hosts,
         endpoint=order.endpoint,
-        rendezvous=_rendezvous(order, coordinator) if len(order.hosts) > 1 else None,
+        rendezvous=rendezvous if len(order.hosts) > 1 else None,
         start=tuple(Host(name=name) for name in order.hosts),
-    )
-
-
-def _rendezvous(order: Order, coordinator: CoordinatorAddress | None) -> Rendezvous:
-    """Return where a host finds the coordinator; without `coordinator`, the host itself is the coordinator's."""
-    simulated, number = order.simulated is not None, order.node_rank + 1
-    return Rendezvous(
-        addresses=coordinator.addresses if coordinator else (LOOPBACK if simulated else order.hosts[0],),
-        ports=(coordinator.port,) if coordinator else (0,),
-        coordinator=coordinator is None,
-        listen=LOOPBACK if simulated else None,
-        source=f"127.0.{number // 256}.{number % 256}" if simulated and coordinator else None,
     )
 
 
@@ -144,7 +140,12 @@ _DEVICES = (
 
 def variables_to_send(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that workers on other hosts get. The order holds the options and the token elsewhere."""
-    return {name: value for name, value in env.items() if not _is_of_host(name, value) and not _is_ours(name)}
+    ours = {TOKEN, *_OPTIONS}
+    return {
+        name: value
+        for name, value in env.items()
+        if not _is_of_host(name, value) and name not in ours and not name.startswith("PET_")
+    }
 
 
 def variables_on_host(
@@ -166,7 +167,3 @@ def _is_of_host(name: str, value: str) -> bool:
     # indices may mean devices of any host, a UUID means one of one host
     has_uuid = name in _DEVICES and any(mark in value for mark in ("GPU-", "MIG-"))
     return name in _OF_HOST or name.startswith(_PREFIXES_OF_HOST) or has_uuid
-
-
-def _is_ours(name: str) -> bool:
-    return name == TOKEN or name.startswith("PET_") or name in _OPTIONS

@@ -118,13 +118,13 @@ class GreetingDecoder:
 _READ = 1 << 16  # bytes at a time
 
 
-class InputPipe:
+class InputPipe(PipeDecoder):
     """Frames from our stdin."""
 
     def __init__(self, fd: int) -> None:
+        super().__init__(TO_HOST)
         os.set_blocking(fd, False)
         self._fd = fd
-        self._decoder = PipeDecoder(TO_HOST)
 
     def fileno(self) -> int:
         """The descriptor to watch."""
@@ -138,16 +138,8 @@ class InputPipe:
             return True
         except OSError:
             return False
-        self._decoder.feed(data)
+        self.feed(data)
         return bool(data)
-
-    def take(self) -> tuple[bytes, bytes] | None:
-        """Return the next complete frame, None if there is none yet.
-
-        Raises:
-            FrameError: what arrived is no frame.
-        """
-        return self._decoder.take()
 
     def wait(self, timeout: float) -> tuple[bytes, bytes] | None:
         """Wait for a frame, `timeout` seconds at most; None if none came in time, or the stream has ended."""

@@ -127,11 +127,7 @@ def argv(starter: str, host: str, python: str, heartbeat_timeout: float, module:
             return command
         case "blaunch":
             return ("blaunch", host, *command)
-    return (*_ssh(heartbeat_timeout), host, f"exec {shlex.join(command)}")
-
-
-def _ssh(heartbeat_timeout: float) -> tuple[str, ...]:
-    """ssh_config(5). The user's own configuration applies to all that is not set here."""
+    # ssh_config(5). The user's own configuration applies to all that is not set here
     options = {
         "BatchMode": "yes",  # no password prompt: there is no terminal
         "ConnectTimeout": str(max(5, round(heartbeat_timeout))),
@@ -141,4 +137,5 @@ def _ssh(heartbeat_timeout: float) -> tuple[str, ...]:
         "ClearAllForwardings": "yes",  # 64 connections cannot all forward one port
         "RemoteCommand": "none",
     }
-    return ("ssh", "-T", "-x", *(word for name, value in options.items() for word in ("-o", f"{name}={value}")))
+    words = (word for name, value in options.items() for word in ("-o", f"{name}={value}"))
+    return ("ssh", "-T", "-x", *words, host, f"exec {shlex.join(command)}")

@@ -62,7 +62,7 @@ def workers() -> Iterator[dict[str, RunningWorker]]:
     said = b""
     while said.count(b"\n") < READY:
         said += os.read(read, 4096)
-    while not started["stops"].has_stopped:
+    while not started["stops"].child.has_stopped:
         time.sleep(0.01)
     yield started
     for worker in started.values():

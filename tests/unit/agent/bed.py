@@ -61,8 +61,8 @@ class PlayedWorker(RunningWorker):
     """A worker that does as the test says; signals are noted, and end it as `dies_of` says, so many seconds later."""
 
     def __init__(self, bed: Bed, rank: int, pipes: Mapping[Stream, int]) -> None:
-        self.child = PlayedChild(1 << 22 | rank)
-        super().__init__(rank, cast(Child, self.child), 0.0, by_itself=True)
+        self.played = PlayedChild(1 << 22 | rank)
+        super().__init__(rank, cast(Child, self.played), 0.0, by_itself=True)
         self._bed = bed
         self._pipes = pipes
         self.dies_of: dict[int, float] = {signal.SIGTERM: 0.0, signal.SIGINT: 0.0, signal.SIGKILL: 0.0}
@@ -75,13 +75,13 @@ class PlayedWorker(RunningWorker):
 
     def exits(self, code: int | None = 0, signum: int | None = None) -> None:
         """End, unless it has."""
-        if self.child.end is None:
+        if self.played.end is None:
             for fd in self._pipes.values():
                 os.close(fd)
-            self.child.exits(End(code if signum is None else None, signum, False))
+            self.played.exits(End(code if signum is None else None, signum, False))
 
     def signal(self, signum: int) -> None:
-        if self.child.end is None and signum != signal.SIGCONT:
+        if self.played.end is None and signum != signal.SIGCONT:
             self._bed.note(f"{signal.Signals(signum).name} to rank {self.rank}")
             if signum in self.dies_of:
                 self._bed.after(self.dies_of[signum], partial(self.exits, None, signum))

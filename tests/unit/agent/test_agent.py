@@ -151,7 +151,7 @@ def test_a_front_that_is_to_stop_is_let_to_once_the_workers_have(make_bed):
 
     def still() -> None:
         bed.note("they are not stopped")
-        bed.workers[0].child.has_stopped = True
+        bed.workers[0].played.has_stopped = True
         bed.loop.post(events.ChildEnded())
         bed.pipes.request(MAY_STOP)
         bed.after(0.5, go_on)
