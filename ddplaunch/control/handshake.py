@@ -102,8 +102,7 @@ class Session:
     def open(self, frame: bytes) -> bytes:
         """Return the payload of the next frame as `Decoder.take` gave it.
 
-        Raises:
-            FrameError: it was altered, replayed or reordered, or is from another sender.
+        Raises FrameError: it was altered, replayed or reordered, or is from another sender.
         """
         payload = frame[:-SIGNATURE]
         if not hmac.compare_digest(_signature(self._receive_mac, self._received, payload), frame[-SIGNATURE:]):
@@ -129,11 +128,7 @@ class Server:
         self.opening: bytes | None = _encode(_Challenge(ddplaunch=protocol, nonce=self._nonce))  # to be sent at once
 
     def receive(self, payload: bytes) -> Reply:
-        """Check the client's answer.
-
-        Raises:
-            Refused: the other side is not an agent of this job.
-        """
+        """Check the client's answer. Raises Refused: the other side is not an agent of this job."""
         _check_version(payload, self._protocol)
         answer = _decode(_ANSWER, payload)
         proofs = _Proofs(self._key, self._protocol, self._nonce, answer.nonce)
@@ -156,8 +151,7 @@ class Client:
     def receive(self, payload: bytes) -> Reply:
         """Check what the server sends, first its challenge, then its verdict.
 
-        Raises:
-            Refused: the other side is not an agent of this job.
+        Raises Refused: the other side is not an agent of this job.
         """
         if self._proofs is None:
             return self._answer(payload)

@@ -24,8 +24,7 @@ class Listener:
     to two addresses and took the other. `refused` gets an address and a reason, each pair once. Both are called from the
     loop only.
 
-    Raises:
-        LaunchError: no port is free, or the address is not of this node.
+    Raises LaunchError: no port is free, or the address is not of this node.
     """
 
     def __init__(

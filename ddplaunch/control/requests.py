@@ -134,11 +134,7 @@ _without_answer: Callable[[bytes], _NodeReply] = decoder(_NodeReply)
 
 
 def for_client(payload: bytes) -> Reply:
-    """Return the reply; in place of a malformed answer of a node, NoAnswer.
-
-    Raises:
-        Malformed: it is no reply.
-    """
+    """Return the reply; in place of a malformed answer of a node, NoAnswer. Raises Malformed: it is no reply."""
     try:
         return _for_client(payload)
     except Malformed as error:

@@ -68,7 +68,13 @@ class Agents:
     def agree(self, order: Sequence[int]) -> Agreed:
         """Return what these agents, by index, have in common in the generation that begins."""
         hellos = [self.hellos[id] for id in order]
-        backend, reason = common_backend(hellos)
+        found: dict[str, str] = {}
+        for hello in hellos:
+            found.setdefault(hello.backend, hello.host)
+        backend, reason = hellos[0].backend, hellos[0].backend_reason
+        if len(found) > 1:
+            differing = ", ".join(f"{backend} on {host}" for backend, host in found.items())
+            backend, reason = "gloo", f"the nodes differ: {differing}"
         reached = Counter(hello.reached for hello in hellos[1:] or hellos).most_common(1)[0][0]
         agents = tuple(PlannedAgent(hello.host, hello.workers) for hello in hellos)
         self.ranks = dict(zip(order, ranks_of_all(agents), strict=True))
@@ -136,14 +142,3 @@ def member_of(id: int, hello: Hello) -> Member:
             ("--nnodes", facts.nnodes),
         ),
     )
-
-
-def common_backend(hellos: Sequence[Hello]) -> tuple[str, str]:
-    """Return the backend that all nodes can use, and why."""
-    found: dict[str, str] = {}
-    for hello in hellos:
-        found.setdefault(hello.backend, hello.host)
-    if len(found) == 1:
-        return hellos[0].backend, hellos[0].backend_reason
-    differing = ", ".join(f"{backend} on {host}" for backend, host in found.items())
-    return "gloo", f"the nodes differ: {differing}"

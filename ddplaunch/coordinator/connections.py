@@ -222,8 +222,7 @@ class Connections:
     def _decoded(self, id: int, payload: bytes) -> messages.ToCoordinator | None:
         """Return the message. In place of a malformed message that is only about workers: NoAnswer, or None.
 
-        Raises:
-            Malformed: it is another message.
+        Raises Malformed: it is another message.
         """
         try:
             return messages.for_coordinator(payload)

@@ -125,7 +125,11 @@ class Incoming:
             case node.ReportIdle() | node.PauseLimits() | Chunk():
                 self._coordinator.take(id, message)
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
-                self._pass_report(id, message)
+                # the same report in the same generation would be logged again
+                reports, made = self._reports.setdefault(id, set()), (self._coordinator.state.generation, message)
+                if made not in reports:
+                    reports.add(made)
+                    self._coordinator.take(id, message)
 
     def _on_lost(self, id: int, reason: str) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end."""
@@ -165,14 +169,6 @@ class Incoming:
                 self._on_dropped(id, f"it {why}")
             report = Answered(report.number, NoAnswer("was to begin just then" if is_older else why))
         self._coordinator.take(id, report)
-
-    def _pass_report(self, id: int, report: SentReport) -> None:
-        """Pass a report on, except if the agent has made the same report in this generation: it would be logged again."""
-        reports = self._reports.setdefault(id, set())
-        made = (self._coordinator.state.generation, report)
-        if made not in reports:
-            reports.add(made)
-            self._coordinator.take(id, report)
 
     def _admit(self, member: Member) -> None:
         """Admit a new agent as a member, or have it wait until all others have answered a ping if its node rank is not free.

@@ -86,8 +86,7 @@ def job_name(spec: JobSpec, allocation: Allocation) -> str:
 def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
     """Return the agent's link to the coordinator, which may be here.
 
-    Raises:
-        LaunchError: no port is free to listen on, or another agent here is the coordinator already.
+    Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
     if request.rendezvous.coordinator is not False:
         from ddplaunch.coordinator.listen import coordinate_if_here
@@ -156,8 +155,7 @@ def agreed_plan(
 ) -> Plan:
     """Make the plan of this node for the generation that begins; `address` is this node's, as the others reach it.
 
-    Raises:
-        LaunchError: what was agreed on does not fit this node.
+    Raises LaunchError: what was agreed on does not fit this node.
     """
     chosen = interface_of(spec.local_addr) if spec.local_addr else None
     interface = chosen or (interface_of(address) if address is not None else None)

@@ -38,8 +38,7 @@ _OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run
 def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, reporter: Reporter) -> LocalLink | None:
     """Return the link to a coordinator in this process, if the coordinator belongs here; `hello` is from its own agent.
 
-    Raises:
-        LaunchError: no port is free to listen on, or another agent here is the coordinator already.
+    Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
     coordinator = Coordinator(loop, _policy(request), request.draft, JobReporter(reporter, request.spec))
     agents = _listen_if_here(request, coordinator, reporter, loop)
@@ -56,8 +55,7 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
 
     A port is tried by listening there: a look whether it is free would keep it from others meanwhile.
 
-    Raises:
-        LaunchError: no port is free, or another agent of the job listens already where this one should.
+    Raises LaunchError: no port is free, or another agent of the job listens already where this one should.
     """
     rendezvous, spec, allocation = request.rendezvous, request.spec, request.allocation
 

@@ -119,8 +119,7 @@ _unread: Callable[[bytes], _UnreadAnswer | _UnreadStacks] = decoder(_UnreadAnswe
 def without_words(payload: bytes) -> Answered | None:
     """Return what stands for a malformed message that only tells of workers: for an answer that there is none, else nothing.
 
-    Raises:
-        Malformed: it is another message, of which a job cannot do without.
+    Raises Malformed: it is another message, of which a job cannot do without.
     """
     unread = _unread(payload)
     return (
@@ -302,11 +301,7 @@ class OrderSequence:
         self._runs = False
 
     def check(self, message: ToAgent) -> None:
-        """Take the next message.
-
-        Raises:
-            Malformed: it begins what this agent cannot begin.
-        """
+        """Take the next message. Raises Malformed: it begins what this agent cannot begin."""
         if not isinstance(message, Generation):
             return
         agreed, hello = message.agreed, self._hello

@@ -40,8 +40,7 @@ _NOT_SIGNALLED = (
 def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
     """Write the plan as a "table", as "json" or as "sh"; starts nothing.
 
-    Raises:
-        LaunchError: the job cannot be run here as asked.
+    Raises LaunchError: the job cannot be run here as asked.
     """
     from ddplaunch.launcher import preview  # only this command needs it
 
@@ -54,8 +53,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     `control` is a descriptor for reports to the caller of `launch()`: the workers, and how the job ended. `screen` is what is
     written to, if that is not our stdout and stderr.
 
-    Raises:
-        LaunchError: nothing was started.
+    Raises LaunchError: nothing was started.
     """
     _prepare_stdio()
     spec = within_outer_grace(spec, env)

@@ -121,11 +121,7 @@ def _addresses(order: messages.Order) -> tuple[str, ...]:
 def _wait_for_coordinator(
     order: messages.Order, stops: Collection[int], pipe: InputPipe
 ) -> messages.CoordinatorAddress:
-    """Wait for the coordinator's address.
-
-    Raises:
-        _JobEnded: the job was stopped, or the dispatcher was lost.
-    """
+    """Wait for the coordinator's address. Raises _JobEnded: the job was stopped, or the dispatcher was lost."""
     while (frame := pipe.wait(order.heartbeat_timeout)) is not None:
         tag, data = frame
         if tag == COORDINATOR:

@@ -69,8 +69,7 @@ def run(
     as a whole, `notifies_starter` whether it notifies the command that started it of each worker, `reports_to_caller`
     whether it reports to a caller in Python how the job ended, in place of the user.
 
-    Raises:
-        LaunchError: nothing was started.
+    Raises LaunchError: nothing was started.
     """
     has_terminal = False  # the terminal belongs to this node if the screen is our own
     if screen is None:
@@ -139,8 +138,7 @@ def _policy(spec: JobSpec, draft: Plan) -> Policy:
 def _check_ports(spec: JobSpec, draft: Plan) -> None:
     """Refuse a port that is taken where rank 0 is to use it, and a host without a loopback interface that works.
 
-    Raises:
-        LaunchError: it is so.
+    Raises LaunchError: it is so.
     """
     if draft.master_port and 0 in draft.ranks:
         port.reserve(draft.master_port, draft.reasons["master_port"], named=spec.no_control).release()
@@ -151,8 +149,7 @@ def _check_ports(spec: JobSpec, draft: Plan) -> None:
 def _check_debuggers(spec: JobSpec, env: Mapping[str, str], draft: Plan, among_nodes: Allocation | None) -> None:
     """Refuse a debugger in a worker of this node that lacks what it needs; `among_nodes` are the nodes, if they are several.
 
-    Raises:
-        LaunchError: there is no terminal, or no debugpy.
+    Raises LaunchError: there is no terminal, or no debugpy.
     """
     is_here = spec.debug_rank is None or spec.debug_rank in draft.ranks
     if (asked := spec.wants_terminal) and is_here and not (os.isatty(0) and os.isatty(1)):
@@ -167,11 +164,7 @@ def _check_debuggers(spec: JobSpec, env: Mapping[str, str], draft: Plan, among_n
 
 
 def check_debugpy(python: str, env: Mapping[str, str]) -> None:
-    """Check that the interpreter of the workers has debugpy.
-
-    Raises:
-        LaunchError: it has none.
-    """
+    """Check that the interpreter of the workers has debugpy. Raises LaunchError: it has none."""
     import shlex  # few jobs need it
     import subprocess
 

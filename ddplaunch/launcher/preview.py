@@ -23,8 +23,7 @@ from ddplaunch.spec import JobSpec
 def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: str) -> str:
     """Write the plan as a "table", as "json" or as "sh".
 
-    Raises:
-        LaunchError: the job cannot be run here as asked.
+    Raises LaunchError: the job cannot be run here as asked.
     """
     decided = planned(spec, env, allocation)
     match form:
@@ -38,8 +37,7 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
 def planned(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Plan:
     """Return the plan of all nodes.
 
-    Raises:
-        LaunchError: the job cannot be run here as asked, or lacks a rank that --chaos names.
+    Raises LaunchError: the job cannot be run here as asked, or lacks a rank that --chaos names.
     """
     simulated = len(allocation.start) if spec.simulate else 1
     decided = _of_all_nodes(spec, allocation, inspect(spec, token.public(env), divided_by=simulated))

@@ -36,8 +36,7 @@ class SendBuffer:
 
         `joins`: what is kept may be sent together with what was kept before; False for messages.
 
-        Raises:
-            OSError: the other side has closed.
+        Raises OSError: the other side has closed.
         """
         sent = 0
         if not self._blocks:
@@ -62,11 +61,7 @@ class SendBuffer:
         return True
 
     def flush(self) -> None:
-        """Send until nothing waits, or there is no room.
-
-        Raises:
-            OSError: the other side has closed.
-        """
+        """Send until nothing waits, or there is no room. Raises OSError: the other side has closed."""
         while self._blocks:
             try:
                 sent = self._send((memoryview(self._blocks[0])[self._sent_of_first :],))
@@ -172,8 +167,7 @@ class Decoder:
     def take(self) -> bytes | None:
         """Return the next frame with its tail; None while the frame is incomplete.
 
-        Raises:
-            FrameError: the next frame is longer than it may be.
+        Raises FrameError: the next frame is longer than it may be.
         """
         buffer = self._buffer
         if len(buffer) < WORD:

@@ -106,8 +106,7 @@ def bind(sock: socket.socket, address: str, port: int) -> None:
 
     Set afterwards, it lets sockets that set it too share the port, and the next job bind it despite sockets in TIME_WAIT.
 
-    Raises:
-        OSError: the port is taken, or may not be bound.
+    Raises OSError: the port is taken, or may not be bound.
     """
     try:
         sock.bind((address, port))

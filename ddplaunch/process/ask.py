@@ -72,8 +72,7 @@ def fork_asked(
 def unpack(received: bytes) -> Any:
     """Return the answer in all that a child has sent, or raise what its question has raised.
 
-    Raises:
-        AskedEnded: there is no answer, or only the beginning of one.
+    Raises AskedEnded: there is no answer, or only the beginning of one.
     """
     if not received or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
         raise AskedEnded

@@ -127,8 +127,7 @@ def start(
     CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns before exec:
     `why_not_started` gives, of a child that has ended, whether exec succeeded.
 
-    Raises:
-        StartError: the machine cannot create another process; nothing is left behind.
+    Raises StartError: the machine cannot create another process; nothing is left behind.
     """
     us = os.getpid()
     fds: list[int] = []

@@ -23,8 +23,7 @@ _AT_ONCE = 1000  # names that one step reads
 def open_regular(path: str, *, dir_fd: int | None = None) -> BinaryIO:
     """Open a regular file to read it, from `dir_fd` if the path is relative.
 
-    Raises:
-        OSError: it cannot be opened, or is a link, a pipe, a device or a folder; none of these is waited for.
+    Raises OSError: it cannot be opened, or is a link, a pipe, a device or a folder; none of these is waited for.
     """
     # O_NONBLOCK: a pipe may have no writer
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=dir_fd)
@@ -109,7 +108,7 @@ def _unlink_or_enter(name: str, within: int) -> int | None:
 def _remove_or_enter(name: str, within: int | None) -> int | None:
     """Remove a folder that is empty, or return its descriptor; None too if something is mounted there.
 
-    Raises: OSError.
+    Raises OSError.
     """
     try:
         os.rmdir(name, dir_fd=within)

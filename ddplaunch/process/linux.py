@@ -110,8 +110,7 @@ def grow_pipe(fd: int, size: int) -> None:
 def memory_file(name: str, flags: int = 0) -> int:
     """Make a file in memory, which no program inherits by exec; give its descriptor.
 
-    Raises:
-        OSError: there are too many open files.
+    Raises OSError: there are too many open files.
     """
     # os.memfd_create is missing where Python was built with a glibc before 2.27, as conda's may be
     fd: int = _libc.memfd_create(os.fsencode(name), _MFD_CLOEXEC | flags) if hasattr(_libc, "memfd_create") else -1
@@ -124,8 +123,7 @@ def memory_file(name: str, flags: int = 0) -> int:
 def bounded_file(name: str, size: int) -> int:
     """Make a file in memory that cannot grow beyond so many bytes; give its descriptor.
 
-    Raises:
-        OSError: there are too many open files.
+    Raises OSError: there are too many open files.
     """
     fd = memory_file(name, _MFD_ALLOW_SEALING)
     try:

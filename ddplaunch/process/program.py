@@ -25,8 +25,7 @@ _COMPILED_PYTHON = b"\r\n"  # third and fourth byte, of any version
 def check(program: Program, path: str | None) -> None:
     """Check the program and its interpreter; `path` is the PATH that the workers will have.
 
-    Raises:
-        LaunchError: it does not exist or cannot be run; with status 126 or 127 if it is a command.
+    Raises LaunchError: it does not exist or cannot be run; with status 126 or 127 if it is a command.
     """
     match program.kind:
         case ProgramKind.COMMAND:

@@ -38,7 +38,7 @@ class Process(Struct, frozen=True):
 def content(path: str) -> bytes:
     """Read a file of /proc, with half the system calls of a file of Python's: thousands are read in a row.
 
-    Raises: OSError.
+    Raises OSError.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -49,8 +49,7 @@ class Console:
     def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
         """Show output of a host; a message of ddplaunch that several hosts send, once.
 
-        Raises:
-            FrameError: it is malformed.
+        Raises FrameError: it is malformed.
         """
         if stream == BARS:
             self._show_bars(host, data)

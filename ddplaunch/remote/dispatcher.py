@@ -188,11 +188,7 @@ class Dispatcher:
             host.send(COORDINATOR, messages.encode(messages.CoordinatorAddress(self._addresses, self._port)))
 
     def report_received(self, host: HostConnection, data: bytes) -> None:
-        """Handle a host's report.
-
-        Raises:
-            FrameError: it is malformed, or only the first host may send it.
-        """
+        """Handle a host's report. Raises FrameError: it is malformed, or only the first host may send it."""
         try:
             report = messages.report(data)
         except Malformed as error:
@@ -235,8 +231,7 @@ class Dispatcher:
     def chunk_received(self, host: HostConnection, data: bytes) -> None:
         """Take what the first host's agent replies to a command here.
 
-        Raises:
-            FrameError: it is malformed, or from another host.
+        Raises FrameError: it is malformed, or from another host.
         """
         try:
             chunk = messages.chunk(data)

@@ -56,8 +56,7 @@ class FrontSocket:
     def __init__(self, loop: Loop, job: RemoteJob, first: HostConnection, registered: messages.Registered) -> None:
         """Listen; `registered` says where the socket of node 0 lies, on its host.
 
-        Raises:
-            OSError: no socket can be made.
+        Raises OSError: no socket can be made.
         """
         self._loop = loop
         self._job = job

@@ -78,8 +78,7 @@ class HostFront:
     ) -> int:
         """Run the agent, as `front.run` does; which signals escalate, `sent_again` or not, the dispatcher decides.
 
-        Raises:
-            LaunchError: the machine has no room for the agent.
+        Raises LaunchError: the machine has no room for the agent.
         """
         self._lost_at.set(self._loop.now() + self._heartbeat_timeout)  # no frame was read until now
         passed = passed_on(signals)

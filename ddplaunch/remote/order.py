@@ -71,11 +71,7 @@ def _for_host(spec: JobSpec, host: Host, run_id: str) -> list[Given]:
 
 
 def spec(order: Order) -> JobSpec:
-    """Return the job of an order.
-
-    Raises:
-        LaunchError: it cannot run here.
-    """
+    """Return the job of an order. Raises LaunchError: it cannot run here."""
     given = (Given.from_fields(_decoded(fields)) for fields in order.given)
     variables = ((os.fsdecode(name), os.fsdecode(value), os.fsdecode(file)) for name, value, file in order.for_workers)
     return received(given, _decoded(order.program), variables)

@@ -69,8 +69,7 @@ class PipeDecoder:
     def take(self) -> tuple[bytes, bytes] | None:
         """Return the tag and the data of the next frame; None while the frame is incomplete.
 
-        Raises:
-            FrameError: what arrived is no frame.
+        Raises FrameError: what arrived is no frame.
         """
         try:
             frame = self._frames.take()
@@ -93,8 +92,7 @@ class GreetingDecoder:
     def feed(self, data: bytes) -> tuple[int, str] | None:
         """Return the protocol and the version of the peer, once the greeting is complete.
 
-        Raises:
-            FrameError: too much comes before it.
+        Raises FrameError: too much comes before it.
         """
         searched = max(0, len(self._buffer) - _LONGEST_GREETING)
         self._buffer += data

@@ -35,8 +35,7 @@ def run_over_ssh(
 
     `serve` and `reports_to_caller` are those of `launcher.node.run`.
 
-    Raises:
-        LaunchError: nothing was started.
+    Raises LaunchError: nothing was started.
     """
     if asked := spec.wants_terminal:
         raise LaunchError(

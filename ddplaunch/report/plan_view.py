@@ -31,7 +31,15 @@ def table(plan: Plan, spec: JobSpec, warm: str = "") -> list[Block]:
         title = line(("from variables and files:", NAME))
         blocks.append(section(title, console.table(found, styles=(COMMAND, NOTE), indent=2)))
     blocks.append(console.table(zip(*columns.values(), strict=True), header=[*columns], styles=(NAME,)))
-    blocks.append(section(line(("command:", NAME)), _commands(plan)))
+    ranks: dict[tuple[str, ...], list[int]] = {}  # by command
+    for worker in plan.workers:
+        ranks.setdefault(worker.argv, []).append(worker.rank)
+    commands = [(these_ranks(those), shlex.join(argv)) for argv, those in ranks.items()]
+    if len(commands) > 1:
+        made = console.table(commands, styles=("", COMMAND), indent=2)
+    else:  # all ranks run it
+        made = console.table([commands[0][1:]], styles=(COMMAND,), indent=2)
+    blocks.append(section(line(("command:", NAME)), made))
     if spec.verbosity <= 0:
         blocks.append(section(line("with -v: the variables of the workers")))
         return blocks
@@ -108,7 +116,12 @@ def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]
         columns["local rank"] = [str(worker.local_rank) for worker in workers]
     columns["device"] = [worker.device for worker in workers]
     if any(worker.devices for worker in workers):
-        columns["owns"] = _owned(workers)
+        # UUIDs are cut short where that leaves them different
+        devices = {device for worker in workers for device in worker.devices}
+        short = {device: "-".join(device.split("-")[:2]) for device in devices}
+        if len(set(short.values())) < len(devices):
+            short = {device: device for device in devices}
+        columns["owns"] = [" ".join(short[device] for device in worker.devices) or "-" for worker in workers]
     if any(worker.cpus for worker in workers):
         columns["cpus"] = [compress(worker.cpus) or "any" for worker in workers]
     holding: dict[str, list[str]] = {}
@@ -123,27 +136,6 @@ def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]
     lines = {**{f"its {column}": names for column, names in holding.items()}, "set at the start": sorted(changing)}
     widest = max(map(len, lines))
     return columns, [sentence(f"  {label.ljust(widest)}  ", " ".join(names), COMMAND) for label, names in lines.items()]
-
-
-def _owned(workers: Sequence[WorkerPlan]) -> list[str]:
-    """The devices of each worker, UUIDs cut short where that leaves them different."""
-    devices = {device for worker in workers for device in worker.devices}
-    short = {device: "-".join(device.split("-")[:2]) for device in devices}
-    if len(set(short.values())) < len(devices):
-        short = {device: device for device in devices}
-    return [" ".join(short[device] for device in worker.devices) or "-" for worker in workers]
-
-
-def _commands(plan: Plan) -> Block:
-    """Return each command once, with the ranks that run it; no ranks are named if all run the same command."""
-    ranks: dict[tuple[str, ...], list[int]] = {}
-    for worker in plan.workers:
-        ranks.setdefault(worker.argv, []).append(worker.rank)
-    rows = [[these_ranks(those), shlex.join(argv)] for argv, those in ranks.items()]
-    only = len(rows) == 1
-    return console.table(
-        (row[1:] if only else row for row in rows), styles=(COMMAND,) if only else ("", COMMAND), indent=2
-    )
 
 
 def _found(spec: JobSpec) -> list[tuple[str, str]]:

@@ -64,7 +64,7 @@ def make(root: str, name: str) -> tuple[str, int]:
 
     Give its path, and a descriptor: what is done by that is done in this folder, whatever has its name by then.
 
-    Raises: OSError.
+    Raises OSError.
     """
     make_all(root)
     for number in count():
@@ -78,7 +78,7 @@ def make(root: str, name: str) -> tuple[str, int]:
 def make_all(path: str) -> None:
     """Make this folder, its owner's alone, and those above it, in which no other user may put another in its place.
 
-    Raises: OSError.
+    Raises OSError.
     """
     before = os.umask(0o022)  # for those above; the mode is for the last one
     try:
@@ -94,7 +94,7 @@ def replaceable_by(path: str) -> str | None:
     to, unless it has that bit, as /tmp has. Members of a folder's group were let in on purpose. Where `path` leads through links,
     the folders above both count.
 
-    Raises: OSError.
+    Raises OSError.
     """
     own = {os.getuid(), 0, *_unknown_owner()}
     for start in dict.fromkeys((path, os.path.realpath(path))):

@@ -68,7 +68,7 @@ def last_tidied(runs: str) -> float:
 def tidy(runs: str, days: int) -> Generator[None, None, None]:
     """Remove the runs in this folder that are no longer kept, in small steps; all are kept if `days` is 0.
 
-    Raises: OSError.
+    Raises OSError.
     """
     before = last_tidied(runs)
     if not days or (0 <= time.time() - before < AGAIN_AFTER and not _is_full(runs)):

@@ -26,8 +26,7 @@ def runtime_folder(uid: int) -> str:
 def open_runtime_folder(*, make: bool = False) -> int:
     """Open that folder, and give its descriptor.
 
-    Raises:
-        OSError: there is none, or what is there belongs to another user, or others may write to it.
+    Raises OSError: there is none, or what is there belongs to another user, or others may write to it.
     """
     path, uid = runtime_folder(os.getuid()), os.getuid()
     if make:
@@ -60,8 +59,7 @@ def address(folder: int, name: str) -> str:
 def listen(sock: socket.socket, folder: int, name: str) -> None:
     """Listen in this folder under this name, for this user alone.
 
-    Raises:
-        OSError: the file system has no sockets, or takes no more files.
+    Raises OSError: the file system has no sockets, or takes no more files.
     """
     new = f".{name}"
     before = os.umask(0o177)

@@ -118,38 +118,12 @@ def test_the_only_worker() -> None:
 
 def test_a_message_of_many_lines() -> None:
     message = "Error(s) in loading state_dict for Net:\n" + "\n".join(f"\tMissing key: fc{n}.weight" for n in range(30))
-    text = report(end(0, error=error("RuntimeError", message, MAIN)), stopped(1))
-    assert text == expect("""
-    error: rank 0 failed: RuntimeError: Error(s) in loading state_dict for Net:   (exit status 1, after 4 s)
-      \tMissing key: fc0.weight
-      \tMissing key: fc1.weight
-      \tMissing key: fc2.weight
-      \tMissing key: fc3.weight
-      \tMissing key: fc4.weight
-      \tMissing key: fc5.weight
-      \tMissing key: fc6.weight
-      \tMissing key: fc7.weight
-      \tMissing key: fc8.weight
-      \tMissing key: fc9.weight
-      \tMissing key: fc10.weight
-      \tMissing key: fc11.weight
-      \tMissing key: fc12.weight
-      \tMissing key: fc13.weight
-      \tMissing key: fc14.weight
-      \tMissing key: fc15.weight
-      \tMissing key: fc16.weight
-      \tMissing key: fc17.weight
-      \tMissing key: fc18.weight
-      \tMissing key: fc19.weight
-      ... and 10 more lines in its log
-
-      train.py:120
-        main()
-
-      rank 0   pid 4700  cuda:0
-      logs logs/rank-0.err
-      the other worker was stopped by SIGTERM in 0.1 s
-    """)
+    head, *_ = report(end(0, error=error("RuntimeError", message, MAIN)), stopped(1)).split("\n\n")
+    assert head.splitlines() == [
+        "error: rank 0 failed: RuntimeError: Error(s) in loading state_dict for Net:   (exit status 1, after 4 s)",
+        *(f"  \tMissing key: fc{n}.weight" for n in range(20)),
+        "  ... and 10 more lines in its log",
+    ]
 
 
 def test_the_cpp_stack_in_a_message_is_left_out() -> None:
@@ -175,27 +149,10 @@ def test_the_cpp_stack_in_a_message_is_left_out() -> None:
 
 def test_an_exit_status() -> None:
     tail = "".join(f"line {n}\n" for n in range(40)) + "no such data set\n\n"
-    assert report(end(1, 3, tail=tail), stopped(0)) == expect("""
-    error: rank 1 failed: exit status 3   (after 4 s)
-
-      last stderr output:
-        line 29
-        line 30
-        line 31
-        line 32
-        line 33
-        line 34
-        line 35
-        line 36
-        line 37
-        line 38
-        line 39
-        no such data set
-
-      rank 1   pid 4701  cuda:1
-      logs logs/rank-1.err
-      the other worker was stopped by SIGTERM in 0.1 s
-    """)
+    head, said, _ = report(end(1, 3, tail=tail), stopped(0)).split("\n\n")
+    assert head == "error: rank 1 failed: exit status 3   (after 4 s)"
+    lines = [*(f"line {n}" for n in range(29, 40)), "no such data set"]
+    assert said.splitlines() == ["  last stderr output:", *(f"    {line}" for line in lines)]
 
 
 def test_why_the_cluster_ends_the_job_stands_first() -> None:

@@ -47,114 +47,61 @@ MISFITS: dict[str, tuple[WorkerExit, str | None]] = {
     # the rendezvous, and other connections
     "requests without internet": (
         by("requests.exceptions.ConnectionError", NO_INTERNET, handled("socket.gaierror", NO_NAME)),
-        "host of the script unknown",
-    ),
+        "host of the script unknown"),
     "from_pretrained without internet": (
-        by(
-            "OSError",
-            "We couldn't connect to 'https://huggingface.co'",
-            TRACEBACK,
-            f"socket.gaierror: {NO_NAME}\n",
-            CAUSED,
-        ),
-        "host of the script unknown",
-    ),
+        by("OSError", "We couldn't connect to 'https://huggingface.co'", TRACEBACK, f"socket.gaierror: {NO_NAME}\n",
+        CAUSED), "host of the script unknown"),
     "torch.hub without internet": (
         by("urllib.error.URLError", f"<urlopen error {NO_NAME}>", handled("socket.gaierror", NO_NAME)),
-        "host of the script unknown",
-    ),
-    "a logger without internet, and a store that is not there": (
-        replace(
-            in_rendezvous("torch.distributed.DistNetworkError", "The client socket has timed out after 5000ms"),
-            stderr_tail=f"wandb: Network error: {NO_NAME}\n",
-        ),
-        "no store at MASTER_PORT",
-    ),
+        "host of the script unknown"),
+    "a logger without internet, and a store that is not there": (replace(in_rendezvous("torch.distributed.DistNetworkError",
+        "The client socket has timed out after 5000ms"), stderr_tail=f"wandb: Network error: {NO_NAME}\n"),
+        "no store at MASTER_PORT"),
     "a server of the script's own": (by("OSError", TAKEN), "port of the script in use"),
     "a server of aiohttp": (
         by("OSError", "[Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use"),
-        "port of the script in use",
-    ),
+        "port of the script in use"),
     "a store of the script's own": (
-        by(
-            "torch.distributed.DistNetworkError",
-            "The server socket has failed to listen on any local network address. port: 1234, useIpv6: false, code: -98, "
-            "name: EADDRINUSE, message: address already in use",
-        ),
-        "port of the script in use",
-    ),
+        by("torch.distributed.DistNetworkError",
+        "The server socket has failed to listen on any local network address. port: 1234, useIpv6: false, code: -98, "
+        "name: EADDRINUSE, message: address already in use"), "port of the script in use"),
     "a store of the script's own that nobody hosts": (
-        by(
-            "torch.distributed.DistNetworkError",
-            "The client socket has timed out after 5000ms while trying to connect to (10.0.0.1, 1234).",
-        ),
-        "no store at another port",
-    ),
+        by("torch.distributed.DistNetworkError",
+        "The client socket has timed out after 5000ms while trying to connect to (10.0.0.1, 1234)."),
+        "no store at another port"),
     "gloo and the name of this host": (
-        in_rendezvous(
-            "RuntimeError",
-            "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] rv != -1. -1 vs -1. Name or service not "
-            "known",
-        ),
-        "own name unknown to gloo",
-    ),
+        in_rendezvous("RuntimeError",
+        "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] rv != -1. -1 vs -1. Name or service not "
+        "known"), "own name unknown to gloo"),
     "a database that times out": (by("pymysql.err.OperationalError", "Socket Timeout"), None),
     "a log line of the start": (end(tail="initializing process group of tokenizers\nsome trouble\n"), None),
     # modules that were only tried
-    "a module that is optional": (
-        by("ValueError", "boom", handled("ModuleNotFoundError", "No module named 'apex'")),
-        None,
-    ),
+    "a module that is optional": (by("ValueError", "boom", handled("ModuleNotFoundError", "No module named 'apex'")),
+        None),
     "a library of a module that is optional": (
-        by("ValueError", "boom", handled("ImportError", "apex_C.so: undefined symbol: _ZN3c10")),
-        None,
-    ),
+        by("ValueError", "boom", handled("ImportError", "apex_C.so: undefined symbol: _ZN3c10")), None),
     "a module that another error is about": (
-        by(
-            "RuntimeError",
-            "Failed to import transformers.models.gpt2",
-            TRACEBACK,
-            "ModuleNotFoundError: No module named 'safetensors'\n",
-            CAUSED,
-        ),
-        "module not found",
-    ),
-    "a prompt that was handled": (
-        replace(by("ValueError", "boom", handled("EOFError", "EOF when reading a line"))),
-        None,
-    ),
+        by("RuntimeError", "Failed to import transformers.models.gpt2", TRACEBACK,
+        "ModuleNotFoundError: No module named 'safetensors'\n", CAUSED), "module not found"),
+    "a prompt that was handled": (replace(by("ValueError", "boom", handled("EOFError", "EOF when reading a line"))),
+        None),
     "a library that may not be read": (
-        by("ImportError", "/opt/x/libx.so.1: cannot open shared object file: Permission denied"),
-        None,
-    ),
+        by("ImportError", "/opt/x/libx.so.1: cannot open shared object file: Permission denied"), None),
     "a library for which there is no memory": (
-        by("ImportError", "/venv/lib/libtorch_cuda.so: failed to map segment from shared object"),
-        None,
-    ),
+        by("ImportError", "/venv/lib/libtorch_cuda.so: failed to map segment from shared object"), None),
     # words in the code of a traceback
     "code that would handle a full disk": (
-        end(
-            error=WorkerError(
-                type="ValueError",
-                message="boom",
-                traceback='Traceback (most recent call last):\n  File "/project/train.py", line 7, in <module>\n'
-                '    save(path)  # else "No space left on device", "CUDA out of memory" or "Address already in use"\n'
-                "    ^^^^^^^^^^\nValueError: boom\n",
-            )
-        ),
-        None,
-    ),
+        end(error=WorkerError(type="ValueError", message="boom",
+        traceback='Traceback (most recent call last):\n  File "/project/train.py", line 7, in <module>\n'
+        '    save(path)  # else "No space left on device", "CUDA out of memory" or "Address already in use"\n'
+        "    ^^^^^^^^^^\nValueError: boom\n")), None),
     # memory and devices of another kind
     "a GPU's memory, by another library": (
-        by("cupy.cuda.memory.OutOfMemoryError", "Out of memory allocating 1,024 bytes"),
-        None,
-    ),
+        by("cupy.cuda.memory.OutOfMemoryError", "Out of memory allocating 1,024 bytes"), None),
     "memory that InfiniBand locks": (
-        by("RuntimeError", "Call to ibv_create_cq failed with error Cannot allocate memory"),
-        "locked memory",
-    ),
+        by("RuntimeError", "Call to ibv_create_cq failed with error Cannot allocate memory"), "locked memory"),
     "a device that is no GPU": (by("ValueError", "Invalid device id: microphone 3"), None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("worker", "name"), MISFITS.values(), ids=MISFITS)

@@ -7,18 +7,7 @@ from msgspec.structs import replace
 
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import Member
-from ddplaunch.supervise.node import (
-    DeadlineReached,
-    ForwardSignal,
-    GenerationBegun,
-    KillWorkers,
-    NameRunning,
-    ReportNotice,
-    ReportStopping,
-    SignalReceived,
-    StopOrdered,
-    StopWorkers,
-)
+from ddplaunch.supervise.node import *
 from ddplaunch.supervise.node.teardown import EXPECTED_WITHIN, SLOW_STOP
 from ddplaunch.supervise.outcome import Why
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended

@@ -5,26 +5,7 @@ from signal import SIGINT, SIGTERM
 from msgspec.structs import replace
 
 from ddplaunch.supervise import job, node
-from ddplaunch.supervise.node import (
-    DeadlineReached,
-    DebuggerAttached,
-    DebuggerDetached,
-    ErrorRecorded,
-    FindRaised,
-    ForwardSignal,
-    LendTerminal,
-    Observe,
-    Observed,
-    Print,
-    RefuseTerminal,
-    ShowOutput,
-    SignalReceived,
-    StopWorkers,
-    Sweep,
-    TerminalRequested,
-    TerminalReturned,
-    WorkerStarted,
-)
+from ddplaunch.supervise.node import *
 from ddplaunch.supervise.outcome import Why
 from tests.unit.supervise import job_histories
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended, one_node

@@ -43,90 +43,62 @@ NCCL_ILLEGAL_ACCESS = (
 FOLLOWING = [
     ("RuntimeError", GLOO_CLOSED),
     ("RuntimeError", GLOO_RESET),
-    (
-        "RuntimeError",
+    ("RuntimeError",
         "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for"
-        " recv operation to complete",
-    ),
-    (
-        "RuntimeError",
+        " recv operation to complete"),
+    ("RuntimeError",
         "[/opt/conda/conda-bld/pytorch_1682343967769/work/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect"
-        " [172.31.71.170]:13195: Connection refused",
-    ),
-    (
-        "RuntimeError",
+        " [172.31.71.170]:13195: Connection refused"),
+    ("RuntimeError",
         "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out"
-        " connecting: SO_ERROR: Connection refused, remote=[10.1.2.3]:20901",
-    ),
+        " connecting: SO_ERROR: Connection refused, remote=[10.1.2.3]:20901"),
     ("RuntimeError", "Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"),
-    (
-        "RuntimeError",
+    ("RuntimeError",
         "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms\n Original exception: \n[/__w/pytorch/pytorch/"
         "third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to"
-        " complete",
-    ),
+        " complete"),
     ("torch.distributed.DistNetworkError", "Connection reset by peer"),
     ("torch.distributed.DistNetworkError", "Broken pipe"),
-    (
-        "torch.distributed.DistNetworkError",
-        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
-    ),
-    (
-        "torch.distributed.DistNetworkError",
-        "The client socket has timed out after 5000ms while trying to connect to (127.0.0.1, 51771).",
-    ),
+    ("torch.distributed.DistNetworkError",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"),
+    ("torch.distributed.DistNetworkError",
+        "The client socket has timed out after 5000ms while trying to connect to (127.0.0.1, 51771)."),
     ("torch.distributed.DistStoreError", "Timed out after 6 seconds waiting for clients. 1/2 clients joined."),
     ("torch.distributed.DistStoreError", "wait timeout after 5000ms, keys: /default_pg/0//cpu//0/2"),
     ("RuntimeError", "Connection reset by peer\nException raised from recvBytes at /pytorch/c10d/Utils.hpp:672"),
     ("torch.distributed.DistBackendError", NCCL_REMOTE),
-    (
-        "torch.distributed.DistBackendError",
+    ("torch.distributed.DistBackendError",
         "[8] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0',"
-        " but store->get('0') got error: Connection reset by peer",
-    ),
-    (
-        "torch.distributed.DistBackendError",
+        " but store->get('0') got error: Connection reset by peer"),
+    ("torch.distributed.DistBackendError",
         "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, internal error, NCCL version 2.14.3\n"
-        "ncclInternalError: Internal check failed.\nLast error:\nNet : Connection closed by remote peer user<50260>",
-    ),
-    (
-        "RuntimeError",
+        "ncclInternalError: Internal check failed.\nLast error:\nNet : Connection closed by remote peer user<50260>"),
+    ("RuntimeError",
         "NCCL communicator was aborted on rank 2.  Original reason for failure was: [Rank 2] Watchdog caught collective"
         " operation timeout: WorkNCCL(SeqNum=10, OpType=BROADCAST, Timeout(ms)=1800000) ran for 1805457 milliseconds"
-        " before timing out.",
-    ),
-]
+        " before timing out."),
+]  # fmt: skip
 
 OWN = [
     ("ValueError", "boom"),
     ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
     ("BrokenPipeError", "[Errno 32] Broken pipe"),
-    (
-        "requests.exceptions.ConnectionError",
-        "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
-    ),
-    (
-        "torch.distributed.DistNetworkError",
+    ("requests.exceptions.ConnectionError",
+        "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"),
+    ("torch.distributed.DistNetworkError",
         "The server socket has failed to listen on any local network address. port: 59851, useIpv6: false, code: -98,"
-        " name: EADDRINUSE, message: address already in use",
-    ),
-    (
-        "torch.distributed.DistStoreError",
-        "use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0 to disable it.",
-    ),
-    (
-        "torch.distributed.DistBackendError",
+        " name: EADDRINUSE, message: address already in use"),
+    ("torch.distributed.DistStoreError",
+        "use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0 to disable it."),
+    ("torch.distributed.DistBackendError",
         "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, invalid usage (run with NCCL_DEBUG=WARN for"
         " details), NCCL version 2.20.5\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast"
-        " error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
-    ),
-    (
-        "RuntimeError",
+        " error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10"),
+    ("RuntimeError",
         "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr."
-        " Unable to find address for: eth9",
-    ),
+        " Unable to find address for: eth9"),
     ("RuntimeError", "Detected mismatch between collectives on ranks. Rank 0 is running collective: ALLREDUCE"),
-]
+]  # fmt: skip
 
 
 def _short(text: str) -> str:
@@ -200,29 +172,17 @@ FIRST: dict[str, tuple[list[WorkerExit], int | None]] = {  # the ends, and the r
     "of two that die 1 ms apart the earlier, told first": ([end(1, 4, at=10.000), end(0, 3, at=10.001)], 1),
     "the one that raised earlier, although it ended later": (
         [end(0, at=10.0, error=error("ValueError", "b", 9.8)), end(1, at=12.0, error=error("ValueError", "a", 9.7))],
-        1,
-    ),
+        1),
     "not an error that was raised because of our stop": (
-        [end(0, 3), end(1, 1, at=11.0, stopped=OURS, error=error("KeyboardInterrupt", "", 10.2))],
-        0,
-    ),
+        [end(0, 3), end(1, 1, at=11.0, stopped=OURS, error=error("KeyboardInterrupt", "", 10.2))], 0),
     "not an error of unknown time in a worker that we stopped": (
-        [end(0, 3), end(1, 1, at=11.0, stopped=OURS, error=error("ValueError", "boom"))],
-        0,
-    ),
+        [end(0, 3), end(1, 1, at=11.0, stopped=OURS, error=error("ValueError", "boom"))], 0),
     "a failure of its own before one that dies of something else while we stop it": (
-        [end(0, 3, at=10.0), end(1, signal=SIGSEGV, at=10.2, stopped=OURS)],
-        0,
-    ),
+        [end(0, 3, at=10.0), end(1, signal=SIGSEGV, at=10.2, stopped=OURS)], 0),
     "where all only follow the earliest: one rank left early with 0, or hangs": (
-        [
-            end(0, at=10.2, error=error("RuntimeError", GLOO_CLOSED, 10.1)),
-            end(1, at=10.3, error=error("RuntimeError", GLOO_RESET, 10.0)),
-            end(2, 0, at=9.0),
-        ],
-        1,
-    ),
-}
+        [end(0, at=10.2, error=error("RuntimeError", GLOO_CLOSED, 10.1)),
+        end(1, at=10.3, error=error("RuntimeError", GLOO_RESET, 10.0)), end(2, 0, at=9.0)], 1),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("exits", "rank"), FIRST.values(), ids=FIRST)

@@ -5,25 +5,7 @@ from signal import SIGINT, SIGTERM
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise.job import (
-    Action,
-    AgentLost,
-    BeginGeneration,
-    DeadlineReached,
-    EndJob,
-    Event,
-    Joined,
-    KillNodes,
-    NodeEnded,
-    NodeEscalated,
-    NodeStopping,
-    Phase,
-    Policy,
-    Print,
-    Release,
-    ReportFailure,
-    StopNodes,
-)
+from ddplaunch.supervise.job import *
 from ddplaunch.supervise.job.step import REGROUP
 from ddplaunch.supervise.outcome import StartFailure, Why
 from tests.unit.supervise.job_histories import ELASTIC, end, ended, failing, history, member, met, silent, stopping

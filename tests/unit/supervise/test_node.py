@@ -6,33 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.supervise import node
-from ddplaunch.supervise.node import (
-    CaptureStacks,
-    DeadlineReached,
-    Escalate,
-    Exit,
-    ForwardSignal,
-    FrontLost,
-    GenerationBegun,
-    JobEnded,
-    KillOrdered,
-    KillWorkers,
-    Phase,
-    Policy,
-    Print,
-    ReportEnded,
-    ReportNotice,
-    ReportStopping,
-    Resume,
-    SignalReceived,
-    StacksCaptured,
-    StartFailed,
-    StartWorkers,
-    State,
-    StopOrdered,
-    StopWorkers,
-    Sweep,
-)
+from ddplaunch.supervise.node import *
 from ddplaunch.supervise.outcome import StartFailure, Why
 from tests.unit.supervise.histories import ALL, LEFT, LOST, NOTHING_LEFT, POLICY, STARTED, calm, ended
 from tests.unit.supervise.phases import node_step

@@ -10,29 +10,7 @@ from msgspec.structs import replace
 
 from ddplaunch.supervise import node
 from ddplaunch.supervise.job import ReportFailure
-from ddplaunch.supervise.node import (
-    DeadlineReached,
-    ErrorRecorded,
-    Exit,
-    FindRaised,
-    ForwardSignal,
-    FrontLost,
-    KillWorkers,
-    NameRunning,
-    Phase,
-    Print,
-    Resume,
-    SignalReceived,
-    StartFailed,
-    StartWorkers,
-    StopWorkers,
-    Suspend,
-    Sweep,
-    Swept,
-    WorkerExited,
-    WorkerRaised,
-    WorkerStarted,
-)
+from ddplaunch.supervise.node import *
 from ddplaunch.supervise.outcome import StartFailure, Why
 from tests.unit.supervise.histories import (
     ALL,
