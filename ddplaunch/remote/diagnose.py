@@ -32,10 +32,10 @@ class HostError(Struct, frozen=True):
 
 NO_STATUS = HostError("it has not reported how the job ended", None, NODE_LOST)
 UNRESOLVED = "cannot resolve the host name"
-LOGIN = "`ssh {host}` has to work without a password prompt"
+_LOGIN = "`ssh {host}` has to work without a password prompt"
 # the first pattern that is found in what was printed; OpenSSH's texts are in its readconf.c, sshconnect*.c and packet.c
 _SSH: Sequence[tuple[str, str, str]] = (
-    (r"Could not resolve hostname|Name or service not known|name resolution", UNRESOLVED, "is it spelled right? " + LOGIN),
+    (r"Could not resolve hostname|Name or service not known|name resolution", UNRESOLVED, "is it spelled right? " + _LOGIN),
     (r"IDENTIFICATION HAS CHANGED", "its host key is not the one in known_hosts",
         "if it was reinstalled: `ssh-keygen -R {host}`, then `ssh {host}` once"),
     (r"Host key verification failed|No \S+ host key is known", "its host key is not in known_hosts",
@@ -43,11 +43,11 @@ _SSH: Sequence[tuple[str, str, str]] = (
     (r"Permission denied|Too many authentication failures|no more authentication methods|Authentication failed",
         "ssh cannot log in without a password",
         "`ssh-copy-id {host}` puts your key there; a key with a passphrase has to be in ssh-agent: `ssh-add`"),
-    (r"Connection refused", "ssh connection refused", "is sshd running there? " + LOGIN),
-    (r"timed out", "ssh connection timed out", "is it up, and is this the right network? " + LOGIN),
-    (r"No route to host|Network is unreachable|Host is down", "no route to host", "is it up? " + LOGIN),
+    (r"Connection refused", "ssh connection refused", "is sshd running there? " + _LOGIN),
+    (r"timed out", "ssh connection timed out", "is it up, and is this the right network? " + _LOGIN),
+    (r"No route to host|Network is unreachable|Host is down", "no route to host", "is it up? " + _LOGIN),
     (r"Connection (closed|reset)|kex_exchange_identification", "ssh connection closed",
-        "sshd may be busy: see MaxStartups in its sshd_config; " + LOGIN),
+        "sshd may be busy: see MaxStartups in its sshd_config; " + _LOGIN),
 )  # fmt: skip
 
 
@@ -73,13 +73,40 @@ def explain(starter: str, python: str, status: int | None, output: str) -> HostE
     if status in (NOT_FOUND, NOT_EXECUTABLE) or re.search(rf"{re.escape(python)}.*not found", output):
         return HostError(f"{python} does not exist there", other)
     ended = "did not start ddplaunch" if status is None else f"ended with status {status}"
-    return HostError(f"{_command(starter)} {ended}{_end_of(output)}", LOGIN if starter == "ssh" else None)
+    return HostError(f"{_command(starter)} {ended}{_end_of(output)}", _LOGIN if starter == "ssh" else None)
+
+
+def of_host(
+    starter: str, python: str, *, start_error: str, was_connected: bool, status: int | None, output: str, fault: str
+) -> HostError:
+    """Find out what is wrong with a host whose connection closed without the job's status.
+
+    `start_error` is why the command could not be started, `status` its exit status, `fault` why we killed it.
+    """
+    if start_error:
+        return no_command(starter, start_error)
+    if was_connected:
+        return lost(starter, status, output, fault)
+    return explain(starter, python, None if fault else status, fault or output)
 
 
 def no_command(starter: str, reason: str) -> HostError:
     """Make the error for a command that could not be started here."""
     hints = {"ssh": "install OpenSSH's client", "blaunch": "it comes with LSF: is this an LSF job?"}
     return HostError(f"{starter} cannot be run here: {reason}", hints.get(starter))
+
+
+def other_version(version: str) -> HostError:
+    """Make the error for a host with another version of ddplaunch."""
+    return HostError(
+        f"ddplaunch there is {version}, here it is {__version__}",
+        "install the same on all hosts, or name the interpreter that has it: --remote-python PATH",
+    )
+
+
+def not_started(seconds: float) -> HostError:
+    """Make the error for a host on which ddplaunch has not started in time."""
+    return HostError(f"ddplaunch did not start there within {seconds:g} s", _LOGIN)
 
 
 def lost(starter: str, status: int | None, output: str, fault: str) -> HostError:

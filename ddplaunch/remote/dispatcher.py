@@ -164,15 +164,13 @@ class Dispatcher:
     def never_connected(self, hosts: Sequence[HostConnection]) -> None:
         """Fail hosts on which ddplaunch has not started in time."""
         for host in hosts:
-            late = f"ddplaunch did not start there within {self._job.rdzv_timeout:g} s"
-            self._host_failed(host, HostError(late, diagnose.LOGIN))
+            self._host_failed(host, diagnose.not_started(self._job.rdzv_timeout))
             host.kill()
 
     def connected(self, host: HostConnection, protocol: int, version: str) -> None:
         """Send a host its order."""
         if protocol != PROTOCOL or version != __version__:
-            hint = "install the same on all hosts, or name the interpreter that has it: --remote-python PATH"
-            self._host_failed(host, HostError(f"ddplaunch there is {version}, here it is {__version__}", hint))
+            self._host_failed(host, diagnose.other_version(version))
             host.close_stdin()
             return
         host.send(ORDER, host.agent.order())
@@ -285,13 +283,15 @@ class Dispatcher:
 
     def _lost(self, host: HostConnection) -> None:
         """Handle a connection that closed without the job's status."""
-        job, output, fault = self._job, host.own_output, host.fault
-        if host.start_error:
-            error = diagnose.no_command(job.starter, host.start_error)
-        elif host.was_connected:
-            error = diagnose.lost(job.starter, host.exit_status, output, fault)
-        else:
-            error = diagnose.explain(job.starter, job.python, None if fault else host.exit_status, fault or output)
+        error = diagnose.of_host(
+            self._job.starter,
+            self._job.python,
+            start_error=host.start_error,
+            was_connected=host.was_connected,
+            status=host.exit_status,
+            output=host.own_output,
+            fault=host.fault,
+        )
         if not self._statuses.has_begun:
             self._host_failed(host, error)
             return
