@@ -79,3 +79,14 @@ def sampled(folder: Path, ranks: int, times: range, generation: int = 0, **more:
             row = {"v": 1, "mono": 50.0 + mono, "generation": generation, "ranks": f"0-{ranks - 1}", "cpu": cpu}
             row |= {"memory": [1000 + mono] * ranks, "step": [mono] * ranks, **more}
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def called(folder: Path, ranks: int, collectives: list[tuple[int, dict[int, float]]]) -> None:
+    """Append when ranks came to collectives: the number of each, and the seconds after the start by rank."""
+    row = {
+        "v": 1, "mono": 50.0, "group": "0", "members": f"0-{ranks - 1}", "ranks": f"0-{ranks - 1}",
+        "numbers": [number for number, _ in collectives], "operations": ["all_reduce"] * len(collectives),
+        "came": [[round(came[rank] * 1e6) if rank in came else None for rank in range(ranks)] for _, came in collectives],
+    }  # fmt: skip
+    with open(folder / "collectives.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\n")

@@ -21,6 +21,7 @@ from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
 from ddplaunch.report.error_file import IMPORTED, IMPORTING, JOINED, RAISED, STORE_WANTED
+from ddplaunch.runlog.run_folder import COLLECTIVES, SAMPLES
 from ddplaunch.spec import ProgramKind
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
@@ -216,7 +217,7 @@ class Generations:
 
             node, folder = self._context.inputs.node, self._context.folder
             devices = node.devices if node.hardware.visible_variable == "CUDA_VISIBLE_DEVICES" else ()
-            self._sampled = Sampler(self._loop, devices, lambda sample: folder.keep_sample(sample) if folder else 0)
+            self._sampled = Sampler(self._loop, devices, lambda row: folder.keep_sample(SAMPLES, row) if folder else 0)
         return self._sampled
 
     def _sample(self) -> None:
@@ -284,8 +285,17 @@ class Generations:
         if workers is None:
             return []
         if (inspected := self.inspected) is not None and inspected.samples:
-            self.guard("the stacks of the workers are not kept", lambda: workers.keep_stacks(inspected.stacks))
+            self.guard("the stacks of the workers are not kept", lambda: self._keep_stacks(workers, inspected))
         return workers.reap(state.exits, self._loop.now())
+
+    def _keep_stacks(self, workers: Workers, inspected: Inspection) -> None:
+        """Write where the workers were to the folder of the run, and when they came to their collectives."""
+        from ddplaunch.inspect.timings import of_samples  # few jobs have stacks to keep
+
+        workers.keep_stacks(inspected.stacks)
+        if (folder := self._context.folder) is not None and not self._context.inputs.spec.no_sample:
+            for row in of_samples(inspected.samples, time.time_ns() - time.monotonic_ns()):
+                folder.keep_sample(COLLECTIVES, row)
 
     def close(self) -> None:
         """Release what is kept from one generation to the next."""

@@ -188,6 +188,7 @@ class Coordinator:
                 offset=lambda id: (0.0, 0.0) if self._agents is None else self._agents.connections.offset(id),
                 report=self._reporter.straggler,
                 warn=self._reporter.print,
+                keep=self._reporter.keep_collectives,
             )
         self.stragglers.begin()
 

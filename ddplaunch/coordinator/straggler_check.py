@@ -25,6 +25,7 @@ ON_THE_WAY = 3.0  # seconds, for the children that ask them and for the channel
 _COMPARED_WITHIN = 20.0  # seconds, on a busy machine
 _AGAIN = 300.0  # seconds from one word to the next, and twice as long each time that it is the same
 _JUMP = 2_000_000  # nanoseconds by which a clock was set
+_DOUBLES = 1 << 17  # bytes about collectives after which they are kept half as often
 _COMPARED = 128  # ranks of which all is compared; of more, less each
 
 
@@ -41,11 +42,15 @@ class StragglerCheck:
         offset: Callable[[int], tuple[float, float]],
         report: Callable[[str, Mapping[str, Any], float | None], None],
         warn: Callable[[str], None],
+        keep: Callable[[Mapping[str, Any]], int] = lambda _: 0,
     ) -> None:
         """Check every so many seconds; `members` returns the nodes to ask, None while no node is to be asked.
 
-        `offset` gives what is to be added to a node's times, in seconds, and how wrong that may be.
+        `offset` gives what is to be added to a node's times, in seconds, and how wrong that may be. `keep` writes a line about
+        when ranks came to their collectives, and returns its bytes.
         """
+        self._keep = keep
+        self._kept, self._keeps_at = 0, 0.0  # bytes; monotonic seconds
         self._warn = warn
         self._every = every
         self._ask = ask
@@ -94,8 +99,12 @@ class StragglerCheck:
 
         reading, history, several = _Reading(self._clock), self._history, len(members) > 1
 
-        def compared(steps: list[Steps]) -> None:
+        def compared(found: tuple[list[Steps], list[dict[str, Any]]]) -> None:
             self._is_reading = False
+            steps, timings = found
+            if timings and time.monotonic() >= self._keeps_at:
+                self._kept += sum(map(self._keep, timings))
+                self._keeps_at = time.monotonic() + (self._every / 2) * 2 ** (self._kept // _DOUBLES)
             if history is self._history and self._next.is_set:
                 history.add(steps, time.monotonic())
                 self.last_pace = self.pace or self.last_pace
@@ -104,12 +113,13 @@ class StragglerCheck:
                 self._report_straggler()
 
         def done() -> None:
-            nothing: list[Steps] = []
+            nothing: tuple[list[Steps], list[dict[str, Any]]] = ([], [])
             if not reading.hosts:  # no recorder has answered
                 compared(nothing)
                 return
-            guarded: Callable[[list[Steps]], None] = lambda steps: self._guard(lambda: compared(steps))  # noqa: E731
-            self._loop.ask(reading.compare, nothing, guarded, within=_COMPARED_WITHIN)
+            self._loop.ask(
+                reading.compare, nothing, lambda found: self._guard(lambda: compared(found)), within=_COMPARED_WITHIN
+            )
 
         ranks = sum(member.workers for member in members.values())
         question = AskArrivals(WITHIN, max(1, ranks // _COMPARED))
@@ -172,17 +182,18 @@ class _Reading:
             self._answers.append((answer, clock))
             self.hosts |= {each.rank: member.host for each in answer.series}
 
-    def compare(self) -> list[Steps]:
-        """Compare all that was answered; runs in a child."""
+    def compare(self) -> tuple[list[Steps], list[dict[str, Any]]]:
+        """Compare all that was answered, and return the lines about it too; runs in a child."""
         try:
             from ddplaunch.inspect.arrivals import received_arrivals
             from ddplaunch.inspect.stragglers import compare
+            from ddplaunch.inspect.timings import of_arrivals
 
             found, clocks = {}, {}
             for answer, clock in self._answers:
                 of_node = received_arrivals(answer)
                 found.update(of_node)
                 clocks.update(dict.fromkeys(of_node, clock))
-            return compare(found, clocks)
+            return compare(found, clocks), of_arrivals(found, clocks)
         except Exception:  # noqa: BLE001 - it would be raised in the agent, where it is no reason to end a job
-            return []
+            return [], []

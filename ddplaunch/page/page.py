@@ -16,6 +16,7 @@ import msgspec
 
 from ddplaunch.page import logs
 from ddplaunch.page.charts import charts
+from ddplaunch.page.collectives import waits
 from ddplaunch.page.markup import Html, clean, join, scrolling, styles, table, tag
 from ddplaunch.page.record import Life, Run
 from ddplaunch.page.timeline import timeline
@@ -30,6 +31,7 @@ _FAILED_LOG, _ALL_LOGS = 100_000, 300_000
 _STACKS, _ALL_STACKS = 60_000, 200_000
 _DIFF, _PACKAGES = 80_000, 40_000
 _MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS = 200, 1024, 200
+_MOST_GROUPS, _MOST_WAITS, _MOST_OPEN = 8, 32, 10
 _SHOWN_PACKAGES = (
     "torch",
     "numpy",
@@ -88,6 +90,7 @@ def _sections(run: Run) -> Iterator[tuple[str, str, Html | None]]:
     yield "restarts", "Restarts", _restarts(run)
     yield "time", "Where the time went", _time_spent(run)
     yield "failure", "The first failure", _failure(run)
+    yield "collectives", "Collectives, and who waited", _collectives(run)
     yield "events", "What happened", _events(run)
     yield "workers", "Workers", _workers(run)
     yield "logs", "The ends of the logs", _logs(run)
@@ -219,6 +222,33 @@ def _failure(run: Run) -> Html | None:
             _text(f"Stacks of the workers{f' on {node.host}' if len(run.nodes) > 1 else ''}", text, share)
             for node, text in kept
         ],
+    )
+
+
+def _collectives(run: Run) -> Html | None:
+    """Show who kept the others waiting, and the last collectives to which not all came."""
+    tables = []
+    for (group, members), ranks in list(waits(run.collectives).items())[:_MOST_GROUPS]:
+        most = max(each.seen for each in ranks)
+        rows = [
+            (str(each.rank), f"{each.last} of {each.seen}", duration(each.kept), duration(each.waited))
+            for each in ranks[:_MOST_WAITS]
+        ]
+        more = f", {_MOST_WAITS} of {len(ranks)} ranks" if len(ranks) > _MOST_WAITS else ""
+        of = f"Group {group}, ranks {members[:_LONGEST]}" if members else f"Group {group}"
+        head = ("rank", "came last to", "kept the median rank waiting", "waited for the last rank")
+        tables.append(table(f"{of}: {count(most, 'collective')} that ddplaunch looked at{more}", head, rows))
+    open_ends = [one for one in run.collectives if one.missing][-_MOST_OPEN:]
+    rows = [
+        (str(one), str(one.generation), f"{max(one.came.values()) - run.began:+.3f} s",
+         compress(one.came)[:_LONGEST], compress(one.missing)[:_LONGEST])
+        for one in open_ends
+    ]  # fmt: skip
+    head = ("collective", "generation", "time", "these ranks came", "not known to have come")
+    return (
+        join(tables, table("The last collectives to which not all came", head, rows) if rows else "")
+        if tables or rows
+        else None
     )
 
 

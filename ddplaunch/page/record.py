@@ -17,10 +17,12 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ddplaunch.fields import Duration, Number, Seconds, Size, Status
+from ddplaunch.page.collectives import Collective, collectives
 from ddplaunch.page.samples import Curve, curves
 from ddplaunch.process.files import open_regular, read_json
 from ddplaunch.runlog.events import VERSION
 from ddplaunch.runlog.folders import goes_on, parts_of
+from ddplaunch.runlog.run_folder import COLLECTIVES, SAMPLES
 from ddplaunch.words import count, duration
 
 _LONGEST_EVENTS = 64 << 20  # bytes of events.jsonl that are read
@@ -116,6 +118,7 @@ class Run(Struct, frozen=True, kw_only=True):
     marks: tuple[Mark, ...]
     gaps: tuple[Gap, ...]
     curves: tuple[Curve, ...]
+    collectives: tuple[Collective, ...] = ()
     problems: tuple[str, ...]  # sentences about what could not be read
 
 
@@ -272,10 +275,13 @@ def _joined(
     if not lasts and not going:
         problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
     ended = max(time.time(), ended) if going else ended
-    files = [(f"{node.folder}/samples.jsonl", known.offset) for node, known in zip(nodes, found, strict=True)]
-    drawn, damaged = curves(files, began, ended, points)
-    if damaged:
-        problems.append(f"{count(damaged, 'line')} of samples.jsonl cannot be read.")
+    clocks = [(node.folder, known.offset) for node, known in zip(nodes, found, strict=True)]
+    drawn, damaged = curves([(f"{part}/{SAMPLES}", offset) for part, offset in clocks], began, ended, points)
+    starts = sorted((one.began, one.number) for one in generations.values())
+    called, unread = collectives([(f"{part}/{COLLECTIVES}", offset) for part, offset in clocks], starts)
+    for name, number in ((SAMPLES, damaged), (COLLECTIVES, unread)):
+        if number:
+            problems.append(f"{count(number, 'line')} of {name} cannot be read.")
     plan = nodes[0].plan.get("run_id")
     return Run(
         folder=folder,
@@ -293,6 +299,7 @@ def _joined(
         marks=tuple(sorted((mark for node in found for mark in node.marks), key=lambda mark: mark.at)),
         gaps=tuple(gap for node in found for gap in node.gaps),
         curves=tuple(drawn),
+        collectives=tuple(called),
         problems=tuple(problems),
     )
 

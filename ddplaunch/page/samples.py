@@ -6,7 +6,7 @@ A file may be damaged, from another version, or written by anybody: a line that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,10 +16,11 @@ from ddplaunch.process.files import open_regular
 from ddplaunch.words import ranks_of
 
 _LONGEST = 64 << 20  # bytes that are read of one node
-_MOST_RANKS = 65_536
+MOST_RANKS = 65_536
 _MIB = 1 << 20
+T = TypeVar("T")
 
-Figures = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e12)] | None, ...], Meta(max_length=_MOST_RANKS)]
+Figures = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e12)] | None, ...], Meta(max_length=MOST_RANKS)]
 
 
 class Point(Struct, frozen=True):
@@ -40,7 +41,7 @@ class Curve(Struct, frozen=True):
 
 class _Row(Struct):
     mono: Seconds
-    ranks: Annotated[str, Meta(max_length=_MOST_RANKS)]
+    ranks: Annotated[str, Meta(max_length=MOST_RANKS)]
     generation: Number = 0
     cpu: Figures = ()
     memory: Figures = ()
@@ -107,11 +108,11 @@ def curves(files: Sequence[tuple[str, float]], began: float, ended: float, point
         found[name][rank].add(max(0, min(int((at - began) / width), points)), at, value, generation)
 
     for path, offset in files:
-        for row in _rows(path):
+        for row in lines_of(path, _Row):
             if row is None:
                 damaged += 1
                 continue
-            at, ranks = row.mono + offset, ranks_of(row.ranks, _MOST_RANKS)
+            at, ranks = row.mono + offset, ranks_of(row.ranks, MOST_RANKS)
             for name, field in _FIGURES:
                 factor = _MIB if name in _MEMORY else 1
                 for rank, value in zip(ranks, getattr(row, field), strict=False):
@@ -133,15 +134,15 @@ def curves(files: Sequence[tuple[str, float]], began: float, ended: float, point
     return made, damaged
 
 
-def _rows(path: str) -> Iterator[_Row | None]:
-    """Yield the samples of a node; None for a line that is none."""
+def lines_of(path: str, kind: type[T]) -> Iterator[T | None]:
+    """Yield the lines of a file as values of this type; None for a line that is none."""
     try:
         with open_regular(path) as file:
             content = file.read(_LONGEST)
     except OSError:
         return
     *lines, _ = content.split(b"\n")  # the last one may be half written
-    decode = msgspec.json.Decoder(_Row).decode
+    decode = msgspec.json.Decoder(kind).decode
     for text in lines:
         try:
             yield decode(text)

@@ -7,24 +7,27 @@ microseconds since the start of the run. A worker's slice is split where its nod
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.page.markup import clean
 from ddplaunch.page.record import Gap, Life, Run
 from ddplaunch.runlog.folders import short
-from ddplaunch.words import ranks_of
+from ddplaunch.words import compress, ranks_of
 
 _JOB = 1  # the process of the job; that of node n is n + 2
 _TRACK = 1  # of the job's process; in a node rank r has track r + 1, because 0 is the idle task to Perfetto
 _LONGEST = 1000  # characters of a text
+_TICK = 2  # microseconds for which the last to come has a slice, at which arrows begin and end
+_UNITS = {"%": (1, "%"), "B": (2**-20, "MiB"), "s": (1000, "ms")}  # of curves: a factor, and what is written
 
 Entry = Mapping[str, Any]
 
 
 def trace(run: Run) -> str:
     """Return the trace of a run."""
-    entries = [*_names(run), *_job(run), *_workers(run), *_marks(run)]
+    entries = [*_names(run), *_job(run), *_workers(run), *_collectives(run), *_marks(run), *_counters(run)]
     about = {"run": run.run_id, "program": clean(run.program), "problems": list(map(clean, run.problems))}
     lines = ",\n".join(json.dumps(entry) for entry in entries)
     return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n{lines}\n]}}\n'
@@ -64,8 +67,12 @@ def _workers(run: Run) -> Iterator[Entry]:
         about: dict[str, Any] = {"pid": life.pid, "end": clean(life.how[:_LONGEST]) or "running", "status": life.status}
         if life.reached is not None:
             about |= {"first_step": life.reached.first_step, "step": life.reached.step}
-        for began, ended in _pieces(life, run.ended, [gap for gap in run.gaps if gap.node == life.node]):
+        for began, ended in _life_pieces(run, life):
             yield _slice(run, f"generation {life.generation}", began, ended, life.node + 2, life.rank + 1, about)
+
+
+def _life_pieces(run: Run, life: Life) -> Iterator[tuple[float, float]]:
+    return _pieces(life, run.ended, [gap for gap in run.gaps if gap.node == life.node])
 
 
 def _pieces(life: Life, until: float, gaps: Sequence[Gap]) -> Iterator[tuple[float, float]]:
@@ -77,6 +84,64 @@ def _pieces(life: Life, until: float, gaps: Sequence[Gap]) -> Iterator[tuple[flo
         if gap.began < end:
             at = max(at, min(gap.ended, end))
     yield at, max(at, end)
+
+
+def _collectives(run: Run) -> Iterator[Entry]:
+    """Return who waited in which collective, on the track of each rank, and arrows from the last rank to those that waited.
+
+    A slice ends when the last rank has come, but where its rank calls the next collective before that, since slices of a track
+    do not overlap. Such a slice has no arrow.
+    """
+    pieces: dict[int, list[tuple[int, int, int]]] = {}  # by rank: start, end, node
+    for life in run.lives:
+        for began, ended in _life_pieces(run, life):
+            pieces.setdefault(life.rank, []).append((_ts(run, began), _ts(run, ended), life.node))
+    calls: dict[int, list[int]] = {}
+    for one in run.collectives:
+        for rank, came in one.came.items():
+            calls.setdefault(rank, []).append(_ts(run, came))
+    for times in calls.values():
+        times.sort()
+    for id, one in enumerate(run.collectives, 1):
+        last_came = _ts(run, one.came[one.last])
+        about = {"ranks": one.members[:_LONGEST], "last": one.last, "missing": compress(one.missing)[:_LONGEST]}
+        for rank, came in one.came.items():
+            at = _ts(run, came)
+            piece = next((piece for piece in pieces.get(rank, ()) if piece[0] <= at < piece[1]), None)
+            if piece is None:
+                continue
+            _, ended, node = piece
+            following = calls[rank][bisect_right(calls[rank], at) :][:1]
+            end = min([ended if one.missing else last_came + _TICK, ended, *following])
+            track = {"pid": node + 2, "tid": rank + 1}
+            yield {
+                "ph": "X",
+                "name": clean(str(one)[:_LONGEST]),
+                "cat": "collective",
+                "ts": at,
+                "dur": end - at,
+                "args": about,
+                **track,
+            }
+            if len(one.came) > 1 and not one.missing and end == last_came + _TICK:
+                arrow = {"cat": "collective", "name": "last to come", "id": id, **track}
+                is_last = (
+                    {"ph": "s", "ts": last_came} if rank == one.last else {"ph": "f", "bp": "e", "ts": last_came + 1}
+                )
+                yield {**is_last, **arrow}
+
+
+def _counters(run: Run) -> Iterator[Entry]:
+    """Return what each rank used over time."""
+    nodes = {life.rank: life.node for life in run.lives}
+    for curve in run.curves:
+        factor, unit = _UNITS[curve.unit]
+        for rank, points in curve.ranks.items():
+            if rank in nodes:
+                name, pid = f"rank {rank} {curve.name}, {unit}", nodes[rank] + 2
+                for point in points:
+                    value = {"value": round(point.value * factor, 3)}
+                    yield {"ph": "C", "name": name, "ts": _ts(run, point.at), "pid": pid, "args": value}
 
 
 def _marks(run: Run) -> Iterator[Entry]:

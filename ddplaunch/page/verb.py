@@ -14,6 +14,7 @@ from ddplaunch.runs.logs import kept_run
 from ddplaunch.words import why_failed
 
 _NAME = "report.html"  # in the folder of the run
+_POINTS, _TRACED = 300, 1000  # points of a curve on the page, and in a trace
 
 
 def write(
@@ -35,7 +36,7 @@ def write(
     if trace_file is not None and (opens or out is not None):
         raise LaunchError("--trace FILE writes a trace and no page", hint="leave --open and --out out, or --trace")
     known = kept_run(env, named, "report")
-    if (run := read(known.folder)) is None:
+    if (run := read(known.folder, _POINTS if trace_file is None else _TRACED)) is None:
         raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")
     for problem in run.problems:
         say(f"warning: {problem[:1].lower()}{problem[1:].rstrip('.')}")

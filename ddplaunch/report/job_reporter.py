@@ -29,6 +29,7 @@ class JobReporter:
         self._spec = spec
         self.print = reporter.print
         self.cwd = reporter.cwd
+        self.keep_collectives = reporter.keep_collectives if not spec.no_sample else lambda _: 0
         self.found = closing.Whereabouts()  # the workers of the generation that ended
         # the rank that the others waited for until the end
         self.came_last: tuple[str, Mapping[str, object]] | None = None

@@ -16,7 +16,7 @@ from ddplaunch.report.closing import render_stopped, render_stopping
 from ddplaunch.report.paint import Paint, plain
 from ddplaunch.runlog.events import Event, Reader, left_after, of_action, of_event, summary
 from ddplaunch.runlog.folders import short
-from ddplaunch.runlog.run_folder import RunFolder
+from ddplaunch.runlog.run_folder import COLLECTIVES, RunFolder
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why, WorkerExit
@@ -276,6 +276,10 @@ class Reporter:
             spent = self.time_spent()
             steps["time_spent"] = spent.data() if spent is not None else None
             self._folder.write("summary.json", {**ending, **steps, "dropped_log_lines": dropped})
+
+    def keep_collectives(self, row: Mapping[str, Any]) -> int:
+        """Record when ranks came to their collectives, and return the bytes of that."""
+        return self._folder.keep_sample(COLLECTIVES, row) if self._folder is not None else 0
 
     def time_spent(self) -> Spent | None:
         """Return where the time of a job with restarts went; None without a restart, or if no worker said its steps."""

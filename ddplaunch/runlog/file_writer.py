@@ -59,7 +59,7 @@ class _Writer:
         # everything is done by this, never by a path: others may have put another folder in its place
         self._folder = -1
         self._events = -1
-        self._samples = -1
+        self._samples: dict[str, int] = {}  # by name
         self._logs: dict[int, BoundedLog] = {}
         self._times: LogTimes | None = None
         self._socket: tuple[int, str] | None = None  # the folder and the name of the socket of the run
@@ -113,11 +113,12 @@ class _Writer:
             elif kind == file_queue.CLOSE and log in self._logs:
                 self._close_log(log)
             elif kind == file_queue.EVENT:
-                self._append(self._events, "events.jsonl", data)
+                self._append(self._events, "events.jsonl", json.dumps(marshal.loads(data)))
             elif kind == file_queue.SAMPLE:
-                if self._samples < 0 <= self._folder:
-                    self._samples = self._create("samples.jsonl", os.O_APPEND)
-                self._append(self._samples, "samples.jsonl", data)
+                name, values = marshal.loads(data)
+                if name not in self._samples and self._folder >= 0:
+                    self._samples[name] = self._create(name, os.O_APPEND)
+                self._append(self._samples.get(name, -1), name, json.dumps(values, separators=(",", ":")))
             elif kind == file_queue.LISTEN:
                 self._listen(**marshal.loads(data))
             elif kind == file_queue.REMOVE:
@@ -204,11 +205,11 @@ class _Writer:
                 with suppress(FileExistsError):
                     os.mkdir(name[:depth], 0o700, dir_fd=self._folder)
 
-    def _append(self, file: int, name: str, data: bytes) -> None:
-        """Append packed values to a file as a line of JSON."""
+    def _append(self, file: int, name: str, text: str) -> None:
+        """Append a line to a file."""
         if file < 0:
             return
-        line = json.dumps(marshal.loads(data), separators=None if file == self._events else (",", ":")).encode() + b"\n"
+        line = text.encode() + b"\n"
         written = os.write(file, line)
         if written < len(line):  # the disk is full; readers of the file find whole lines only
             os.ftruncate(file, os.fstat(file).st_size - written)

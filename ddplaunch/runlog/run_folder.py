@@ -1,7 +1,7 @@
 """The folder of a run: the plan, the events, the logs, the exceptions, the summary. Never fails the job, and touches no disk.
 
     RUN/plan.json  RUN/events.jsonl  RUN/summary.json  RUN/rank-3.out  RUN/rank-3.err  RUN/errors/0/3.json
-    RUN/stacks/0.txt  RUN/samples.jsonl  RUN/about.json
+    RUN/stacks/0.txt  RUN/samples.jsonl  RUN/collectives.jsonl  RUN/about.json
 
 The nodes of one job may share a home, so each has such a folder of its own below RUN: RUN/node-0, RUN/node-1.
 
@@ -24,6 +24,7 @@ from ddplaunch.runlog.folders import runs_folder
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import count
 
+SAMPLES, COLLECTIVES = "samples.jsonl", "collectives.jsonl"
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
 
 
@@ -99,11 +100,11 @@ class RunFolder:
             fields = {"v": VERSION, "event": event.name, "at": round(time.time(), 6), "mono": event.mono}
             self.files.put(EVENT, pack({**fields, **event.fields}))
 
-    def keep_sample(self, sample: Mapping[str, Any]) -> int:
-        """Append what the workers use at a moment, unless the disk hangs or is far behind; return the bytes, roughly."""
+    def keep_sample(self, name: str, sample: Mapping[str, Any]) -> int:
+        """Append a line to this file, unless the disk hangs or is far behind; return the bytes, roughly."""
         if self.path is None or self.files.hangs or self.files.size > HOLD:
             return 0
-        data = pack(sample)
+        data = pack((name, sample))
         self.files.put(SAMPLE, data)
         return len(data)
 

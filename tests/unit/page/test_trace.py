@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddplaunch.page.record import read
 from ddplaunch.page.trace import trace
-from tests.recorded import ended, event, exited, generation, recorded, restarted, started, worker
+from tests.recorded import called, ended, event, exited, generation, recorded, restarted, sampled, started, worker
 
 # "Trace Event Format": the fields of a complete event, an instant event and a metadata event, and the names of the latter
 NEEDED = {
     "X": {"name", "ts", "dur", "pid", "tid"},
     "i": {"name", "ts", "pid", "tid", "s"},
     "M": {"name", "pid", "args"},
+    "C": {"name", "ts", "pid", "args"},
+    "s": {"name", "cat", "id", "ts", "pid", "tid"},
+    "f": {"name", "cat", "id", "ts", "pid", "tid", "bp"},
 }
 METADATA = {
     "process_name": "name",
@@ -43,13 +47,31 @@ def entries(folder: str) -> list[dict[str, Any]]:
         elif entry["ph"] == "i":
             assert entry["s"] in ("g", "p", "t")
     for entry in found:
-        if entry["ph"] != "M":
+        if entry["ph"] == "C":
+            assert ("process_name", entry["pid"], 0) in tracks
+            assert all(isinstance(value, (int, float)) for value in entry["args"].values())
+        elif entry["ph"] != "M":
             assert ("thread_name", entry["pid"], entry["tid"]) in tracks
     slices = [entry for entry in found if entry["ph"] == "X"]
-    by_track = sorted(slices, key=lambda entry: (entry["pid"], entry["tid"], entry["ts"]))
-    for before, after in pairwise(by_track):  # slices of a track may be nested, but not overlap
-        if (before["pid"], before["tid"]) == (after["pid"], after["tid"]):
-            assert before["ts"] + before["dur"] <= after["ts"]
+    by_track = sorted(slices, key=lambda entry: (entry["pid"], entry["tid"], entry["ts"], -entry["dur"]))
+    within: list[tuple[int, int, int]] = []  # track and end of the slices that the next one may lie in
+    for entry in by_track:
+        end = entry["ts"] + entry["dur"]
+        track = entry["pid"], entry["tid"]
+        while within and (within[-1][:2] != track or within[-1][2] <= entry["ts"]):
+            within.pop()
+        assert not within or end <= within[-1][2], "slices of a track may be nested, but not overlap"
+        within.append((*track, end))
+    begun = {entry["id"]: entry["ts"] for entry in found if entry["ph"] == "s"}
+    for entry in found:
+        if entry["ph"] in ("s", "f"):
+            assert begun[entry["id"]] <= entry["ts"], "an arrow begins before it ends"
+            assert any(
+                (each["pid"], each["tid"]) == (entry["pid"], entry["tid"])
+                and each["cat"] == "collective"
+                and each["ts"] <= entry["ts"] < each["ts"] + each["dur"]
+                for each in slices
+            ), "an arrow is bound to the slice around it"
     return found
 
 
@@ -100,3 +122,45 @@ def test_gaps_that_overlap_or_lie_outside_give_no_slice_that_overlaps(tmp_path: 
     lines = [worker(2, 0), *pauses[:2], exited(9, 0), pauses[2], ended(21)]
     found = entries(recorded(tmp_path / "run", started(), generation(0, 0), *lines))
     assert slices(found, 2, 1) == [("generation 0", 7, 2)]
+
+
+def test_each_rank_has_counters(tmp_path: Path) -> None:
+    restarted(tmp_path)
+    sampled(tmp_path, 2, range(1, 4))
+    counters = [entry for entry in entries(str(tmp_path)) if entry["ph"] == "C"]
+    assert {entry["name"] for entry in counters} == {
+        f"rank {rank} {name}" for rank in (0, 1) for name in ("CPU, %", "Memory, MiB", "Step time, ms")
+    }
+    memory = [(entry["ts"], entry["args"]["value"]) for entry in counters if entry["name"] == "rank 1 Memory, MiB"]
+    assert [round(ts / SECOND) for ts, _ in memory] == [1, 2, 3]
+    assert [value for _, value in memory] == [1001, 1002, 1003]
+
+
+def test_a_collective_is_a_slice_of_each_rank_until_the_last_has_come_with_arrows_from_it(tmp_path: Path) -> None:
+    restarted(tmp_path)
+    called(tmp_path, 2, [(7, {0: 2.0, 1: 3.0}), (8, {0: 4.0, 1: 4.5})])
+    found = entries(str(tmp_path))
+    waits = [(name, at, length) for name, at, length in slices(found, 2, 1) if "#" in name]
+    assert waits == [
+        ("all_reduce #7", 2.0, pytest.approx(1.0, abs=1e-5)),
+        ("all_reduce #8", 4.0, pytest.approx(0.5, abs=1e-5)),
+    ]
+    arrows = [(entry["ph"], entry["id"], entry["tid"]) for entry in found if entry["ph"] in ("s", "f")]
+    assert sorted(arrows) == [("f", 1, 1), ("f", 2, 1), ("s", 1, 2), ("s", 2, 2)]
+
+
+def test_a_collective_to_which_a_rank_never_came_lasts_until_the_end_and_has_no_arrow(tmp_path: Path) -> None:
+    restarted(tmp_path, generations=1)
+    called(tmp_path, 2, [(7, {0: 2.0})])
+    found = entries(str(tmp_path))
+    assert slices(found, 2, 1)[1][2] == pytest.approx(7.0, abs=0.01)
+    assert not [entry for entry in found if entry["ph"] in ("s", "f")]
+
+
+def test_a_rank_that_calls_the_next_before_the_last_has_come_has_slices_that_do_not_overlap(tmp_path: Path) -> None:
+    restarted(tmp_path)
+    called(tmp_path, 2, [(7, {0: 2.0, 1: 3.0}), (8, {0: 2.5, 1: 3.1}), (9, {0: 3.0, 1: 3.2})])
+    waits = [
+        entry for entry in entries(str(tmp_path)) if entry["ph"] == "X" and entry["tid"] == 1 and entry["pid"] == 2
+    ]
+    assert len(waits) == 5  # two generations and three collectives

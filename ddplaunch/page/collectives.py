@@ -1,0 +1,126 @@
+"""Reads collectives.jsonl: when ranks came to the same collectives, and who kept the others waiting."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from ddplaunch.fields import Piece, Seconds, Size
+from ddplaunch.page.samples import MOST_RANKS, lines_of
+from ddplaunch.words import ranks_of
+
+_MOST = 200_000  # times of ranks that are kept, the later ones
+_MOST_NUMBERS = 10_000  # of a line
+
+_Came = Annotated[tuple[Size | None, ...], Meta(max_length=MOST_RANKS)]
+
+
+class Collective(Struct, frozen=True, kw_only=True):
+    """One collective, and when each rank came to it: seconds since 1970."""
+
+    group: str  # its name
+    members: str  # the ranks of the group, as 0-3; "": not known
+    number: int
+    operation: str = ""  # "all_reduce"; "": not known
+    generation: int
+    came: dict[int, float]
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks of the group that are not known to have come."""
+        return [rank for rank in ranks_of(self.members, MOST_RANKS) if rank not in self.came]
+
+    @property
+    def last(self) -> int:
+        """The rank that came last of those that came."""
+        return max(self.came, key=lambda rank: (self.came[rank], rank))
+
+    def __str__(self) -> str:
+        return f"{self.operation or 'collective'} #{self.number}" + (
+            f" of group {self.group}" if self.group not in ("", "0") else ""
+        )
+
+
+class Waits(Struct, frozen=True):
+    """What the collectives of one group show of a rank."""
+
+    rank: int
+    seen: int  # collectives to which it came
+    last: int  # of these, those to which it came last
+    kept: float  # seconds for which it kept the median of the others waiting, in sum
+    waited: float  # seconds for which it waited for the last one, in sum
+
+
+class _Row(Struct):
+    mono: Seconds
+    group: Piece
+    ranks: Annotated[str, Meta(max_length=MOST_RANKS)]
+    numbers: Annotated[tuple[Size, ...], Meta(max_length=_MOST_NUMBERS)]
+    came: Annotated[tuple[_Came, ...], Meta(max_length=_MOST_NUMBERS)]
+    members: Annotated[str, Meta(max_length=MOST_RANKS)] = ""
+    operations: Annotated[tuple[Piece, ...], Meta(max_length=_MOST_NUMBERS)] = ()
+
+
+def collectives(files: Sequence[tuple[str, float]], began: Sequence[tuple[float, int]]) -> tuple[list[Collective], int]:
+    """Return the collectives in the order of their times, and how many lines could not be read.
+
+    `files` are the paths of the nodes, each with what is to be added to its clock to give seconds since 1970. `began` says when
+    each generation began, in its order: the numbers of collectives start again with each.
+    """
+    found: dict[tuple[int, str, str, int], Collective] = {}
+    moments = [at for at, _ in began]
+    damaged = times = 0
+    for path, offset in files:
+        for row in lines_of(path, _Row):
+            if row is None:
+                damaged += 1
+                continue
+            base, ranks = row.mono + offset, ranks_of(row.ranks, MOST_RANKS)
+            place = bisect_right(moments, base) - 1
+            generation = began[place][1] if place >= 0 else 0
+            for index, (number, came) in enumerate(zip(row.numbers, row.came, strict=False)):
+                key = generation, row.group, row.members, number
+                operation = row.operations[index] if index < len(row.operations) else ""
+                at = {rank: base + one / 1e6 for rank, one in zip(ranks, came, strict=False) if one is not None}
+                if at and (before := found.pop(key, None)) is not None:
+                    operation, at = operation or before.operation, {**at, **before.came}
+                    times -= len(before.came)
+                if at:
+                    times += len(at)
+                    found[key] = Collective(
+                        group=row.group,
+                        members=row.members,
+                        number=number,
+                        operation=operation,
+                        generation=generation,
+                        came=at,
+                    )
+            while times > _MOST:
+                times -= len(found.pop(next(iter(found))).came)
+    return sorted(found.values(), key=lambda one: min(one.came.values())), damaged
+
+
+def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
+    """Return for each group which ranks came last to its collectives, and who waited, those that cost most first."""
+    by_group: dict[tuple[str, str], list[Collective]] = {}
+    for one in seen:
+        if len(one.came) > 1:
+            by_group.setdefault((one.group, one.members), []).append(one)
+    made = {}
+    for group, of_group in by_group.items():
+        count, last = Counter[int](), Counter[int]()
+        kept, waited = defaultdict[int, float](float), defaultdict[int, float](float)
+        for one in of_group:
+            times = sorted(one.came.values())
+            last[one.last] += 1
+            kept[one.last] += times[-1] - times[(len(times) - 1) // 2]
+            for rank, at in one.came.items():
+                count[rank] += 1
+                waited[rank] += times[-1] - at
+        every = (Waits(rank, count[rank], last[rank], kept[rank], waited[rank]) for rank in count)
+        made[group] = sorted(every, key=lambda each: (-each.kept, each.rank))
+    return made
