@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from ddplaunch.fields import Piece, Seconds, Size
 from ddplaunch.page.samples import MOST_RANKS, lines_of
@@ -28,6 +29,7 @@ class Collective(Struct, frozen=True, kw_only=True):
     operation: str = ""  # "all_reduce"; "": not known
     generation: int
     came: dict[int, float]
+    is_open: bool = False  # the last one of a generation that had to end, to which not all are known to have come
 
     @property
     def missing(self) -> list[int]:
@@ -101,6 +103,11 @@ def collectives(files: Sequence[tuple[str, float]], began: Sequence[tuple[float,
                     )
             while times > _MOST:
                 times -= len(found.pop(next(iter(found))).came)
+    last = {key[:3]: key[3] for key in sorted(found)}
+    for key, one in found.items():
+        # operations are known of workers that had to end; a look while they run may come before some ranks do
+        if one.operation and one.missing and last[key[:3]] == one.number:
+            found[key] = replace(one, is_open=True)
     return sorted(found.values(), key=lambda one: min(one.came.values())), damaged
 
 

@@ -226,7 +226,7 @@ def _failure(run: Run) -> Html | None:
 
 
 def _collectives(run: Run) -> Html | None:
-    """Show who kept the others waiting, and the last collectives to which not all came."""
+    """Show who kept the others waiting, and to which collectives not all came."""
     tables = []
     for (group, members), ranks in list(waits(run.collectives).items())[:_MOST_GROUPS]:
         most = max(each.seen for each in ranks)
@@ -238,18 +238,15 @@ def _collectives(run: Run) -> Html | None:
         of = f"Group {group}, ranks {members[:_LONGEST]}" if members else f"Group {group}"
         head = ("rank", "came last to", "kept the median rank waiting", "waited for the last rank")
         tables.append(table(f"{of}: {count(most, 'collective')} that ddplaunch looked at{more}", head, rows))
-    open_ends = [one for one in run.collectives if one.missing][-_MOST_OPEN:]
-    rows = [
+    ends = [
         (str(one), str(one.generation), f"{max(one.came.values()) - run.began:+.3f} s",
          compress(one.came)[:_LONGEST], compress(one.missing)[:_LONGEST])
-        for one in open_ends
+        for one in run.collectives if one.is_open
     ]  # fmt: skip
-    head = ("collective", "generation", "time", "these ranks came", "not known to have come")
-    return (
-        join(tables, table("The last collectives to which not all came", head, rows) if rows else "")
-        if tables or rows
-        else None
-    )
+    if ends:
+        head_of_ends = ("collective", "generation", "last came at", "came", "not known to have come")
+        tables.append(table("Where a generation ended", head_of_ends, ends[-_MOST_OPEN:]))
+    return join(tables) if tables else None
 
 
 def _events(run: Run) -> Html | None:

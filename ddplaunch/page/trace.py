@@ -112,7 +112,7 @@ def _collectives(run: Run) -> Iterator[Entry]:
                 continue
             _, ended, node = piece
             following = calls[rank][bisect_right(calls[rank], at) :][:1]
-            end = min([ended if one.missing else last_came + _TICK, ended, *following])
+            end = min([ended if one.is_open else last_came + _TICK, ended, *following])
             track = {"pid": node + 2, "tid": rank + 1}
             yield {
                 "ph": "X",
@@ -123,7 +123,7 @@ def _collectives(run: Run) -> Iterator[Entry]:
                 "args": about,
                 **track,
             }
-            if len(one.came) > 1 and not one.missing and end == last_came + _TICK:
+            if len(one.came) > 1 and not one.is_open and end == last_came + _TICK:
                 arrow = {"cat": "collective", "name": "last to come", "id": id, **track}
                 is_last = (
                     {"ph": "s", "ts": last_came} if rank == one.last else {"ph": "f", "bp": "e", "ts": last_came + 1}
