@@ -24,6 +24,7 @@ _SLOW_SYNC = 1.0  # seconds
 _LITTLE = 256 << 20  # bytes
 _FEW_INODES = 1000
 _SKEW = 5.0  # seconds
+_ELSEWHERE = "`--log-dir` names another folder for runs, TMPDIR one for temporary files"
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -127,7 +128,7 @@ def _bind(folder: str) -> str:
 def judge(check: str, place: Place) -> Verdict:
     """Judge a folder: of the run folder and the home no failure is fatal, since a job goes on without its files."""
     if place.missing:
-        hint = "`ddplaunch --log-dir /scratch/$USER/runs train.py`, or set TMPDIR for /tmp\n`ls -ld` shows whose it is"
+        hint = f"{_ELSEWHERE}\n`ls -ld {place.path}` shows whose it is"
         finding = Finding(
             check=check,
             severity="slow",
@@ -145,24 +146,23 @@ def judge(check: str, place: Place) -> Verdict:
 
 def _findings(check: str, place: Place) -> Iterator[Finding]:
     found = partial(Finding, check=check, evidence=f"{place.path} ({place.kind or 'unknown file system'})")
-    elsewhere = "`--log-dir` names another folder for runs, TMPDIR one for temporary files"
     if place.free < _LITTLE:
         yield found(
             severity="slow",
             title=f"{size(place.free)} of {size(place.size)} are free in {place.name}",
-            hint=f"`df -h {place.path}`; {elsewhere}",
+            hint=f"`df -h {place.path}`; {_ELSEWHERE}",
         )
     elif place.free_inodes is not None and place.free_inodes < _FEW_INODES:
         yield found(
             severity="slow",
             title=f"{place.free_inodes} inodes are free in {place.name}, so that few files can be made",
-            hint=f"`df -i {place.path}`; {elsewhere}",
+            hint=f"`df -i {place.path}`; {_ELSEWHERE}",
         )
     if place.lock:
         yield found(
             severity="slow",
             title=f"files in {place.name} cannot be locked: {place.lock}",
-            hint=f"the lock daemon of the file server does not answer, or its client is mounted with nolock\n{elsewhere}",
+            hint=f"the lock daemon of the file server does not answer, or its client is mounted with nolock\n{_ELSEWHERE}",
         )
     if place.sock and check == "tmp":
         yield found(
@@ -174,7 +174,7 @@ def _findings(check: str, place: Place) -> Iterator[Finding]:
         yield found(
             severity="slow",
             title=f"{place.name} is slow: {size(int(place.write))}/s to disk, one fsync takes {duration(place.sync)}",
-            hint=f"logs and checkpoints there hold workers up\n{elsewhere}",
+            hint=f"logs and checkpoints there hold workers up\n{_ELSEWHERE}",
         )
     if abs(place.skew) > _SKEW:
         ahead = "ahead of" if place.skew > 0 else "behind"
@@ -185,7 +185,7 @@ def _findings(check: str, place: Place) -> Iterator[Finding]:
         )
     if place.replaceable and check == "runs":
         yield found(
-            severity="note", title=f"another user may replace {place.name}: {place.replaceable}", hint=elsewhere
+            severity="note", title=f"another user may replace {place.name}: {place.replaceable}", hint=_ELSEWHERE
         )
 
 
@@ -206,7 +206,16 @@ def _home(subject: Subject) -> Verdict:
     home = subject.env.get("HOME", "")
     if not os.path.isabs(home):
         return Verdict("HOME is not set")
-    return judge("home", read_place("your home", home, subject))
+    if os.path.isdir(home):
+        return judge("home", read_place("your home", home, subject))
+    finding = Finding(
+        check="home",
+        severity="note",
+        title="your home is no folder of this machine",
+        evidence=f"HOME={home}\ncaches of torch, Triton and Hugging Face lie there, and programs fail that cannot write them",
+        hint="mount it, or `export HOME=/scratch/$USER`",
+    )
+    return Verdict(f"{home}: no folder", (finding,))
 
 
 def _tmp(subject: Subject) -> Verdict:
