@@ -15,7 +15,6 @@ from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token
-from ddplaunch.process import terminal
 from ddplaunch.runlog.folders import state_folder
 from ddplaunch.spec import Given, JobSpec
 
@@ -194,5 +193,9 @@ def _prepare_stdio() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor: this one
             os.set_inheritable(fd, True)
-    if terminal.belongs_to_another_job():
+    # a program of the shell's session would be stopped for it (SIGTTIN); workers have sessions of their own
+    is_background = False
+    with suppress(OSError):  # it is not our controlling terminal
+        is_background = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+    if is_background:
         os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)

@@ -56,17 +56,6 @@ def awaited_input(pid: int) -> str | None:
         return None
 
 
-def belongs_to_another_job() -> bool:
-    """Whether stdin is the shell's terminal and we are in its background, where reading would take the shell's input.
-
-    A program of the shell's session would be stopped for it (SIGTTIN); workers have sessions of their own.
-    """
-    try:
-        return os.isatty(_STDIN) and os.tcgetpgrp(_STDIN) != os.getpgrp()
-    except OSError:  # it is not our controlling terminal
-        return False
-
-
 def set_modes(wanted: Modes | None) -> None:
     """Give the terminal these modes, unless it has them, or another job of the shell has the terminal."""
     now = modes()

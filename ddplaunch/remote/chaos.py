@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.tree import Process, descendants, look, signal_process
@@ -21,15 +22,14 @@ class Chaos:
         self, loop: Loop, faults: Sequence[Fault], nodes: Sequence[HostConnection], notify: Callable[[str], None]
     ) -> None:
         """Prepare; `nodes` are the connections to the agents, by node rank."""
-        self._faults = sorted(faults, key=lambda fault: fault.after)  # that are still to come
-        self._began: float | None = None  # when the workers of the first generation ran
+        self._faults = faults
+        self._has_begun = False  # the workers of the first generation ran
         self._nodes = nodes
         self._notify = notify
         self._workers: dict[int, Process] = {}  # by rank, of the latest generation
         self._world_size: int | None = None
         self._slow: set[int] = set()  # ranks
         self._loop = loop
-        self._due = loop.timer(None, self._inject_due)
         self._toggle = loop.timer(None, self._toggle_slow)  # of the slow ones
         self._runs = True  # the slow ones do
 
@@ -41,18 +41,10 @@ class Chaos:
         """Add a worker of this generation."""
         if (process := look(pid)) is not None:
             self._workers[rank] = process
-        if self._began is None and len(self._workers) == self._world_size:
-            self._began = self._loop.now()
-            self._due.set(self._time_of_next())
-
-    def _time_of_next(self) -> float | None:
-        return self._began + self._faults[0].after if self._faults and self._began is not None else None
-
-    def _inject_due(self) -> None:
-        """Inject all faults whose time has come. Called by the loop."""
-        while (at := self._time_of_next()) is not None and at <= self._loop.now():
-            self._inject(self._faults.pop(0))
-        self._due.set(self._time_of_next())
+        if not self._has_begun and len(self._workers) == self._world_size:
+            self._has_begun = True
+            for fault in self._faults:
+                self._loop.timer(self._loop.now() + fault.after, partial(self._inject, fault))
 
     def _toggle_slow(self) -> None:
         """Stop the slow workers, or continue them."""

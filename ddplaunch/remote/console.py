@@ -23,9 +23,9 @@ class Console:
     """Stops reading the hosts' output while the front reads none; a stopped job waits UNREAD_TIMEOUT seconds for that at most."""
 
     def __init__(self, loop: Loop, queue: OutputQueue, *, quiet: bool, reports_to_caller: bool = False) -> None:
-        """Show what hosts send through `queue`, which leads to the front."""
+        """Show what hosts send through `queue`, which leads to the front; the hosts' output is not read while it is full."""
         self._loop = loop
-        self._queue = queue
+        self.queue = queue
         self._quiet = quiet
         self._reports_to_caller = reports_to_caller
         self._first: dict[bytes, HostConnection] = {}  # by message of ddplaunch, the host that sent it first
@@ -36,16 +36,6 @@ class Console:
         self._bars: dict[HostConnection, tuple[Bar, ...]] = {}
         self._bar_feed = BarFeed(lambda: chain.from_iterable(self._bars.values()), queue.put_bars)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the front has taken everything."""
-        return not self._queue.size
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the hosts' output is not read."""
-        return self._queue.full
-
     def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
         """Show output of a host; a message of ddplaunch that several hosts send, once.
 
@@ -54,9 +44,9 @@ class Console:
         if stream == BARS:
             self._show_bars(host, data)
         elif stream != OURS:
-            self._queue.put(stream, data)
+            self.queue.put(stream, data)
         elif self._first.setdefault(data, host) is host:
-            self._queue.put(STDERR, data)
+            self.queue.put(STDERR, data)
         if len(self._first) > REMEMBERED:
             del self._first[next(iter(self._first))]
 
@@ -83,10 +73,6 @@ class Console:
         if signum in (signal.SIGWINCH, signal.SIGCONT):
             self._bar_feed.repeat(self._loop.now())
 
-    def forward(self, data: bytes) -> None:
-        """Forward what is for the caller of the job."""
-        self._queue.put(CONTROL, data)
-
     def notify(self, text: str) -> None:
         """Print a message of ddplaunch, unless quiet."""
         if not self._quiet:
@@ -97,25 +83,21 @@ class Console:
         if not self._reports_to_caller:
             self.write(text)
         elif text:
-            self.forward(messages.encode(messages.FailureText(text=fields.text(text))))
+            self.queue.put(CONTROL, messages.encode(messages.FailureText(text=fields.text(text))))
 
     def write(self, text: str) -> None:
         """Write to stderr."""
-        self._queue.put(STDERR, visible(text).encode(errors="replace"))
+        self.queue.put(STDERR, visible(text).encode(errors="replace"))
 
     def limit_wait(self) -> None:
         """From now on wait for the front only while the front takes output."""
         if not self._limits_wait:
             self._limits_wait = True
-            self._sent, self._sent_at = self._queue.sent, self._loop.now()
-
-    def abandon(self) -> None:
-        """Drop all output from now on."""
-        self._queue.abandon()
+            self._sent, self._sent_at = self.queue.sent, self._loop.now()
 
     def update(self, hosts: Iterable[HostConnection]) -> None:
         """Adapt to how much waits for the front; called before each sleep of the loop."""
-        queue, now = self._queue, self._loop.now()
+        queue, now = self.queue, self._loop.now()
         self._bar_feed.flush(now)
         if queue.sent != self._sent or not queue.size:
             self._sent, self._sent_at = queue.sent, now

@@ -14,6 +14,7 @@ from msgspec import Struct
 from ddplaunch import __version__, exitcodes
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NODE_LOST, NOT_EXECUTABLE, NOT_FOUND, RENDEZVOUS
+from ddplaunch.remote.connections import HostConnection
 from ddplaunch.report.closing import render_stopped
 from ddplaunch.words import some
 
@@ -76,18 +77,13 @@ def explain(starter: str, python: str, status: int | None, output: str) -> HostE
     return HostError(f"{_command(starter)} {ended}{_end_of(output)}", _LOGIN if starter == "ssh" else None)
 
 
-def of_host(
-    starter: str, python: str, *, start_error: str, was_connected: bool, status: int | None, output: str, fault: str
-) -> HostError:
-    """Find out what is wrong with a host whose connection closed without the job's status.
-
-    `start_error` is why the command could not be started, `status` its exit status, `fault` why we killed it.
-    """
-    if start_error:
-        return no_command(starter, start_error)
-    if was_connected:
-        return lost(starter, status, output, fault)
-    return explain(starter, python, None if fault else status, fault or output)
+def of_host(starter: str, python: str, host: HostConnection) -> HostError:
+    """Find out what is wrong with a host whose connection closed without the job's status."""
+    if host.start_error:
+        return no_command(starter, host.start_error)
+    if host.was_connected:
+        return lost(starter, host.exit_status, host.own_output, host.fault)
+    return explain(starter, python, None if host.fault else host.exit_status, host.fault or host.own_output)
 
 
 def no_command(starter: str, reason: str) -> HostError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import __version__, exitcodes
 from ddplaunch.agent import child
 from ddplaunch.agent.events import ClientAsked, ClientGone, ClientsFailed, FrontWaits, StopAsked
-from ddplaunch.agent.pipes import FrontPipes, OutputQueue
+from ddplaunch.agent.pipes import CONTROL, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.errors import expendable
 from ddplaunch.fields import Malformed
@@ -97,7 +97,7 @@ class Dispatcher:
         self._console.report(verdict.error)
         if verdict.note:
             self._console.notify(verdict.note)
-        while not self._console.is_empty:
+        while self._console.queue.size:
             self._wait()
         return verdict.status
 
@@ -105,7 +105,7 @@ class Dispatcher:
 
     def _wait(self) -> None:
         self._console.update(self._hosts)
-        self._startup.is_read = not self._console.is_full
+        self._startup.is_read = not self._console.queue.full
         self._loop.run_once()
         if self._settle_by.is_set and not self._startup.is_undecided:
             self._settle_by.cancel()
@@ -131,12 +131,12 @@ class Dispatcher:
                 # as Ctrl-C does; with another signal if that is ignored here, as after nohup
                 self._signals.received(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
             case ClientGone(number) if self._run_socket is not None:
-                self._run_socket.forget(number)
+                self._run_socket.clients.forget(number)
             case ClientsFailed(why):
                 self._no_run_socket(why)
             case node.FrontLost():
                 self._front_lost = True
-                self._console.abandon()
+                self._console.queue.abandon()
                 self._startup.disconnect()
 
     def _forward(self, signum: int, escalates: bool) -> None:
@@ -211,7 +211,7 @@ class Dispatcher:
             case messages.Worker(rank, pid) if self._job.chaos:
                 self._chaos.started(rank, pid)
             case messages.FailureText() | messages.Outcome():
-                self._console.forward(data)
+                self._console.queue.put(CONTROL, data)
             case messages.FinalReport(text) if host is self._hosts[0]:
                 self._final_report = text
             case messages.FinalReport(text):
@@ -238,7 +238,7 @@ class Dispatcher:
         if host is not self._hosts[0]:
             raise FrameError("sent a reply that only the first host may send")
         if (run_socket := self._run_socket) is not None:
-            expendable(lambda: run_socket.take(chunk), self._no_run_socket)
+            expendable(lambda: run_socket.streams.take(chunk), self._no_run_socket)
 
     def _register(self, registered: messages.Registered) -> None:
         """Have a socket of the run here, unless node 0, whose own is `registered`, is here."""
@@ -268,7 +268,7 @@ class Dispatcher:
         """Handle the end of a host's connection."""
         self._console.forget_bars(host)
         if host is self._hosts[0] and self._run_socket is not None:
-            self._run_socket.host_lost()
+            self._run_socket.streams.close()
         status = self._statuses.ended.get(host.agent.node_rank)
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
@@ -283,15 +283,7 @@ class Dispatcher:
 
     def _lost(self, host: HostConnection) -> None:
         """Handle a connection that closed without the job's status."""
-        error = diagnose.of_host(
-            self._job.starter,
-            self._job.python,
-            start_error=host.start_error,
-            was_connected=host.was_connected,
-            status=host.exit_status,
-            output=host.own_output,
-            fault=host.fault,
-        )
+        error = diagnose.of_host(self._job.starter, self._job.python, host)
         if not self._statuses.has_begun:
             self._host_failed(host, error)
             return

@@ -63,8 +63,8 @@ class FrontSocket:
         self._first = first
         self._registered = registered
         self._began = time.monotonic()
-        self._clients = Clients(loop)
-        self._streams = Streams(loop, self._send)
+        self.clients = Clients(loop)
+        self.streams = Streams(loop, self._send)
         self._name = f"{job.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
         self._folder = run_socket.open_runtime_folder(make=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -74,38 +74,26 @@ class FrontSocket:
             listener.close()
             os.close(self._folder)
             raise
-        self._clients.listen(listener)
+        self.clients.listen(listener)
 
     # --- clients
 
     def answer(self, number: int, request: requests.Request, world_size: int) -> None:
         """Answer a client that wants the job to end; connect any other to node 0. `world_size`: 0 before the job has begun."""
-        if (client := self._clients.get(number)) is None:
+        if (client := self.clients.get(number)) is None:
             return
         run = self._run(world_size)
         if isinstance(request.asked, requests.StopRun):
             client.awaits_end = True
             client.send(run)
             self._loop.post(StopAsked())
-        elif len(self._streams) >= MAX_CLIENTS:
+        elif len(self.streams) >= MAX_CLIENTS:
             client.refuse(TOO_MANY)
         elif (sock := client.hand_over(run, self._hosts())) is not None:
             connect = messages.Connect(number, self._registered.folder, self._registered.name)
             self._first.send(CONNECT, messages.encode(connect))
             self._send(Chunk(number, pack(requests.encode(request))))
-            self._streams.add(number, sock, *self._give_up(request))
-
-    def forget(self, number: int) -> None:
-        """Forget a client that has gone."""
-        self._clients.forget(number)
-
-    def take(self, chunk: Chunk) -> None:
-        """Take what node 0 has replied."""
-        self._streams.take(chunk)
-
-    def host_lost(self) -> None:
-        """End what is asked of a host that is gone."""
-        self._streams.close()
+            self.streams.add(number, sock, *self._give_up(request))
 
     def _give_up(self, request: requests.Request) -> tuple[float, bytes]:
         """Return the seconds in which node 0 has to reply, and the replies to a client if node 0 does not."""
@@ -148,14 +136,14 @@ class FrontSocket:
 
     def end(self, status: int) -> None:
         """Tell the clients that wait for the end of the job how it has ended."""
-        self._clients.ended(requests.RunEnded(status, "ended"))
+        self.clients.ended(requests.RunEnded(status, "ended"))
         self.close()
 
     def close(self) -> None:
         """Take no connections any more; a second time changes nothing."""
         if self._folder >= 0:
-            self._clients.close()
-            self._streams.close()
+            self.clients.close()
+            self.streams.close()
             with suppress(OSError):
                 os.unlink(self._name, dir_fd=self._folder)
             os.close(self._folder)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ddplaunch.errors import MORE_OPEN_FILES, below
-from ddplaunch.supervise.outcome import StartFailure, Traces, Why, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 from ddplaunch.words import count, duration, signal_name, size, these_ranks, tilde
 
 if TYPE_CHECKING:  # an agent that joins others needs none of it
@@ -29,16 +29,6 @@ _START_HINTS = {
 }
 _VISIBLE = 1 << 20  # bytes written since a stop that are more than last words to a log
 _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
-
-
-def ended_with(state: State) -> int | None:
-    """Return the signal that ended the job, or the worker that failed first; None if none did."""
-    match state.why:
-        case Why.SIGNALLED:
-            return state.signum
-        case Why.FAILED if state.failure is not None:
-            return state.failure.signal
-    return None
 
 
 def render_finished(workers: int, seconds: float, *, restarts: int = 0, nodes: int = 1) -> str:

@@ -99,7 +99,9 @@ class JobReporter:
 
     def question(self, state: State) -> Callable[[], ClusterEnding] | None:
         """What gives the `ending` of `failed` and `ended`: it asks the cluster, from which the signal that ended them may be."""
-        return self._reporter.why_ending if closing.ended_with(state) in (SIGTERM, SIGKILL) else None
+        signum = state.failure.signal if state.why is Why.FAILED and state.failure is not None else None
+        signum = state.signum if state.why is Why.SIGNALLED else signum
+        return self._reporter.why_ending if signum in (SIGTERM, SIGKILL) else None
 
     def prepare(self, state: State) -> None:
         """Import what reports a failure while the workers are ending: 5 ms of tables and patterns, which only that needs."""

@@ -5,7 +5,7 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -41,7 +41,8 @@ class Loop(FakeLoop):
         super().__init__(at=100.0)
         self.listeners: list[Listener] = []
         self.dialers: list[Dialer] = []
-        self.handler: list[RecordingHandler] = []
+        self.theirs: list[RecordingHandler] = []  # peers of listeners
+        self.ours: list[RecordingHandler] = []  # peers of dialers
         self.raw_sockets: list[socket.socket] = []
         self.refusals: list[tuple[str, str]] = []  # by listeners
         self.failures: list[tuple[str, str]] = []  # of dialers
@@ -50,23 +51,13 @@ class Loop(FakeLoop):
         for _ in range(number):
             self.turn()
 
-    def own(self, handler: list[RecordingHandler]) -> Callable[[Peer], None]:
-        def opened(peer: Peer) -> None:
-            side = RecordingHandler(peer)
-            handler.append(side)
-            self.handler.append(side)
-
-        return opened
-
-    def listen(
-        self, handler: list[RecordingHandler], address: str | None = "127.0.0.1", ports=(0,), **options
-    ) -> Listener:
+    def listen(self, address: str | None = "127.0.0.1", ports=(0,), **options) -> Listener:
         listener = Listener(
             self,
             KEY,
             address=address,
             ports=ports,
-            opened=self.own(handler),
+            opened=lambda peer: self.theirs.append(RecordingHandler(peer)),
             refused=lambda *refusal: self.refusals.append(refusal),
             user_timeout=60,
             **options,
@@ -74,12 +65,12 @@ class Loop(FakeLoop):
         self.listeners.append(listener)
         return listener
 
-    def dial(self, handler: list[RecordingHandler], *targets, secret=KEY, source: str | None = None) -> Dialer:
+    def dial(self, *targets, secret=KEY, source: str | None = None) -> Dialer:
         dialer = Dialer(
             self,
             secret,
             source=source,
-            opened=self.own(handler),
+            opened=lambda peer: self.ours.append(RecordingHandler(peer)),
             refused=lambda *failure: self.failures.append(failure),
             user_timeout=60,
         )
@@ -89,12 +80,9 @@ class Loop(FakeLoop):
 
     def pair(self, **options) -> tuple[RecordingHandler, RecordingHandler]:
         """Both ends of a fresh connection: the listener's and the dialer's."""
-        theirs: list[RecordingHandler] = []
-        ours: list[RecordingHandler] = []
-        listener = self.listen(theirs, **options)
-        self.dial(ours, at(listener.port))
-        self.until(lambda: theirs and ours)
-        return theirs[0], ours[0]
+        self.dial(at(self.listen(**options).port))
+        self.until(lambda: self.theirs and self.ours)
+        return self.theirs[0], self.ours[0]
 
     def raw_socket(self, port: int, host: str = "127.0.0.1", source: str = "") -> socket.socket:
         sock = socket.create_connection((host, port), source_address=(source, 0))
@@ -160,7 +148,7 @@ def loop() -> Iterator[Loop]:
     for each in loop.dialers:
         each.stop()
     assert loop.deadline is None
-    for side in loop.handler:
+    for side in (*loop.theirs, *loop.ours):
         side.peer.close()
     for sock in loop.raw_sockets:
         sock.close()
@@ -201,8 +189,7 @@ def test_two_sides_meet_and_talk(loop) -> None:
 
 def test_the_first_words_may_arrive_in_one_piece_with_the_handshake(loop) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        ours: list[RecordingHandler] = []
-        loop.dial(ours, at(server.getsockname()[1]))
+        loop.dial(at(server.getsockname()[1]))
         loop.until(lambda: loop.dialers[0]._attempts)
         sock, _ = server.accept()
         loop.raw_sockets.append(sock)
@@ -221,39 +208,33 @@ def test_the_first_words_may_arrive_in_one_piece_with_the_handshake(loop) -> Non
     step = coordinator.receive(answers[0])
     assert step.reply and step.session
     sock.send(pack(step.reply) + step.session.seal(b"a" * 2000) + step.session.seal(b"b"))
-    loop.until(lambda: ours)
-    assert ours[0].heard == [b"a" * 2000, b"b"]
+    loop.until(lambda: loop.ours)
+    assert loop.ours[0].heard == [b"a" * 2000, b"b"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_without_an_address_both_families_are_listened_to(loop, host: str) -> None:
-    theirs: list[RecordingHandler] = []
-    ours: list[RecordingHandler] = []
-    listener = loop.listen(theirs, address=None)
-    loop.dial(ours, at(listener.port, host))
-    loop.until(lambda: theirs and ours)
-    assert (theirs[0].peer.address, theirs[0].peer.local_address) == (host, host)
-    loop.undisturbed(theirs[0], ours[0])
+    listener = loop.listen(address=None)
+    loop.dial(at(listener.port, host))
+    loop.until(lambda: loop.theirs and loop.ours)
+    assert (loop.theirs[0].peer.address, loop.theirs[0].peer.local_address) == (host, host)
+    loop.undisturbed(loop.theirs[0], loop.ours[0])
 
 
 def test_an_ipv6_address_alone_can_be_listened_on(loop) -> None:
-    theirs: list[RecordingHandler] = []
-    listener = loop.listen(theirs, address="::1")
-    ours: list[RecordingHandler] = []
-    loop.dial(ours, at(listener.port, "127.0.0.1"), at(listener.port, "::1"))
-    loop.until(lambda: theirs and ours)
+    listener = loop.listen(address="::1")
+    loop.dial(at(listener.port, "127.0.0.1"), at(listener.port, "::1"))
+    loop.until(lambda: loop.theirs and loop.ours)
     # on a busy machine more than once
     assert {*loop.failures} == {(f"127.0.0.1:{listener.port}", "connection refused")}
     assert loop.deadline is None
 
 
 def test_a_node_speaks_from_the_address_it_is_told(loop) -> None:
-    theirs: list[RecordingHandler] = []
-    ours: list[RecordingHandler] = []
-    listener = loop.listen(theirs)
-    loop.dial(ours, at(listener.port), source="127.0.0.2")
-    loop.until(lambda: theirs and ours)
-    assert (theirs[0].peer.address, ours[0].peer.local_address) == ("127.0.0.2", "127.0.0.2")
+    listener = loop.listen()
+    loop.dial(at(listener.port), source="127.0.0.2")
+    loop.until(lambda: loop.theirs and loop.ours)
+    assert (loop.theirs[0].peer.address, loop.ours[0].peer.local_address) == ("127.0.0.2", "127.0.0.2")
 
 
 def test_sockets_are_not_inherited_and_send_at_once(loop) -> None:
@@ -268,14 +249,14 @@ def test_sockets_are_not_inherited_and_send_at_once(loop) -> None:
 
 
 def test_a_taken_port_is_walked_past(loop) -> None:
-    first, second = loop.listen([]), free_port()
-    assert loop.listen([], ports=(first.port, second)).port == second
+    first, second = loop.listen(), free_port()
+    assert loop.listen(ports=(first.port, second)).port == second
 
 
 def test_no_free_port_is_an_error_that_names_them(loop) -> None:
-    first, second = loop.listen([]), loop.listen([])
+    first, second = loop.listen(), loop.listen()
     with pytest.raises(LaunchError) as caught:
-        loop.listen([], ports=(first.port, second.port))
+        loop.listen(ports=(first.port, second.port))
     assert caught.value.message == (
         f"no free port at 127.0.0.1 for the agents: {first.port} is taken, {second.port} is taken"
     )
@@ -285,7 +266,7 @@ def test_a_port_that_another_job_has_reserved_is_taken(loop) -> None:
     reservation = reserve()
     try:
         with pytest.raises(LaunchError, match=f"{reservation.port} is taken"):
-            loop.listen([], address=None, ports=(reservation.port,))
+            loop.listen(address=None, ports=(reservation.port,))
     finally:
         reservation.release()
 
@@ -296,12 +277,12 @@ def test_a_port_whose_last_job_has_just_ended_is_free(loop) -> None:
     coordinator.peer.close()  # who closes first is remembered by the kernel for a minute
     loop.until(lambda: agent.ends)
     loop.listeners[0].close()
-    assert loop.listen([], address=None, ports=(port,)).port == port
+    assert loop.listen(address=None, ports=(port,)).port == port
 
 
 def test_an_address_of_another_node_is_an_error(loop) -> None:
     with pytest.raises(LaunchError, match=r"^192\.0\.2\.1 is not an address of this node"):
-        loop.listen([], address="192.0.2.1")
+        loop.listen(address="192.0.2.1")
 
 
 # --- who is refused
@@ -310,7 +291,7 @@ def test_an_address_of_another_node_is_an_error(loop) -> None:
 @pytest.mark.parametrize("other", [key("guess", "job-1"), key("a long secret", "job-2")], ids=["token", "job"])
 def test_a_client_of_another_job_is_refused_and_both_sides_say_why(loop, other) -> None:
     coordinator, agent = loop.pair()
-    dialer = loop.dial([], at(loop.listeners[0].port), secret=other)
+    dialer = loop.dial(at(loop.listeners[0].port), secret=other)
     loop.until(lambda: loop.failures)
     loop.advance(LONGEST_PAUSE)
     loop.until(lambda: len(loop.failures) >= 2)
@@ -321,7 +302,7 @@ def test_a_client_of_another_job_is_refused_and_both_sides_say_why(loop, other) 
 
 
 def test_an_old_protocol_is_refused_and_told_by_the_coordinator(loop) -> None:
-    listener = loop.listen([])
+    listener = loop.listen()
     sock = loop.raw_socket(listener.port)
     loop.say(sock, pack(b'{"ddplaunch":3}'))
     loop.until(lambda: loop.refusals)
@@ -329,7 +310,7 @@ def test_an_old_protocol_is_refused_and_told_by_the_coordinator(loop) -> None:
 
 
 def test_who_only_looks_whether_anybody_listens_is_not_worth_a_word(loop) -> None:
-    listener = loop.listen([])
+    listener = loop.listen()
     loop.raw_socket(listener.port).close()
     sock = loop.raw_socket(listener.port)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -347,9 +328,8 @@ def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
         loop.turn()
         assert len(listener._half_open) <= 50
     loop.undisturbed(coordinator, agent)
-    late: list[RecordingHandler] = []
-    loop.dial(late, at(listener.port))  # a genuine one still gets in
-    loop.until(lambda: late)
+    loop.dial(at(listener.port))  # a genuine one still gets in
+    loop.until(lambda: len(loop.ours) == 2)
     assert loop.refusals == [("127.0.0.1", "too many unauthenticated connections")]
     loop.pass_time(HANDSHAKE_TIMEOUT)
     loop.until(lambda: not listener._half_open)
@@ -360,14 +340,14 @@ def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
 
 
 def test_who_comes_with_hundreds_is_answered_at_once_where_hundreds_are_expected(loop) -> None:
-    listener = loop.listen([], max_half_open=800)
+    listener = loop.listen(max_half_open=800)
     clients = [loop.raw_socket(listener.port) for _ in range(200)]
     loop.turn()
     assert all(map(loop.read, clients))
 
 
 def test_all_addresses_of_this_host_are_one_origin_of_connections(loop) -> None:
-    listener = loop.listen([], max_half_open=20)
+    listener = loop.listen(max_half_open=20)
     for number in range(2, 102):
         loop.raw_socket(listener.port, source=f"127.0.0.{number}")
         loop.turn()
@@ -443,7 +423,7 @@ def test_random_bytes_at_a_live_coordinator_disturb_nobody(loop) -> None:
 
 
 def test_no_more_than_twenty_refusals_are_told(loop) -> None:
-    listener = loop.listen([], address=None)
+    listener = loop.listen(address=None)
     for version in range(2, 42):
         loop.say(loop.raw_socket(listener.port), pack(b'{"ddplaunch":%d}' % version))
     loop.until(lambda: not listener._half_open and len(loop.refusals) == 20)
@@ -477,7 +457,7 @@ def test_without_free_files_the_loop_does_not_spin_and_goes_on_later(loop) -> No
 
 
 def test_a_listener_may_be_closed_in_the_midst_of_anything(loop) -> None:
-    listener = loop.listen([], max_half_open=2)
+    listener = loop.listen(max_half_open=2)
     listener._refused = lambda *_: listener.close()
     for _ in range(5):
         loop.raw_socket(listener.port)
@@ -489,10 +469,10 @@ def test_a_listener_may_be_closed_in_the_midst_of_anything(loop) -> None:
 # --- authenticated, and yet
 
 
-def hold(loop: Loop, listener: Listener, handler: list[RecordingHandler]) -> tuple[socket.socket, Session]:
+def hold(loop: Loop, listener: Listener) -> tuple[socket.socket, Session]:
     """An agent that is to misbehave beside a genuine one."""
     sock, session = loop.agent(listener.port)
-    loop.until(lambda: len(handler) == 2)
+    loop.until(lambda: len(loop.theirs) == 2)
     return sock, session
 
 
@@ -507,47 +487,42 @@ def hold(loop: Loop, listener: Listener, handler: list[RecordingHandler]) -> tup
     ids=["1 GB", "altered", "replayed", "forged"],
 )
 def test_a_wrong_frame_ends_the_connection_with_its_reason(loop, wrong, reason: str) -> None:
-    handler: list[RecordingHandler] = []
-    listener = loop.listen(handler)
-    ours: list[RecordingHandler] = []
-    loop.dial(ours, at(listener.port))
-    loop.until(lambda: ours)
-    sock, session = hold(loop, listener, handler)
+    listener = loop.listen()
+    loop.dial(at(listener.port))
+    loop.until(lambda: loop.ours)
+    sock, session = hold(loop, listener)
     loop.say(sock, session.seal(b"first") if "1 GB" in reason else b"")
     loop.say(sock, wrong(session))
-    loop.until(lambda: handler[1].ends)
-    assert handler[1].ends == [reason]
-    assert handler[1].heard in ([], [b"first"])
+    loop.until(lambda: loop.theirs[1].ends)
+    assert loop.theirs[1].ends == [reason]
+    assert loop.theirs[1].heard in ([], [b"first"])
     loop.until(lambda: loop.gone(sock))
-    loop.undisturbed(handler[0], ours[0])
+    loop.undisturbed(loop.theirs[0], loop.ours[0])
 
 
 def test_a_frame_that_never_ends_takes_no_more_memory_than_a_frame_and_little_of_who_takes_no_part(loop) -> None:
-    handler: list[RecordingHandler] = []
-    listener = loop.listen(handler)
+    listener = loop.listen()
     sock, session = loop.agent(listener.port)
     loop.say(sock, session.seal(b"x" * LIMIT_UNKNOWN))
-    loop.until(lambda: handler[0].heard)
-    handler[0].heard.clear()
-    handler[0].peer.admit()
+    loop.until(lambda: loop.theirs[0].heard)
+    loop.theirs[0].heard.clear()
+    loop.theirs[0].peer.admit()
     sealed = session.seal(b"x" * LIMIT)
     loop.say(sock, sealed[:-1])
-    buffer = handler[0].peer._decoder._buffer
+    buffer = loop.theirs[0].peer._decoder._buffer
     loop.until(lambda: len(buffer) == len(sealed) - 1)
-    assert not handler[0].heard and not handler[0].ends
+    assert not loop.theirs[0].heard and not loop.theirs[0].ends
     loop.say(sock, sealed[-1:])  # what comes next completes it, so that more never waits
-    loop.until(lambda: handler[0].heard)
+    loop.until(lambda: loop.theirs[0].heard)
     assert not buffer
 
 
 def test_a_peer_that_does_not_read_is_given_up(loop) -> None:
-    handler: list[RecordingHandler] = []
-    ours: list[RecordingHandler] = []
-    listener = loop.listen(handler)
-    loop.dial(ours, at(listener.port))
-    loop.until(lambda: handler)
-    hold(loop, listener, handler)
-    lazy = handler[1]
+    listener = loop.listen()
+    loop.dial(at(listener.port))
+    loop.until(lambda: loop.theirs)
+    hold(loop, listener)
+    lazy = loop.theirs[1]
     most = 0
     for _ in range(64):
         lazy.peer.send(b"x" * (1 << 20))
@@ -557,7 +532,7 @@ def test_a_peer_that_does_not_read_is_given_up(loop) -> None:
     loop.until(lambda: lazy.ends)
     assert lazy.ends == ["does not read"]
     assert not lazy.peer._buffer.size
-    loop.undisturbed(handler[0], ours[0])
+    loop.undisturbed(loop.theirs[0], loop.ours[0])
 
 
 def test_a_slow_reader_gets_everything(loop) -> None:
@@ -613,27 +588,25 @@ def test_the_end_is_told_once(loop) -> None:
 
 
 def test_a_reset_has_its_own_reason(loop) -> None:
-    handler: list[RecordingHandler] = []
-    listener = loop.listen(handler)
+    listener = loop.listen()
     sock, _ = loop.agent(listener.port)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
-    loop.until(lambda: handler[0].ends)
-    assert handler[0].ends == ["connection reset"]
+    loop.until(lambda: loop.theirs[0].ends)
+    assert loop.theirs[0].ends == ["connection reset"]
 
 
 def test_what_was_said_before_a_reset_is_heard_even_if_sending_finds_it_first(loop) -> None:
-    handler: list[RecordingHandler] = []
-    listener = loop.listen(handler)
+    listener = loop.listen()
     sock, session = loop.agent(listener.port)
     sock.send(session.seal(b"quit"))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
-    handler[0].peer.send(b"heartbeat")
-    handler[0].peer.send(b"heartbeat")
-    loop.until(lambda: handler[0].ends)
-    assert handler[0].heard == [b"quit"]
-    assert handler[0].ends == ["connection reset"]
+    loop.theirs[0].peer.send(b"heartbeat")
+    loop.theirs[0].peer.send(b"heartbeat")
+    loop.until(lambda: loop.theirs[0].ends)
+    assert loop.theirs[0].heard == [b"quit"]
+    assert loop.theirs[0].ends == ["connection reset"]
 
 
 def test_an_owner_may_close_while_it_receives(loop) -> None:
@@ -655,14 +628,13 @@ def test_an_owner_may_close_while_it_receives(loop) -> None:
 
 def test_a_dialer_tries_until_the_coordinator_is_there(loop) -> None:
     port = free_port()
-    ours: list[RecordingHandler] = []
-    loop.dial(ours, at(port))
+    loop.dial(at(port))
     for tries, pause in enumerate([min(0.01 * 1.25**tries, 1.0) for tries in range(24)], start=1):
         loop.until(lambda expected=tries: len(loop.failures) == expected)
         assert loop.deadline == pytest.approx(loop.now() + pause)
         loop.advance(loop.deadline - loop.now())
-    loop.listen([], ports=(port,))
-    loop.until(lambda: ours)
+    loop.listen(ports=(port,))
+    loop.until(lambda: loop.ours)
     assert set(loop.failures) == {(f"127.0.0.1:{port}", "connection refused")}
     assert loop.deadline is None
 
@@ -690,21 +662,19 @@ def service(loop):
 @pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", pack(b"{}"), pack(b"[" * 4000)])
 def test_another_service_is_walked_past(loop, service, words: bytes) -> None:
     port = service(words)
-    ours: list[RecordingHandler] = []
-    listener = loop.listen([])
-    loop.dial(ours, at(port), at(listener.port))
-    loop.until(lambda: ours)
+    listener = loop.listen()
+    loop.dial(at(port), at(listener.port))
+    loop.until(lambda: loop.ours)
     assert loop.failures == [(f"127.0.0.1:{port}", "is not ddplaunch")]
 
 
 def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> None:
     port = service(b"")
-    ours: list[RecordingHandler] = []
-    listener = loop.listen([])
-    dialer = loop.dial(ours, at(port), at(listener.port))
+    listener = loop.listen()
+    dialer = loop.dial(at(port), at(listener.port))
     loop.until(lambda: len(dialer._attempts) == 1)
     loop.advance(STAGGER)
-    loop.until(lambda: ours)
+    loop.until(lambda: loop.ours)
     assert not loop.failures
 
 
@@ -724,7 +694,7 @@ def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> Non
 )
 def test_a_service_that_waits_is_given_up_and_tried_again(loop, service, words, seconds, then, reason) -> None:
     port = service(words)
-    dialer = loop.dial([], at(port))
+    dialer = loop.dial(at(port))
 
     def wait(seconds: float) -> None:
         """Let the time pass until an attempt that waits is given up."""
@@ -745,14 +715,13 @@ def test_a_service_that_waits_is_given_up_and_tried_again(loop, service, words, 
 
 def test_a_silent_service_does_not_keep_the_others_from_being_tried_again(loop, service) -> None:
     port, late = service(b""), free_port()
-    ours: list[RecordingHandler] = []
-    loop.dial(ours, at(port), at(late))
+    loop.dial(at(port), at(late))
     loop.turns(3)
     loop.advance(STAGGER)
     loop.until(lambda: loop.failures)
-    loop.listen([], ports=(late,))
+    loop.listen(ports=(late,))
     loop.advance(LONGEST_PAUSE)
-    loop.until(lambda: ours)
+    loop.until(lambda: loop.ours)
     assert loop.failures == [(f"127.0.0.1:{late}", "connection refused")]
 
 
@@ -762,7 +731,7 @@ def test_a_target_that_does_not_answer_at_all_is_given_up(loop) -> None:
         full.listen(0)
         port: int = full.getsockname()[1]
         loop.raw_socket(port)  # no room for another
-        loop.dial([], at(port))
+        loop.dial(at(port))
         loop.turns(3)
         assert loop.deadline == 102.0
         loop.advance(2.0)
@@ -775,7 +744,7 @@ def test_a_coordinator_that_accepts_long_before_it_answers_is_one(loop) -> None:
     with ThreadPoolExecutor() as other:
         asked = other.submit(answers, KEY, [at(listening.getsockname()[1])])
         time.sleep(1.2)  # it imports
-        loop.listen([], listening=listening)
+        loop.listen(listening=listening)
         loop.until(asked.done)
     assert asked.result()
 
@@ -789,39 +758,35 @@ def test_who_refuses_is_no_coordinator_and_who_accepts_in_silence_is_none_in_the
 
 
 def test_targets_that_cannot_even_be_tried_are_told(loop) -> None:
-    listener = loop.listen([])
-    ours: list[RecordingHandler] = []
-    loop.dial(ours, at(listener.port, "::1"), at(listener.port), source="127.0.0.2")
-    loop.until(lambda: ours)
+    listener = loop.listen()
+    loop.dial(at(listener.port, "::1"), at(listener.port), source="127.0.0.2")
+    loop.until(lambda: loop.ours)
     assert {endpoint for endpoint, _ in loop.failures} == {f"[::1]:{listener.port}"}
 
 
 def test_new_targets_take_the_place_of_the_old(loop) -> None:
-    ours: list[RecordingHandler] = []
-    listener = loop.listen([])
-    dialer = loop.dial(ours, at(free_port()))
+    listener = loop.listen()
+    dialer = loop.dial(at(free_port()))
     loop.until(lambda: loop.failures)
     dialer.set_targets([at(listener.port)])
-    loop.until(lambda: ours)
+    loop.until(lambda: loop.ours)
     assert len(loop.failures) == 1
 
 
 def test_a_dialer_finds_the_way_again_after_the_connection_is_lost(loop) -> None:
-    ours: list[RecordingHandler] = []
-    theirs: list[RecordingHandler] = []
-    listener = loop.listen(theirs)
-    dialer = loop.dial(ours, at(listener.port))
-    loop.until(lambda: theirs and ours)
-    theirs[0].peer.close()
-    loop.until(lambda: ours[0].ends)
+    listener = loop.listen()
+    dialer = loop.dial(at(listener.port))
+    loop.until(lambda: loop.theirs and loop.ours)
+    loop.theirs[0].peer.close()
+    loop.until(lambda: loop.ours[0].ends)
     dialer.set_targets([at(listener.port)])
-    loop.until(lambda: len(theirs) == 2 and len(ours) == 2)
-    loop.undisturbed(theirs[1], ours[1])
+    loop.until(lambda: len(loop.theirs) == 2 and len(loop.ours) == 2)
+    loop.undisturbed(loop.theirs[1], loop.ours[1])
 
 
 def test_a_dialer_may_be_stopped_by_the_one_it_tells(loop, service) -> None:
     port = service(b"")
-    dialer = loop.dial([], at(port), at(port))
+    dialer = loop.dial(at(port), at(port))
     loop.turn()
     loop.advance(STAGGER)
     loop.until(lambda: len(dialer._attempts) == 2)

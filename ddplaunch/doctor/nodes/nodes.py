@@ -157,16 +157,7 @@ class Nodes:
 
     def disconnected(self, host: HostConnection) -> None:
         """Find out why a node is gone."""
-        why = diagnose.of_host(
-            self._starter,
-            self._python,
-            start_error=host.start_error,
-            was_connected=host.was_connected,
-            status=host.exit_status,
-            output=host.own_output,
-            fault=host.fault,
-        )
-        self._lose(host, why)
+        self._lose(host, diagnose.of_host(self._starter, self._python, host))
         self._start_next()
 
     def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:

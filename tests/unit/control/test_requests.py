@@ -31,6 +31,7 @@ RUN = {
     "ddplaunch": "0.1.0",
     "steps_per_second": 2.5,
     "straggler": "rank 3 comes last",
+    "spares": "node 2 (c)",
 }
 TO_AGENT: list[dict[str, Any]] = [
     {"asked": {"type": "status"}, "within": 2.0, "protocol": 1},
