@@ -181,6 +181,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     max_restarts: int = 0
     restart_window: float | None = None  # seconds in which so many restarts are allowed; None: in the whole job
     restart_on: frozenset[str] | None = None  # kinds of failures that lead to a restart; None: all
+    health_check: str | None = None  # a command of the shell; a node on which it fails takes no part
     spares: int = 0  # of the nodes: they wait until another one is lost or leaves
     max_no_progress: int | None = None  # generations in a row without a new step after which the job ends
     timeout: float | None = None  # seconds the whole job may take

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from ddplaunch import exitcodes
 from ddplaunch.agent import events
 from ddplaunch.agent.context import AgentContext
 from ddplaunch.agent.generations import Generations
@@ -25,9 +26,9 @@ from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.coordinator import orders
 from ddplaunch.coordinator.link import Link
-from ddplaunch.coordinator.orders import JobEnd, NodeEnd, SentReport, Warned
+from ddplaunch.coordinator.orders import JobEnd, NodeEnd, SentReport, Unfit, Warned
 from ddplaunch.errors import LaunchError, expendable
-from ddplaunch.fields import line
+from ddplaunch.fields import line, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.linux import keep_freed_memory
 from ddplaunch.process.tree import Process, descendants, reap, signal_leftovers
@@ -35,10 +36,11 @@ from ddplaunch.report.closing import render_still_running, render_stuck
 from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase
-from ddplaunch.supervise.outcome import Why, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.health import HealthCheck
     from ddplaunch.agent.job import Connect
     from ddplaunch.agent.outward import Errands
     from ddplaunch.agent.workers import Workers
@@ -89,6 +91,7 @@ class Agent:
         self._shutdown = Shutdown(loop, context, self._signals, pipes, job.requeue)
         self._generations = Generations(loop, context)
         self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
+        self._health: HealthCheck | None = None  # of the generation that is to begin
         self._link: Link | None = None  # until the coordinator is known
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)
@@ -209,9 +212,7 @@ class Agent:
             case orders.Listening(port):
                 context.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
             case orders.Generation():
-                assert self._link is not None
-                generations.prepare(event, self._link.address)
-                self._step(node.GenerationBegun(event.number, event.ranks, loop.now(), event.alone))
+                self._check_and_begin(event)
             case orders.Forward(signum):
                 self._signals.received(signum, SignalOrigin.COORDINATOR)
             case orders.ClientOrder(order):
@@ -330,8 +331,44 @@ class Agent:
             case node.ShowOutput():
                 output.hide(False)
 
+    def _check_and_begin(self, generation: orders.Generation) -> None:
+        """Begin a generation; if it is a restart, once the node has passed its health check."""
+        inputs = self._context.inputs
+        if inputs.spec.health_check is None or generation.number == 0:
+            self._begin(generation)
+            return
+        from ddplaunch.agent.health import HealthCheck  # few jobs have one
+
+        def done(why: str) -> None:
+            self._health = None
+            if why and self._link is not None and self._link.coordinator is None:
+                self._leave_unfit(why)
+                return
+            self._begin(generation)
+            if why:
+                failure = StartFailure(min(generation.ranks), inputs.node.host, why, exitcodes.NODE_LOST)
+                self._step(node.StartFailed(failure, self._loop.now()))
+
+        self._health = HealthCheck(self._loop, inputs.spec.health_check, inputs.env, done)
+
+    def _begin(self, generation: orders.Generation) -> None:
+        """Begin a generation, as the coordinator has ordered."""
+        assert self._link is not None
+        self._generations.prepare(generation, self._link.address)
+        self._step(node.GenerationBegun(generation.number, generation.ranks, self._loop.now(), generation.alone))
+
+    def _leave_unfit(self, why: str) -> None:
+        """Leave the job, which may go on without this node."""
+        assert self._link is not None
+        self._report(Unfit(piece(why)))
+        self._link.take(
+            JobEnd(exitcodes.NODE_LOST, "unfit", f"error: this node is not fit for the job: --health-check: {why}\n")
+        )
+
     def _step(self, event: node.Event) -> None:
         """Let the decision take an event, and carry out what follows."""
+        if self._health is not None and isinstance(event, (node.StopOrdered, node.KillOrdered, node.JobEnded)):
+            self._health.end()
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
         if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
@@ -347,6 +384,8 @@ class Agent:
         for action in actions:
             self._reporter.on_action(action)
             self.handle(action)
+        if self._health is not None and (self._state.signum or self._state.front_lost):
+            self._health.end()  # the generation that waits for it begins, and ends at once
 
     def _on_deadline(self) -> None:
         """Feed the decision that its deadline has come. Called by the loop."""

@@ -9,11 +9,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 
 from ddplaunch.loop.loop import Loop
-from ddplaunch.process.linux import signal_at_end_of
+from ddplaunch.process.shell import run_in_shell
 from ddplaunch.spec import JobSpec
 
 EVERY = 1.0  # seconds from one look at a file to the next
@@ -75,30 +74,8 @@ def _changed_at(path: str) -> int | None:
 
 def wait_for_command(command: str, env: Mapping[str, str]) -> str:
     """Return "" once a shell's command has exited with 0; else why the shell cannot run it."""
-    from subprocess import DEVNULL, Popen, TimeoutExpired
-
-    def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        signal_at_end_of(us, signal.SIGKILL)
-
-    us = os.getpid()
     while True:
-        process = Popen(
-            ["/bin/sh", "-c", command],
-            stdin=DEVNULL,
-            stdout=DEVNULL,
-            stderr=DEVNULL,
-            env=dict(env),
-            start_new_session=True,
-            preexec_fn=prepare,  # noqa: PLW1509 - this child has one thread
-        )
-        try:
-            code = process.wait(COMMAND_LIMIT)
-        except TimeoutExpired:
-            code = None
-        with suppress(ProcessLookupError):  # all of them have ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        code, _ = run_in_shell(command, env, COMMAND_LIMIT)
         if code in (0, *_CANNOT_RUN):
             return f"the shell cannot run it (exit status {code})" if code else ""
         time.sleep(COMMAND_EVERY)

@@ -6,7 +6,6 @@ Children run the command and write the file, one after another and each with a t
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from msgspec import Struct
 from ddplaunch import __version__
 from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
+from ddplaunch.process.shell import run_in_shell
 from ddplaunch.runlog.events import VERSION, Event
 from ddplaunch.runlog.folders import short
 from ddplaunch.supervise.outcome import Progress
@@ -115,26 +115,10 @@ class Notifier:
 def run_command(command: str, env: Mapping[str, str], said: Mapping[str, Any]) -> str:
     """Run a shell's command with an event as JSON on its stdin; return why it failed, "" if it did not."""
     import json
-    from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
-    process = Popen(
-        ["/bin/sh", "-c", command],
-        stdin=PIPE,
-        stdout=DEVNULL,
-        stderr=DEVNULL,
-        env=env,
-        start_new_session=True,
-        # this child takes no signals; it has one thread
-        preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, ()),  # noqa: PLW1509
-    )
-    try:
-        process.communicate(json.dumps(said).encode() + b"\n", LIMIT)
-    except TimeoutExpired:
+    code, _ = run_in_shell(command, env, LIMIT, json.dumps(said).encode() + b"\n")
+    if code is None:
         return f"killed, for it had not ended after {LIMIT:g} s"
-    finally:
-        with suppress(ProcessLookupError):  # all of them have ended
-            os.killpg(process.pid, signal.SIGKILL)
-    code = process.returncode
     return "" if code == 0 else f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
 

@@ -17,7 +17,7 @@ from ddplaunch.coordinator.agents import Agents, member_of
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.messages import speaks_for_others, why_refused, why_too_much
-from ddplaunch.coordinator.orders import Forward, NodeEnd, SentReport, Warned
+from ddplaunch.coordinator.orders import Forward, NodeEnd, SentReport, Unfit, Warned
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise import job, node
@@ -124,6 +124,8 @@ class Incoming:
                     self._coordinator.take(id, message)
             case node.ReportIdle() | node.PauseLimits() | Chunk():
                 self._coordinator.take(id, message)
+            case Unfit(reason):
+                self._coordinator.feed(job.AgentLost(id, below(f"its health check failed: {reason}"), self._loop.now()))
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 # the same report in the same generation would be logged again
                 reports, made = self._reports.setdefault(id, set()), (self._coordinator.state.generation, message)

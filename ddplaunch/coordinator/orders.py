@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from ddplaunch.fields import Keyword, Line, Number, Port, Signal, SignalOrNone, Status, Text
+from ddplaunch.fields import Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Text
 from ddplaunch.plan import Agreed
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
@@ -84,7 +84,13 @@ class Warned(Struct, frozen=True, tag="warned"):
     is_warning: bool = True
 
 
-SentReport = node.Reports | NodeEnd | Warned | Forward
+class Unfit(Struct, frozen=True, tag="unfit"):
+    """This node has failed its health check before a restart, and leaves the job."""
+
+    reason: Piece
+
+
+SentReport = node.Reports | NodeEnd | Warned | Unfit | Forward
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk

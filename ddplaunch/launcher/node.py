@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ddplaunch import exitcodes
 from ddplaunch.agent import begin, front
 from ddplaunch.agent.job import AgentJob, JobInputs
 from ddplaunch.agent.signals import passed_on
@@ -80,6 +81,7 @@ def run(
     several = allocation.rendezvous is not None and not spec.no_control
     _check_ports(spec, draft)
     _check_debuggers(spec, env, draft, allocation if several else None)
+    _check_health(spec, token.public(env), node.host)
     signals = passed_on(spec.signals)
     if reports_job is None:
         reports_job = 0 in draft.ranks or not allocation.has_one_screen
@@ -161,6 +163,22 @@ def _check_debuggers(spec: JobSpec, env: Mapping[str, str], draft: Plan, among_n
         )
     if spec.debugpy_ranks is not None and draft.interpreter is not None:
         check_debugpy(draft.interpreter, token.public(env))
+
+
+def _check_health(spec: JobSpec, env: Mapping[str, str], host: str) -> None:
+    """Refuse a node that the user's command finds unfit.
+
+    Raises:
+        LaunchError: it is so.
+    """
+    if spec.health_check is None:
+        return
+    from ddplaunch.agent.health import why_unfit  # few jobs need it
+
+    if why := why_unfit(spec.health_check, env):
+        hint = "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
+        asked = spec.typed("health_check", spec.health_check)
+        raise LaunchError(f"{host} is not fit for the job: {asked}: {why}", hint=hint, status=exitcodes.NODE_LOST)
 
 
 def check_debugpy(python: str, env: Mapping[str, str]) -> None:

@@ -208,6 +208,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="spares", group=_SUPERVISION, parse=parsers.number(0), example="1", default="0",
            help="Further nodes, beyond --nnodes, that join and wait without workers. One of them takes the place of a node that "
                 "is lost or leaves, and all workers start again."),
+    Option(name="health_check", group=_SUPERVISION, metavar="COMMAND", parse=parsers.command_line, example="./check-gpus.sh",
+           help="Run this shell command on each node before the workers start, and before each restart. A node on which it "
+                "fails, or runs for 60 s, takes no part. The job goes on with spares, or with the nodes that --nnodes allows."),
     Option(name="restart_on", group=_SUPERVISION, metavar="LIST", parse=parsers.restart_on, listed=True,
            choices=RESTART_KINDS, example="node-lost,killed",
            help="Restart only after these kinds of failures: node-lost, killed (by a signal), cuda, nccl, timeout, hang, "

@@ -60,10 +60,7 @@ def step(state: State, event: events.Event) -> Result:
             state = replace(state, given_up=state.given_up + 1)
             return _start(state, at) if state.phase is Phase.RENDEZVOUS and _is_complete(state) else (state, ())
         case events.Withdrawn():
-            text = f"{event.node} does not take part: {event.reason}"
-            if state.phase is Phase.RENDEZVOUS and state.needs_all:
-                return end(replace(state, why=Why.NOT_MET, ended_idle=True), text, event.hint)
-            return state, (actions.Print(text),)
+            return _on_withdrawn(state, event)
         # the generation
         case events.BeginFailed(failure):
             return end(replace(state, why=Why.FAILED, start_failure=failure))
@@ -122,6 +119,19 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
         state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
+
+
+def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
+    """Say that a node does not come; end a job that needs it, or start without it if all others are there."""
+    policy, text = state.policy, f"{event.node} does not take part: {event.reason}"
+    if not policy.replaceable and not policy.called:  # who has called it gives it up as well
+        state = replace(state, given_up=state.given_up + 1)
+    if state.phase is not Phase.RENDEZVOUS:
+        return state, (actions.Print(text),)
+    if state.needs_all or policy.max_nodes - state.given_up < policy.min_nodes:
+        return end(replace(state, why=Why.NOT_MET, ended_idle=True), text, event.hint)
+    state, then = _start(state, event.at) if _is_complete(state) else (state, ())
+    return state, (actions.Print(text), *then)
 
 
 def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:

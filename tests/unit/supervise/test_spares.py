@@ -2,7 +2,19 @@
 
 from typing import Any
 
-from ddplaunch.supervise.job import AgentLost, BeginGeneration, DeadlineReached, Joined, NodeStopping, Policy, Print
+import pytest
+
+from ddplaunch.supervise.job import (
+    AgentLost,
+    BeginGeneration,
+    DeadlineReached,
+    EndJob,
+    Joined,
+    NodeStopping,
+    Policy,
+    Print,
+    Withdrawn,
+)
 from ddplaunch.supervise.outcome import Why
 from tests.unit.supervise.job_histories import ended, history, member, met, stopping
 
@@ -64,3 +76,20 @@ def test_a_node_that_leaves_is_replaced_by_a_spare() -> None:
 def test_a_job_with_no_spare_left_that_loses_a_node_ends_as_one_without_spares() -> None:
     _, actions = history(SPARE, [*met(2), *LOST])
     assert [action.status for action in actions if hasattr(action, "status")] == [122]
+
+
+UNFIT = Withdrawn("node 1 (b)", "b is not fit for the job", "mend it", 1.0)
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_a_job_with_spares_starts_without_a_node_that_takes_no_part(comes_first: bool) -> None:
+    events: list[Any] = [UNFIT, *[Joined(member(id, id), 2.0) for id in (0, 2)]]
+    assert begun(history(SPARE, events if comes_first else [events[1], UNFIT, events[2]])[1]) == [(0, 2)]
+
+
+def test_a_job_ends_when_too_few_nodes_are_left_that_can_take_part() -> None:
+    _, actions = history(
+        SPARE, [Joined(member(0, 0), 0.5), UNFIT, Withdrawn("node 2 (c)", "its disk is full", "", 2.0)]
+    )
+    ends = [action for action in actions if isinstance(action, EndJob)]
+    assert [(end.status, end.error) for end in ends] == [(121, "node 2 (c) does not take part: its disk is full")]

@@ -1,0 +1,51 @@
+"""`--health-check`: a node that is not fit takes no part, before the first start and before a restart."""
+
+import os
+from signal import SIGKILL
+
+from tests.conftest import until
+
+BAD = "echo; echo GPU 2 is off the bus; exit 4"
+
+
+def test_a_node_that_is_not_fit_starts_nothing_and_node_0_names_it(nodes, program):
+    args = ("--nproc-per-node", 1, program("restarts"), "stays")
+    good = nodes.node(*nodes.static(2, 0), "--health-check", "true", *args)
+    bad = nodes.node(*nodes.static(2, 1), "--health-check", BAD, *args)
+    assert nodes.statuses(bad) == [122]
+    asked = f"is not fit for the job: --health-check {BAD}: exit status 4: GPU 2 is off the bus"
+    assert asked in bad.err
+    good.says(asked)
+    good.process.terminate()
+    assert nodes.statuses(good) == [143]
+    assert not nodes.has_sign("place-0-0")
+
+
+def test_a_node_that_is_unfit_at_a_restart_leaves_and_a_spare_takes_its_place(nodes, program):
+    check = f"test ! -e {nodes.home}/bad || {{ {BAD}; }}"
+    options = ("--spares", 1, "--max-restarts", 1, "--nproc-per-node", 1)
+    args = (*options, program("restarts"), "stays_until_told")
+    first = nodes.node(*nodes.c10d("2"), "--node-rank", 0, *args)
+    sick = nodes.node(*nodes.c10d("2"), "--node-rank", 1, "--health-check", check, *args)
+    pids = [int(nodes.place(rank, 0)["pid"]) for rank in range(2)]
+    spare = nodes.node(*nodes.c10d("2"), *args)
+    first.says("is a spare")
+    (nodes.home / "bad").touch()
+    os.kill(pids[1], SIGKILL)
+    assert nodes.statuses(sick) == [122]
+    first.says("is lost: its health check failed: exit status 4: GPU 2 is off the bus")
+    assert "error: this node is not fit for the job: --health-check: exit status 4" in sick.err
+    first.says("is node 1 from now on")
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses(first, spare) == [0, 0]
+
+
+def test_a_stop_does_not_wait_for_a_check_that_hangs(job, program):
+    check = f"test ! -e {job.home}/hang || {{ touch {job.home}/hangs; exec sleep 1000; }}"
+    job.behave("0=default", options=("--health-check", check, "--max-restarts", 1))
+    (job.home / "hang").touch()
+    os.kill(next(iter(job.pids().values())), SIGKILL)
+    until((job.home / "hangs").exists, "the check before the restart")
+    job.process.terminate()
+    assert job.wait(10).status == 143
+    job.nothing_left()
