@@ -10,7 +10,15 @@ from msgspec.structs import replace
 from ddplaunch import exitcodes
 from ddplaunch.supervise.first_failure import ended_otherwise, failed_itself, failure_status, follows
 from ddplaunch.supervise.job import actions
-from ddplaunch.supervise.job.restarts import failed_import, is_budget_spent, same_exception, why_in_vain, with_progress
+from ddplaunch.supervise.job.restarts import (
+    failed_import,
+    failed_machine,
+    is_budget_spent,
+    same_exception,
+    sick_node,
+    why_in_vain,
+    with_progress,
+)
 from ddplaunch.supervise.job.state import Phase, State
 from ddplaunch.supervise.outcome import Why, WorkerExit
 
@@ -64,7 +72,12 @@ def _restart_or_end(state: State, at: float) -> Result:
         return end(state)
     if state.why not in HARMLESS and (reason := why_in_vain(state)):
         return _announced(f"not started again: {reason}", end(state))
-    return _restart(state, failure, at, counts=counts)
+    if (sick := sick_node(state)) is None:
+        return _restart(state, failure, at, counts=counts)
+    reason = f"left out, since its workers failed first twice in a row: {failure.how if failure else 'hung'}"
+    state, then = _restart(state, failure, at, counts=counts)
+    state = replace(state, members=state.members.without(sick.id))
+    return state, (*then, actions.Refuse(sick.id, reason, exitcodes.NODE_LOST, "look at its GPUs: `ddplaunch doctor`"))
 
 
 def _end_after_notice(state: State) -> Result:
@@ -94,6 +107,7 @@ def _restart(state: State, failure: WorkerExit | None, at: float, *, counts: boo
         port_deadline=None,
         import_failure=failed_import(failure) if failed else "",
         same_exception=same_exception(state) if failed else "",
+        failed_machine=failed_machine(state),
     )
     return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)
 

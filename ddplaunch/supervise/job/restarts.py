@@ -15,7 +15,7 @@ from ddplaunch.supervise.first_failure import (
     import_failure,
     searchable,
 )
-from ddplaunch.supervise.job.state import State
+from ddplaunch.supervise.job.state import SELF_ID, Member, State
 from ddplaunch.supervise.outcome import Why, WorkerExit
 
 _CUDA = ("CUDA error", "CUDA out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "AcceleratorError", "HIP error")
@@ -88,6 +88,29 @@ def same_exception(state: State) -> str:
         innermost = error.frames[-1]
         found.add(f"{error.type} in {innermost.file.rpartition('/')[2]}:{innermost.line}")
     return found.pop() if len(found) == 1 else ""
+
+
+_OF_THE_MACHINE = ("killed", "cuda", "node-lost")
+
+
+def sick_node(state: State) -> Member | None:
+    """Return the node on which workers failed first, twice in a row and for reasons of the machine; None if there is none.
+
+    Node 0 cannot be left out, nor a node without which the job has too few.
+    """
+    host = failed_machine(state)
+    if not host or host != state.failed_machine or len(state.members) <= state.policy.min_nodes:
+        return None
+    found = [member for member in state.members.values() if member.host == host and member.id != SELF_ID]
+    return found[0] if len(found) == 1 else None
+
+
+def failed_machine(state: State) -> str:
+    """Return the host on which a worker failed first, if the reason may be the machine's; "" if it is the program's."""
+    failure = state.failure
+    if state.why is not Why.FAILED or failure is None or kind(state, failure) not in _OF_THE_MACHINE:
+        return ""
+    return "" if follows(failure) else failure.host
 
 
 # --- steps, as scripts say them by progress(), or Trainers of transformers

@@ -227,6 +227,7 @@ class State(Struct, frozen=True, kw_only=True):
     gave_up: bool = False  # they are too many: the job ends, and is not queued again
     short_lives: int = 0  # generations in a row that failed at once
     import_failure: str = ""  # the import in the first lines by which the last generation failed, with its host
+    failed_machine: str = ""  # the host on which the last generation failed first, if the reason may be the machine's
     same_exception: str = ""  # that all ranks of the last generation raised at the same line
     has_begun: bool = False  # workers were started, or may have been
     start_failure: StartFailure | None = None

@@ -1,8 +1,10 @@
 """Nodes that wait until another one is lost or leaves: `--spares`."""
 
+from signal import SIGKILL
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.supervise.job import (
     AgentLost,
@@ -13,10 +15,11 @@ from ddplaunch.supervise.job import (
     NodeStopping,
     Policy,
     Print,
+    Refuse,
     Withdrawn,
 )
 from ddplaunch.supervise.outcome import Why
-from tests.unit.supervise.job_histories import ended, history, member, met, stopping
+from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 
 SPARE = Policy(min_nodes=2, max_nodes=3, spares=1, may_leave=True)
 
@@ -92,4 +95,32 @@ def test_a_job_ends_when_too_few_nodes_are_left_that_can_take_part() -> None:
         SPARE, [Joined(member(0, 0), 0.5), UNFIT, Withdrawn("node 2 (c)", "its disk is full", "", 2.0)]
     )
     ends = [action for action in actions if isinstance(action, EndJob)]
-    assert [(end.status, end.error) for end in ends] == [(121, "node 2 (c) does not take part: its disk is full")]
+    assert [(one.status, one.error) for one in ends] == [(121, "node 2 (c) does not take part: its disk is full")]
+
+
+def killed(id: int, at: float) -> list[Any]:
+    """A worker of node 1 is killed, and all nodes end; then the next generation begins."""
+    failure = end(1, "b", at, code=None, signal=SIGKILL)
+    return [
+        NodeStopping(1, Why.FAILED, 15, at),
+        ended(1, at + 0.1, failure),
+        stopping(0, at + 0.2),
+        DeadlineReached(at + 40),
+    ]
+
+
+def test_a_node_whose_workers_fail_first_twice_in_a_row_is_left_out_and_a_spare_takes_its_place() -> None:
+    policy = replace(SPARE, max_restarts=9)
+    _, once = history(policy, [*met(3), *killed(1, 50.0)])
+    assert begun(once) == [(0, 1), (0, 1)]
+    _, twice = history(policy, [*met(3), *killed(1, 50.0), *killed(1, 150.0)])
+    assert begun(twice) == [(0, 1), (0, 1), (0, 2)]
+    refused = [action for action in twice if isinstance(action, Refuse)]
+    assert [(one.id, one.reason) for one in refused] == [
+        (1, "left out, since its workers failed first twice in a row: killed by SIGKILL")
+    ]
+
+
+def test_a_node_that_the_job_needs_is_not_left_out() -> None:
+    policy = replace(SPARE, max_restarts=9)
+    assert begun(history(policy, [*met(2), *killed(1, 50.0), *killed(1, 150.0)])[1]) == [(0, 1)] * 3
