@@ -129,6 +129,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     hostfile: str | None = None  # path
     include: str | None = None  # of the listed hosts, those to use, and their devices
     exclude: str | None = None  # of the listed hosts, those not to use, or devices of them
+    avoid_bad_nodes: bool = False  # leave out the listed hosts whose machine has failed lately
     simulate: str | None = None  # "divide" this machine's devices among nodes on it, "share" them
     node_rank: int | None = None
     master_addr: str | None = None

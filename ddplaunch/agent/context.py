@@ -32,6 +32,7 @@ from ddplaunch.report.paint import Paint
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.runlog.events import Event
 from ddplaunch.runlog.file_queue import FileQueue
+from ddplaunch.runlog.folders import bad_nodes_file
 from ddplaunch.runlog.run_folder import LOG_LIMIT, RunFolder, folder_of_run
 from ddplaunch.spec import JobSpec, Streams, default
 
@@ -211,6 +212,7 @@ class AgentContext:
             why_ending=inputs.why_ending,
             slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
             columns=inputs.screen.columns,
+            bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
         )
 
 

@@ -30,6 +30,7 @@ VERBS = {
     "run": ("job", "Start a job. You may leave this verb out."),
     "plan": ("job", "Show the workers of a job, and start nothing."),
     "submit": ("submit", "Queue the job in Slurm."),
+    "check": ("check", "Say whether the ranks of a large job would agree on their collectives."),
     "doctor": ("doctor", "Find what would make a job fail or crawl on this machine."),
     "ps": ("running", "Show your running jobs and their workers."),
     "top": ("running", "Watch the workers of a running job, in a table."),

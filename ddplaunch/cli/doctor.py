@@ -49,6 +49,10 @@ class DoctorCommand(job.JobCommand):
     ),
 )
 @click.option("--only", cls=Once, metavar="LIST", help="Run only these checks: shm,limits. -v shows the names of all.")
+@click.option(
+    "--nodes", is_flag=True, help="Show the nodes whose machine has failed in the last 7 days, and check nothing."
+)
+@click.option("--forget", cls=Once, metavar="NODE", help="Forget that this node has failed, and check nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option(
     "--write-hosts",
@@ -58,17 +62,30 @@ class DoctorCommand(job.JobCommand):
     help="Write the hosts about which nothing broken or slow is known into a file for --hostfile.",
 )
 @click.pass_context
-def doctor(ctx: click.Context, /, only: str | None, as_json: bool, good: str | None, **_: Any) -> int:
+def doctor(
+    ctx: click.Context,
+    /,
+    only: str | None,
+    nodes: bool,
+    forget: str | None,
+    as_json: bool,
+    good: str | None,
+    **_: Any,
+) -> int:
     """Shows what would make a job fail or crawl on this machine, or on several nodes and between them, the worst first, and what
     to type. Changes nothing. The exit status is 1 only if something is broken. The text may be shown to others: it holds no
     value that looks like a secret. Takes the options of `ddplaunch --help-all`; with SCRIPT, each node has to have the same one.
     """  # noqa: D205 - the help of a verb is one paragraph
+    env = ctx.obj
+    if nodes or forget is not None:
+        from ddplaunch.doctor import remembered
+
+        return show(remembered.show(env, forget, as_json=as_json))
     from ddplaunch.devices import interpreter
     from ddplaunch.doctor import show as shown
     from ddplaunch.process.program import check, working_directory
     from ddplaunch.report.console import Look, written
 
-    env = ctx.obj
     line = job.typed(ctx)
     # a job without a script: the options of files and variables hold for this command too
     with_program = line if line.program else replace(line, program=("-",))

@@ -26,6 +26,7 @@ from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS, Option
 from ddplaunch.process.program import check, working_directory
 from ddplaunch.spec import Given, JobSpec, ProgramKind, Source
+from ddplaunch.words import did_you_mean
 
 _FLAGS = frozenset(option.flag for option in OPTIONS)
 
@@ -137,12 +138,14 @@ class CommandLine(Struct, frozen=True):
 class JobCommand(Command):
     """A command with all options of a job, behind which the script has its own."""
 
-    def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), **settings: Any) -> None:
+    def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), words: str = "", **settings: Any) -> None:
+        """`params` are its own besides those of a job, `words` how these are typed."""
         options = [*map(JobOption, OPTIONS), *(JobOption(BY_NAME[alias.option], alias.flag) for alias in ALIASES)]
         program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
         context = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
         super().__init__(*args, params=[*params, *options, program], context_settings=context, **settings)
         self.own_options = [one for one in params if isinstance(one, click.Option)]
+        self.words = words
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
         """Write beginnings of flags out, and add the value of each option whose value is optional.
@@ -186,6 +189,9 @@ class JobCommand(Command):
 
     def mistake(self, error: click.UsageError, args: Sequence[str]) -> LaunchError:
         """Return what is wrong with the options, and what was probably meant."""
+        own = [name for option in self.own_options for name in option.opts]
+        if isinstance(error, click.NoSuchOption | click.BadOptionUsage) and did_you_mean(error.option_name, own):
+            return super().mistake(error, args)
         from ddplaunch.cli import mistakes  # most people make none
 
         return mistakes.in_options(error, args)
@@ -198,14 +204,13 @@ class JobCommand(Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return how it is typed."""
-        forms = [f"[{' | '.join(option.opts[0] for option in self.own_options)}]"] if self.own_options else []
-        return [*forms, "[OPTIONS]", "SCRIPT", "[ARGS]..."]
+        return [*([self.words] if self.words else []), "[OPTIONS]", "SCRIPT", "[ARGS]..."]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options used most, or all of them by what they are for."""
         assert isinstance(formatter, Page)
         if self.own_options:
-            formatter.rows("Forms", [record for option in self.own_options if (record := option.get_help_record(ctx))])
+            super().format_options(ctx, formatter)
             return
         options = {one.option.name: one for one in self.params if isinstance(one, JobOption) and not one.hidden}
         if not ctx.meta.get(FULL_HELP):
@@ -264,7 +269,7 @@ def resolve(line: CommandLine, env: Mapping[str, str], folder: str | None) -> Jo
     return job_spec([*line.given, *sources.from_variables(env), *found], line.program, remarks)
 
 
-def _job(ctx: click.Context) -> JobSpec:
+def checked(ctx: click.Context) -> JobSpec:
     """Return the job that was asked for, checked, and say what is hardly meant."""
     line, env = typed(ctx), ctx.obj
     words = ctx.meta[WORDS]
@@ -276,7 +281,7 @@ def _job(ctx: click.Context) -> JobSpec:
     spec = interpreter.chosen(resolve(line, env, working_directory()), env)
     assert isinstance(ctx.command, JobCommand)
     forms = [option.opts[0] for option in ctx.command.own_options]
-    before = (*(["plan"] if forms else []), *line.before)
+    before = (*([str(ctx.info_name)] if forms else []), *line.before)
     try:
         _check(spec, env, before)
     except LaunchError as error:
@@ -334,7 +339,7 @@ def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
         from ddplaunch.cli import completion
 
         return completion.print_script(ctx, print_completion.text, given=True)
-    spec = _job(ctx)
+    spec = checked(ctx)
     # the launcher is heavier than what parses: neither --help nor a mistake needs it
     from ddplaunch.launcher import dispatch
 
@@ -347,13 +352,14 @@ def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
         click.Option(["--json"], is_flag=True, help="The plan as JSON."),
         click.Option(["--sh"], is_flag=True, help="The commands and variables of each worker, to paste into a shell."),
     ],
+    words="[--json | --sh]",
 )
 @click.pass_context
 def plan(ctx: click.Context, /, json: bool, sh: bool, **_: Any) -> int:
     """Shows what `ddplaunch` with the same arguments would do: ranks, devices, CPUs, variables, and where each value came
     from. Starts nothing. Takes the options of `ddplaunch --help-all`.
     """  # noqa: D205
-    spec = _job(ctx)
+    spec = checked(ctx)
     if json and sh:
         raise LaunchError("--json and --sh do not go together", hint="leave one out")
     from ddplaunch.launcher import dispatch

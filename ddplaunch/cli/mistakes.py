@@ -42,7 +42,7 @@ _VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "
 # verbs that other tools have, and what serves in their place
 _LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
 _SERVES = {
-    **dict.fromkeys(("info", "env", "test", "check", "devices", "gpu", "gpus", "health", "diagnose"), _LOOK),
+    **dict.fromkeys(("info", "env", "test", "devices", "gpu", "gpus", "health", "diagnose"), _LOOK),
     **dict.fromkeys(
         ("init", "config", "cfg", "configure", "setup"),
         "nothing has to be set up; options may stand in ddplaunch.toml, and `ddplaunch plan train.py` shows which hold",

@@ -25,6 +25,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]
     hostname: str
     read: Callable[[str], str]  # gives the text of a file; raises OSError
+    is_bad: Callable[[str], bool] = lambda _: False  # whether a host is to be left out, if others are enough
 
     def value(self, *names: str) -> str | None:
         """The first of these variables that is set to something."""

@@ -51,13 +51,22 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def discover(spec: JobSpec, env: Mapping[str, str], hostname: str, *, read: Callable[[str], str]) -> Allocation:
-    """Return the hosts of the job and our place among them; `read` returns the text of a file or raises OSError.
+def discover(
+    spec: JobSpec,
+    env: Mapping[str, str],
+    hostname: str,
+    *,
+    read: Callable[[str], str],
+    is_bad: Callable[[str], bool] = lambda _: False,
+) -> Allocation:
+    """Return the hosts of the job and our place among them.
+
+    `read` returns the text of a file or raises OSError; a host that `is_bad` is left out.
 
     Raises:
         LaunchError: what was asked contradicts what was found, or is not enough.
     """
-    facts = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read)
+    facts = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read, is_bad=is_bad)
     found = _find(facts)
     checks.workers_of_one_node(spec, found.nnodes[1])
     if spec.spares:

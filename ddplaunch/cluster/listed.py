@@ -41,9 +41,14 @@ def allocate(
         hosts = hostlist.include(hosts, spec.include, spec.origin("include"))
     elif spec.exclude:
         hosts = hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
+    good = tuple(host for host in hosts if not facts.is_bad(host.address))
+    remarks = [*notes]
+    if bad := [host for host in hosts if host not in good]:
+        _check_rest(spec, good, bad, source)
+        remarks.append(f"{_names(bad)} of {source} is left out, since the machine has failed lately")
+    hosts = good
     nnodes = _nnodes(spec, hosts, source)
     chosen = tuple(_with_workers(spec, host) for host in hosts[: nnodes[1]])
-    remarks = [*notes]
     if unused := _names(hosts[nnodes[1] :]):
         remarks.append(f"{unused} of {source} is not used: --nnodes asks for fewer")
     first, is_alone = chosen[0], len(chosen) == 1
@@ -77,6 +82,17 @@ def _nnodes(spec: JobSpec, hosts: Sequence[Host], source: str) -> tuple[int, int
             hint=f"--nnodes {len(hosts)}, or leave it out to use all",
         )
     return min_nodes, min(max_nodes, len(hosts))
+
+
+def _check_rest(spec: JobSpec, hosts: Sequence[Host], bad: Sequence[Host], source: str) -> None:
+    """Refuse a job that has too few hosts without those that have failed."""
+    needed = spec.nnodes[0] if checks.nnodes_asked(spec) else 1
+    if needed > len(hosts):
+        option = spec.origin("avoid_bad_nodes")
+        raise LaunchError(
+            f"{option} leaves {_names(bad)} of {source} out, and the job needs {count(needed, 'node')}, not {len(hosts)}",
+            hint=f"list more hosts, leave {option} out, or type `ddplaunch doctor --forget {bad[0].address}`",
+        )
 
 
 def _names(hosts: Sequence[Host]) -> str:

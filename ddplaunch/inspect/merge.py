@@ -68,8 +68,13 @@ def where(sample: Sample, cwd: str) -> str:
 
 def own_location(sample: Sample, cwd: str) -> str:
     """Say where in the program's own code a process is: "train.py:88 in train_step"."""
-    own = next((frame for frame in sample.main if not is_library(frame)), None)
+    own = own_frame(sample.main)
     return location(own, cwd) if own is not None else where(sample, cwd)
+
+
+def own_frame(frames: Iterable[Frame]) -> Frame | None:
+    """Return the first frame of the program's own code; `frames` are innermost first."""
+    return next((frame for frame in frames if not is_library(frame)), None)
 
 
 def is_waiting(sample: Sample) -> bool:

@@ -97,7 +97,7 @@ def parse_members(text: str) -> dict[str, tuple[int, ...]]:
     left = _MOST_MEMBERS
     for line in text.split("\n"):
         name, _, written = line.rpartition(" ")
-        ranks = _ranks(written, min(left, _MOST_RANKS))
+        ranks = ranks_of(written, min(left, _MOST_RANKS))
         if ranks:
             found[name] = ranks
             left -= len(ranks)
@@ -105,7 +105,7 @@ def parse_members(text: str) -> dict[str, tuple[int, ...]]:
 
 
 @lru_cache(maxsize=4096)  # the workers of a node share most groups
-def _ranks(written: str, most: int) -> tuple[int, ...]:
+def ranks_of(written: str, most: int) -> tuple[int, ...]:
     """Read ascending ranges of ranks: "0-2,4"; () for anything else, and for more ranks than `most`, which are not made first."""
     ranges = []
     for part in written.split(","):

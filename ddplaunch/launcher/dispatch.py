@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,13 +14,15 @@ from msgspec.structs import replace
 from ddplaunch.agent import front
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
+from ddplaunch.cluster.endpoints import is_same_host
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token
-from ddplaunch.runlog.folders import state_folder
+from ddplaunch.runlog.folders import bad_nodes_file, state_folder
 from ddplaunch.spec import Given, JobSpec
 
 if TYPE_CHECKING:
     from ddplaunch.output.streams import Screen
+    from ddplaunch.runlog.bad_nodes import Failure
 
 _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
 # seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then no process is left to report how the job
@@ -63,6 +66,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
         env = {**env, token.VARIABLE: secret}
         for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
             write_stderr(visible(f"ddplaunch: warning: {below(weakness)}\n"))
+    _warn_of_bad_nodes(spec, env, allocation)
     # a job of this node alone may need this process, its terminal, or be in a container without srun
     if allocation.starter == "srun" and allocation.is_here and (to_caller or os.isatty(0) or _lacks_srun(env)):
         from ddplaunch.cluster.slurm import without_step
@@ -86,6 +90,32 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
 
         return run_over_ssh(spec, env, allocation, serve=serve, reports_to_caller=to_caller)
     return _run_here(spec, env, allocation, screen, serve, to_caller=to_caller)
+
+
+def _failures(env: Mapping[str, str]) -> list[Failure]:
+    """Return the failures of machines that are remembered; most users have none, and no file."""
+    path = bad_nodes_file(env)
+    if not path or not os.path.exists(path):
+        return []
+    from ddplaunch.runlog import bad_nodes
+
+    return bad_nodes.read(path, time.time())
+
+
+def _has_failed(failures: Sequence[Failure], host: str) -> bool:
+    return any(is_same_host(one.host, host) for one in failures)
+
+
+def _warn_of_bad_nodes(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> None:
+    """Print which nodes of the job have failed lately; once, where the job is started, and unless it is to be quiet."""
+    is_first = allocation.node_rank in (0, None) and not allocation.has_front
+    if spec.verbosity < 0 or spec.simulate or not is_first or not (failures := _failures(env)):
+        return
+    from ddplaunch.runlog import bad_nodes
+
+    hosts = allocation.hosts or (os.uname().nodename,)
+    if bad := bad_nodes.among(failures, hosts):
+        write_stderr(visible(f"ddplaunch: warning: {bad_nodes.warning(bad, time.time())}\n"))
 
 
 def _run_here(
@@ -158,7 +188,8 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
     Raises:
         LaunchError: what was asked for contradicts what was found.
     """
-    found = discover(spec, env, os.uname().nodename, read=_read)
+    failures = _failures(env) if spec.avoid_bad_nodes else []
+    found = discover(spec, env, os.uname().nodename, read=_read, is_bad=partial(_has_failed, failures))
     if found.rendezvous is None or spec.no_control:
         return found, None
     secret = token.find(spec, env) or _shared_token(found, env)

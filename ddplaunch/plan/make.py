@@ -230,7 +230,7 @@ def _worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPlan:
         local_rank=local_rank,
         node_rank=here.node_rank,
         host=here.host,
-        argv=_argv(spec, node, local_rank),
+        argv=argv(spec, node, local_rank),
         wrap=spec.wrap if spec.wrap_ranks is None or rank in spec.wrap_ranks else (),
         variables={**common, **pinned, **identity, **debugging, "DDPLAUNCH_DEVICE": device},
         device=device,
@@ -295,7 +295,7 @@ def _notes(here: _Here) -> tuple[str, ...]:
     )
 
 
-def _argv(spec: JobSpec, node: Node, local_rank: int) -> tuple[str, ...]:
+def argv(spec: JobSpec, node: Node, local_rank: int) -> tuple[str, ...]:
     """Return the command of a worker; torchrun's macro ${local_rank} in an argument of the script is replaced.
 
     The macro: torch/distributed/elastic/multiprocessing/api.py.

@@ -59,6 +59,7 @@ class Row(Struct, frozen=True):
     name: str
     predicate: Predicate
     advice: str
+    fault: str = ""  # of the machine, if it was that: a kind of runlog/bad_nodes.py
 
 
 def matches(pattern: str) -> Predicate:
@@ -194,7 +195,7 @@ CAUSES: tuple[Row, ...] = (
         "or use fewer DataLoader workers"),
     Row("out of memory", all_of(killed_by(SIGKILL), fact(lambda facts: facts.oom_kills > 0)),
         "the kernel's OOM killer was at work on this machine meanwhile ({kills}; the peak of this worker was {memory}): "
-        "ask for more, or use fewer DataLoader workers"),
+        "ask for more, or use fewer DataLoader workers", fault="memory"),
     Row("out of memory in a child process", all_of(matches(_CHILD_KILLED), fact(lambda facts: facts.oom_kills > 0)),
         "the kernel's OOM killer ended a child process ({kills} meanwhile): ask for more memory, or use fewer of them "
         "(num_workers of a DataLoader)"),
@@ -238,7 +239,7 @@ CAUSES: tuple[Row, ...] = (
         "the line shown may be a later one: `--env CUDA_LAUNCH_BLOCKING=1` makes the traceback exact"),
     Row("hardware fault of a GPU", matches(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|fallen off the bus"),
         "the GPU itself has failed, not the script ({device} of this worker): see `nvidia-smi -q` and `dmesg | grep Xid`, "
-        "and leave it out (`--devices`) until it is reset"),
+        "and leave it out (`--devices`) until it is reset", fault="gpu"),
     Row("no kernel for this GPU", matches(r"no kernel image is available for execution on the device"),
         "the torch of {interpreter}, or a package with CUDA code, was not built for this kind of GPU: install another build"),
     Row("driver too old",
@@ -362,6 +363,7 @@ class Cause(Struct, frozen=True, kw_only=True):
     name: str
     advice: str  # one line
     line: str = ""  # of what the worker said, as evidence; "" if that is a fact of the node
+    fault: str = ""  # of the machine: a kind of runlog/bad_nodes.py
 
 
 def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
@@ -378,5 +380,6 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
     }
     for row in CAUSES:
         if (found := row.predicate(end, facts)) is not None:
-            return Cause(name=row.name, advice=row.advice.format(**general | dict(found)), line=found.get("line", ""))
+            advice = row.advice.format(**general | dict(found))
+            return Cause(name=row.name, advice=advice, line=found.get("line", ""), fault=row.fault)
     return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from signal import SIGINT, SIGKILL, SIGTERM
 
 from ddplaunch.errors import below
@@ -17,6 +19,8 @@ from ddplaunch.supervise.job.step import OWN_END
 from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, ClusterEnding, Traces, Why, WorkerExit
 from ddplaunch.words import count, duration
 
+_REMEMBERED_WITHIN = 1.0  # seconds
+_OF_MACHINE = ("silent for", "connection")  # how reasons begin for which an agent is lost, but for what it has sent
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 
 
@@ -35,6 +39,7 @@ class JobReporter:
         self.came_last: tuple[str, Mapping[str, object]] | None = None
         self.pace: float | None = None  # steps in a second
         self._prepared = False
+        self._faults: dict[str, str] = {}  # of the machines, by host
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
@@ -56,6 +61,8 @@ class JobReporter:
             case job.AgentLost(id, reason, _) if id in before.members:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
+                if before.phase is job.Phase.RUNNING and reason.startswith(_OF_MACHINE):
+                    self._faults.setdefault(member.host, "lost")
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
                 emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.name.lower())
@@ -136,6 +143,13 @@ class JobReporter:
         if error:
             self._reporter.report(self._reporter.paint.labels(error))
             return error, None
+        text, outcome = self._ended(state, traces, ending)
+        self._remember_faults()
+        return text, outcome
+
+    def _ended(
+        self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding
+    ) -> tuple[str, tuple[int, str] | None]:
         self._reporter.pace = self.pace
         if self.came_last is not None:
             text, self._reporter.came_last = self.came_last
@@ -227,10 +241,13 @@ class JobReporter:
             preempted=ending.text == PREEMPTED,
             walltime_over=ending.text == OUT_OF_WALLTIME,
         )
+        cause = classify(first, facts)
+        if cause is not None and cause.fault:
+            self._faults[first.host] = cause.fault
         report = FailureReport(
             first=first,
             exits=tuple(state.exits),
-            cause=classify(first, facts),
+            cause=cause,
             ended_by=ending.text,
             cwd=self._reporter.cwd,
             home=self._reporter.home,
@@ -241,6 +258,21 @@ class JobReporter:
             locations=self.found.locations,
         )
         return render(report, self._reporter.paint)
+
+    def _remember_faults(self) -> None:
+        """Remember the machines that have failed. All workers have ended; a disk that hangs holds nobody up for longer."""
+        path, run_id = self._reporter.bad_nodes, self._reporter.plan.run_id if self._reporter.plan is not None else ""
+        if not self._faults or not path or self._spec.chaos:
+            return
+        from ddplaunch.process.ask import AskedEnded, ask
+        from ddplaunch.runlog.bad_nodes import Failure, add
+
+        now, in_slurm = time.time(), bool(self._reporter.slurm_job)
+        failures = [
+            Failure(host=host, kind=kind, at=now, run=run_id, in_slurm=in_slurm) for host, kind in self._faults.items()
+        ]
+        with suppress(OSError, AskedEnded):  # of which TimeoutError is one
+            ask(partial(add, path, failures, now), _REMEMBERED_WITHIN)
 
 
 def _node_lost(state: State) -> str:

@@ -58,6 +58,7 @@ class Reporter:
         why_ending: Callable[[], ClusterEnding] | None = None,
         slurm_job: str = "",
         columns: int = 0,
+        bad_nodes: str = "",
     ) -> None:
         """Prepare to report on a run of `program`.
 
@@ -68,12 +69,14 @@ class Reporter:
         `why_ending` finds out why the cluster is ending the job, if it is; this may take seconds.
         `slurm_job` is the id of the job in Slurm, "" outside of it.
         `columns` are those of the terminal; 0: there is none, or its size is not known.
+        `bad_nodes` is the file that remembers them; "": nothing is remembered.
         """
         self.write = write
         self.clock = clock
         self.paint = paint
         self.cwd = cwd
         self.home = home
+        self.bad_nodes = bad_nodes
         self.began = clock()
         self.plan: Plan | None = None  # of the generation that runs, or of the last one
         self._folder: RunFolder | None = None
@@ -89,7 +92,7 @@ class Reporter:
         self._reply = reply
         self._write_last = write if write_last is None else write_last
         self.why_ending = why_ending
-        self._slurm_job = slurm_job
+        self.slurm_job = slurm_job
         self._columns = columns
         self._has_terminal = False
         self.job_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
@@ -177,7 +180,7 @@ class Reporter:
         assert folder is not None
         if plan is not self._kept_plan:  # the nodes may have agreed on another one
             self._kept_plan = plan
-            here = {"agent_pid": os.getpid(), "slurm_job": self._slurm_job}
+            here = {"agent_pid": os.getpid(), "slurm_job": self.slurm_job}
             folder.write("plan.json", {**plan.data(self._origins), **here})
         if not self._is_announced:
             self._is_announced = True
@@ -226,11 +229,11 @@ class Reporter:
         """Return the line that looks into this run from where its user may be: in Slurm that is mostly on another host."""
         plan = self.plan
         name = short(plan.run_id) if plan is not None else ""
-        if plan is None or not self._slurm_job:
+        if plan is None or not self.slurm_job:
             return f"ddplaunch {verb} {name}"
         from ddplaunch.report import other_host  # few jobs need it
 
-        return other_host.line(plan.workers[0].host, self._slurm_job, (verb, name))
+        return other_host.line(plan.workers[0].host, self.slurm_job, (verb, name))
 
     def _on(self, rank: int) -> str:
         """Name the host of a rank in a job of several nodes."""

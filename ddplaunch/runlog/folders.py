@@ -59,6 +59,12 @@ def runs_folder(env: Mapping[str, str]) -> str | None:
     return None if state is None else os.path.join(state, "ddplaunch", "runs")
 
 
+def bad_nodes_file(env: Mapping[str, str]) -> str:
+    """Return where nodes of this user are remembered whose machine has failed; "" if the user has no home."""
+    state = state_folder(env)
+    return "" if state is None else f"{state}/ddplaunch/nodes.jsonl"
+
+
 def make(root: str, name: str) -> tuple[str, int]:
     """Make the folder `name` below `root`, or one with a number behind its name if there is such a one.
 

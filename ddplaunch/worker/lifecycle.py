@@ -54,7 +54,10 @@ class Lifecycle:
             signals["offer_stacks"](fd, signum)
             if attach_signal:
                 signals["offer_debugger"](fd, int(attach_signal), self._debugger, load)
-        self._prepare_torch()
+        if check := os.environ.pop("DDPLAUNCH_CHECK_NOTES", ""):
+            load("check")["begin"](load, *check.split(",", 2))
+        else:
+            self._prepare_torch()
         if debugpy:
             self._held = load("debugger")["wait_for_client"](self._debugger, load)
         self.run, self.arguments = prepare(sys.argv[1], sys.argv[2], sys.argv[3:], names, self._record)

@@ -127,6 +127,7 @@ COMPLETIONS = [
             "plain,plan",
             "plain,top",
             "plain,report",
+            "plain,check",
             "plain,doctor",
             "plain,shim",
             "plain,submit",

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.cli.submit import _OURS, _REFUSED
+from ddplaunch.runlog import bad_nodes
+from ddplaunch.runlog.bad_nodes import Failure
+from ddplaunch.runlog.folders import bad_nodes_file
 from ddplaunch.slurm.submit.script import FLAGS, VALUED, options, text
 from tests.cli import typed
 from tests.conftest import Job
@@ -72,6 +76,18 @@ def test_the_number_of_nodes_may_come_from_anywhere(shown, folder: Path) -> None
     (folder / "ddplaunch.toml").write_text("nnodes = 2\n")
     assert "#SBATCH --nodes=2\n" in shown("--print -- train.py")
     assert "#SBATCH --nodes=4\n" in shown("--print --nodes 4 -- --nnodes 4 train.py")
+
+
+def test_nodes_that_failed_in_slurm_are_excluded_if_that_is_asked(
+    shown, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    names = (("gpu01", True), ("laptop", False), ("gpu02", True))
+    failures = [Failure(host=host, kind="lost", at=time.time(), in_slurm=in_slurm) for host, in_slurm in names]
+    bad_nodes.add(bad_nodes_file(os.environ), failures, time.time())
+    assert "#SBATCH --exclude=gpu01,gpu02\n" in shown("--print -- --avoid-bad-nodes train.py")
+    assert "#SBATCH --exclude=gpu[07-09],gpu01,gpu02\n" in shown("--print -x gpu[07-09] -- --avoid-bad-nodes train.py")
+    assert "exclude" not in shown("--print -- -q train.py")
 
 
 def test_a_job_that_requeues_itself_may_be_requeued(shown) -> None:

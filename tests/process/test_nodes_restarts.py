@@ -9,6 +9,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 
+from ddplaunch.runlog.bad_nodes import read
 from tests.conftest import until
 from tests.nodes import Node, Nodes
 
@@ -90,6 +91,9 @@ def test_without_restarts_a_lost_node_is_the_end_even_if_another_could_come(node
     places(nodes, 0, 2)
     os.kill(started[1].agent, SIGKILL)
     assert nodes.statuses() == [122, 122]
+    [remembered] = nodes.home.glob("state*/ddplaunch/nodes.jsonl")
+    [failure] = read(str(remembered), time.time())
+    assert (failure.host, failure.kind, failure.in_slurm) == (os.uname().nodename, "lost", False)
 
 
 def test_with_restarts_a_lost_node_can_be_replaced(nodes, program):

@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, visible, write_stderr
 from ddplaunch.exitcodes import NOT_FOUND, OK
 from ddplaunch.options.parsers import write_nnodes
 from ddplaunch.process.program import check as check_program
+from ddplaunch.runlog.folders import bad_nodes_file
 from ddplaunch.slurm.submit import output, script
 from ddplaunch.slurm.submit.output import is_complete
 from ddplaunch.slurm.submit.script import KNOWN, SHORT, USAGE, SbatchOption, SubmitRequest
@@ -47,6 +50,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     output: tuple[str, ...]  # patterns of the paths of its stdout and, if that is another one, of its stderr
     name: str
     append: bool  # to those files
+    options: tuple[SbatchOption, ...]  # those that were typed, and the nodes that are left out
 
 
 def draft(
@@ -63,6 +67,7 @@ def draft(
             program, spec = parse_job(job, job_env)
         except LaunchError as error:
             raise _misplaced(error) from None
+        request = _avoiding(request, spec, env)
         asked = script.options(request, spec)
         made = Draft(
             # a script with the name of a verb would be taken for the verb
@@ -71,11 +76,31 @@ def draft(
             output=tuple(filter(None, (_given(name, asked, request, env) for name in ("output", "error")))),
             name=_given("job-name", asked, request, env),
             append=_given("open-mode", asked, request, env)[:1] in ("a", "A"),  # sbatch reads no more of it
+            options=request.options,
         )
         check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})
         for pattern in made.output:
             check_output(output.expand(pattern, {"x": made.name}), pattern)
     return made
+
+
+def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> SubmitRequest:
+    """Exclude the nodes that have failed lately in jobs of Slurm, if that is asked for; else warn of them."""
+    path = bad_nodes_file(env)
+    if not path or not os.path.exists(path):
+        return request
+    from ddplaunch.runlog import bad_nodes
+
+    now = time.time()
+    failures = [one for one in bad_nodes.read(path, now) if one.in_slurm]
+    hosts = dict.fromkeys(one.host for one in failures)
+    if spec.avoid_bad_nodes and hosts:
+        typed = [option for option in request.options if option.name != "exclude"]
+        names = ",".join(filter(None, (request.value("exclude"), *hosts)))
+        return replace(request, options=(*typed, SbatchOption("exclude", names)))
+    if hosts and spec.verbosity >= 0:
+        write_stderr(visible(f"ddplaunch: warning: {bad_nodes.warning(bad_nodes.among(failures, hosts), now)}\n"))
+    return request
 
 
 def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Callable[[str], int]) -> int:
@@ -87,7 +112,7 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
     fixed = [os.path.join(made.folder, path) for path in paths if output.is_complete(path)]
     noted = [output.before(path, append=made.append) for path in fixed]
     # once more on the command line, where they override SBATCH_ variables
-    job = _sbatch(made.script, [option.argument for option in request.options], env)
+    job = _sbatch(made.script, [option.argument for option in made.options], env)
     if job is None:
         return OK
     known = {"A": job.id, "a": "*", "j": job.id, "x": made.name, "%": "%"}

@@ -45,6 +45,19 @@ def test_hosts_and_devices_may_be_chosen() -> None:
     assert found(hosts="a,b:4,c", exclude="b").hosts == ("a", "c")
 
 
+def test_hosts_that_have_failed_are_left_out_where_the_others_are_enough() -> None:
+    asked: dict[str, Any] = {"hosts": "a,b:4,c", "origins": {"avoid_bad_nodes": "--avoid-bad-nodes"}}
+    job = found(bad=["a"], **asked)
+    assert (job.hosts, job.nnodes) == (("b", "c"), (2, 2))
+    assert job.notes == ("a of --hosts a,b:4,c is left out, since the machine has failed lately",)
+    assert found(bad=["a"], nnodes=(2, 2), **asked).hosts == ("b", "c")
+    assert found(bad=["c"], nnodes=(2, 2), **asked).hosts == ("a", "b")
+    assert found(bad=["b"], nnodes=(1, 3), **asked).nnodes == (1, 2)
+    for bad, nnodes in ((["a", "b", "c"], (1, 1)), (["a"], (3, 3)), (["a", "b"], (2, 3))):
+        with pytest.raises(LaunchError, match=r"--avoid-bad-nodes leaves .* and the job needs"):
+            found(bad=bad, nnodes=nnodes, **asked)
+
+
 def test_one_host_that_is_this_one_is_not_called_by_ssh() -> None:
     for name in ("gpu01:4", "gpu01.example.org:4", "localhost:4"):
         job = found(hosts=name, hostname="gpu01.cluster")

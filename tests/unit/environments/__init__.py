@@ -4,7 +4,7 @@ Slurm 22.05 (`srun -N3 --ntasks-per-node=1` and `=4`, a batch script, salloc), O
 started from a host `head`, or from the host of rank 0, on gpu-a-01 and gpu-a-02. What named files of that bed is left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ def found(
     hostname: str = "here",
     files: Mapping[str, str] | None = None,
     origins: Mapping[str, str] | None = None,
+    bad: Collection[str] = (),
     **fields: Any,
 ) -> Allocation:
-    """Return what is discovered for a job with these fields."""
+    """Return what is discovered for a job with these fields, which leaves out `bad` hosts."""
 
     def read(path: str) -> str:
         try:
@@ -36,4 +37,4 @@ def found(
         except KeyError:
             raise FileNotFoundError(2, "No such file or directory", path) from None
 
-    return discover(spec(origins=origins, **fields), env or {}, hostname, read=read)
+    return discover(spec(origins=origins, **fields), env or {}, hostname, read=read, is_bad=bad.__contains__)

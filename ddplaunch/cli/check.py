@@ -1,0 +1,124 @@
+"""`ddplaunch check`: whether the ranks of a large job would agree on their collectives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ddplaunch.cli.command import Once, show
+from ddplaunch.cli.job import JobCommand, checked
+from ddplaunch.errors import LaunchError
+from ddplaunch.exitcodes import OK
+from ddplaunch.options import parsers
+from ddplaunch.options.parsers import BadValue
+from ddplaunch.spec import JobSpec, ProgramKind
+
+_WRONG = 1  # the exit status if ranks disagree, or one does not get through
+_MOST_RANKS = 256  # that are checked
+_MOST_STEPS = 10_000
+_OF_A_NODE = 8  # workers, where nobody says how many
+_SECONDS = 300.0  # that a rank may take, where nobody says how many
+_EXAMPLES = {"--world-size": "512", "--ranks": "0,1,7", "--steps": "5"}
+
+T = TypeVar("T")
+
+
+@click.command(
+    cls=JobCommand,
+    params=[
+        Once(
+            ["--world-size"],
+            metavar="N",
+            help="How many ranks the job has. Default: --nnodes times --nproc-per-node.",
+        ),
+        Once(
+            ["--ranks"],
+            metavar="LIST",
+            help="The ranks to run here: 0,1,511. Else the first two, the ends of the first node and of the job, and the middle.",
+        ),
+        Once(["--steps"], metavar="N", help="Steps of the optimizer until a rank ends. [default: 3]"),
+        click.Option(["--json"], is_flag=True, help="Print everything as JSON."),
+    ],
+    words="--world-size N [--ranks LIST] [--steps N] [--json]",
+    examples=(
+        ("ddplaunch check --world-size 512 train.py", "64 nodes of 8 ranks, and six of these run here"),
+        ("ddplaunch check --nnodes 4 --nproc-per-node 4 --ranks 0,3,15 train.py", "these three of 16"),
+    ),
+)
+@click.pass_context
+def check(
+    ctx: click.Context, /, world_size: str | None, ranks: str | None, steps: str | None, json: bool, **_: Any
+) -> int:
+    """Runs some ranks of a job of any size on this machine, each as if the others were there, for a few steps, and compares what
+    they ask of their process groups: collectives, their order, shapes and types. Nothing is sent, and no checkpoint is written.
+    The exit status is 1 if ranks disagree or one fails. --timeout is for each rank, 5 minutes if it is not given. Takes the
+    options of `ddplaunch --help-all`.
+    """  # noqa: D205 - the help of a verb is one paragraph
+    from ddplaunch.check import run
+    from ddplaunch.check import show as shown
+    from ddplaunch.check.compare import compare
+    from ddplaunch.devices.node import inspect
+    from ddplaunch.options import token
+    from ddplaunch.process.program import working_directory
+    from ddplaunch.report.console import Look, written
+
+    spec, env = checked(ctx), ctx.obj
+    if spec.program.kind is ProgramKind.COMMAND:
+        raise LaunchError("a check needs a Python program", hint="leave --no-python out")
+    wanted = _wanted(spec, world_size, ranks, steps)
+    began, cwd = time.monotonic(), working_directory() or ""
+    env = token.public(env)
+    traces = run.run(spec, env, inspect(spec, env), wanted)
+    if isinstance(traces, int):
+        return traces
+    compared, seconds = compare(traces, cwd), time.monotonic() - began
+    if json:
+        text = shown.as_json(wanted, traces, compared, seconds, cwd)
+    else:
+        text = written(shown.blocks(wanted, traces, compared, seconds, cwd), Look.of_stdout(env))
+    return show(text) or (_WRONG if shown.is_wrong(traces, compared) else OK)
+
+
+def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str | None) -> Any:
+    """Return what is to be checked.
+
+    Raises:
+        LaunchError: a number is wrong, or there is no such rank.
+    """
+    from ddplaunch.check.run import Wanted, default_ranks
+
+    per_node = spec.nproc_per_node
+    if isinstance(per_node, str):
+        raise LaunchError(
+            f"{spec.typed('nproc_per_node', per_node)}: a check of other nodes needs a number",
+            hint="type for example `--nproc-per-node 8`",
+        )
+    if world_size is not None:
+        size = _parsed("--world-size", world_size, parsers.number(1, 1 << 20))
+    elif spec.origin("nnodes") != "default":
+        size = spec.nnodes[1] * (per_node or _OF_A_NODE)
+    else:
+        raise LaunchError("a check needs the size of the job", hint="type for example `--world-size 512`")
+    per_node = min(per_node or _OF_A_NODE, size)
+    chosen = default_ranks(size, per_node) if ranks is None else tuple(sorted(_parsed("--ranks", ranks, parsers.ranks)))
+    if chosen[-1] >= size:
+        raise LaunchError(f"--ranks {ranks}: there is no rank {chosen[-1]} of {size}", hint="ranks count from 0")
+    if len(chosen) > _MOST_RANKS:
+        raise LaunchError(f"--ranks {ranks}: {len(chosen)} ranks are more than a check runs, {_MOST_RANKS}")
+    return Wanted(
+        world_size=size,
+        nproc_per_node=per_node,
+        ranks=chosen,
+        steps=3 if steps is None else _parsed("--steps", steps, parsers.number(1, _MOST_STEPS)),
+        seconds=spec.timeout or _SECONDS,
+    )
+
+
+def _parsed(flag: str, text: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(text)
+    except BadValue as error:
+        raise LaunchError(f"{flag} {text}: {error}", hint=f"type for example `{flag} {_EXAMPLES[flag]}`") from None

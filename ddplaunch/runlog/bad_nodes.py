@@ -1,0 +1,129 @@
+"""Nodes whose machine has failed, remembered for a week, in a file of the state folder that all hosts with this home share.
+
+Each line is one failure. Whoever adds one holds a lock, and leaves out what is old, so the file stays small. A reader needs no
+lock: a line that another host is writing cannot be read, and is left out like any other that is none of ours.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ddplaunch.cluster.endpoints import is_same_host
+from ddplaunch.fields import Host, Piece
+from ddplaunch.process.files import open_regular
+from ddplaunch.runlog.folders import make_all
+from ddplaunch.words import count, duration, some
+
+KINDS = {
+    "lost": "was lost",
+    "gpu": "had a fault of a GPU",
+    "memory": "ran out of memory",
+    "slow": "was slow in a check",
+}
+KEPT = 7 * 86400.0  # seconds
+_MOST = 500  # failures
+_LARGEST = 1 << 20  # bytes
+_AHEAD = 3600.0  # seconds that the clock of another host may be ahead
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """A failure that was the machine's."""
+
+    host: Host
+    kind: Annotated[str, Meta(max_length=20)]  # of KINDS
+    at: Annotated[float, Meta(ge=0, le=1e12)]  # seconds of the time of day
+    run: Piece = ""  # its name
+    in_slurm: bool = False
+
+
+_decoder = msgspec.json.Decoder(Failure)
+
+
+def read(path: str, now: float) -> list[Failure]:
+    """Return the failures that are remembered, the oldest first; none if there is no such file, or it is another user's."""
+    try:
+        with open_regular(path) as file:
+            return _parsed(file.read(_LARGEST), now) if os.fstat(file.fileno()).st_uid == os.getuid() else []
+    except OSError:
+        return []
+
+
+def _parsed(text: bytes, now: float) -> list[Failure]:
+    found = []
+    for line in text.splitlines():
+        with suppress(ValueError, RecursionError):
+            failure = _decoder.decode(line)
+            if failure.kind in KINDS and now - KEPT <= failure.at <= now + _AHEAD:
+                found.append(failure)
+    return sorted(found, key=lambda one: one.at)[-_MOST:]
+
+
+def add(path: str, failures: Sequence[Failure], now: float) -> None:
+    """Remember these too.
+
+    Raises: OSError.
+    """
+    make_all(os.path.dirname(path))
+    _change(path, lambda known: [*known, *failures], now)
+
+
+def forget(path: str, host: str, now: float) -> int:
+    """Forget the failures of a host, by its full or short name; return how many these were.
+
+    Raises: OSError.
+    """
+    forgotten = [one for one in read(path, now) if is_same_host(one.host, host)]
+    if forgotten:
+        _change(path, lambda known: [one for one in known if not is_same_host(one.host, host)], now)
+    return len(forgotten)
+
+
+def _change(path: str, change: Callable[[list[Failure]], list[Failure]], now: float) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "r+b") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        kept = change(_parsed(file.read(_LARGEST), now))[-_MOST:]
+        text = b"".join(msgspec.json.encode(one) + b"\n" for one in kept)
+        file.seek(0)
+        file.write(text)  # longer than what was there, in most cases: a reader never finds the file empty
+        file.flush()
+        file.truncate(len(text))
+
+
+def among(failures: Iterable[Failure], hosts: Iterable[str]) -> dict[str, list[Failure]]:
+    """Return which of these hosts have failed, by the names given here."""
+    listed = list(failures)
+    found = {host: [one for one in listed if is_same_host(one.host, host)] for host in hosts}
+    return {host: those for host, those in found.items() if those}
+
+
+def warning(bad: Mapping[str, Sequence[Failure]], now: float) -> str:
+    """Say which of the nodes of a job have failed, and what to type."""
+    named = some((f"{host} {summary(those, now)}" for host, those in bad.items()), 3)
+    pronoun = "it" if len(bad) == 1 else "them"
+    return (
+        f"{named}. `--avoid-bad-nodes` leaves {pronoun} out where others are enough, "
+        f"`ddplaunch doctor --forget {next(iter(bad))}` forgets it"
+    )
+
+
+def table(failures: Sequence[Failure], now: float) -> list[tuple[str, str, str]]:
+    """Return a row for each node that has failed: its name, what happened last and when, the run."""
+    hosts = dict.fromkeys(one.host for one in reversed(failures))
+    found = among(failures, hosts)
+    return [(host, summary(found[host], now), found[host][-1].run) for host in hosts]
+
+
+def summary(failures: Sequence[Failure], now: float) -> str:
+    """Say what failed on one node: "was lost 2 h ago, 3 failures in all"."""
+    last = failures[-1]
+    more = f", {count(len(failures), 'failure')} in all" if len(failures) > 1 else ""
+    return f"{KINDS[last.kind]} {duration(max(0.0, now - last.at))} ago{more}"

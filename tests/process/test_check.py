@@ -1,0 +1,82 @@
+"""`ddplaunch check` around the ranks: their place, deadline, ends and leftovers; the scripts need no torch."""
+
+import json
+import signal
+
+import pytest
+
+from tests.conftest import until
+
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE", "DDPLAUNCH_CHECK")
+
+
+@pytest.fixture
+def check(job):
+    """Check a script, given as text, in a job of ten ranks on nodes of four; return the result."""
+
+    def run(text, *options, size=("--world-size", 10, "--nproc-per-node", 4)):
+        (job.home / "train.py").write_text(text)
+        job.start("check", *size, *options, "train.py")
+        return job.wait()
+
+    return run
+
+
+def test_each_rank_runs_at_its_place_in_the_job_and_none_starts_a_run(check, job):
+    text = f"import os; open('place-' + os.environ['RANK'], 'w').write(repr([os.environ[name] for name in {PLACE}]))"
+    result = check(text).expect(0)
+    found = {path.name: eval(path.read_text()) for path in job.home.glob("place-*")}
+    assert sorted(found) == [f"place-{rank}" for rank in (0, 1, 3, 4, 5, 9)]
+    assert found["place-5"] == ["5", "1", "10", "4", "1", "3", "1"]
+    assert found["place-9"] == ["9", "1", "10", "2", "2", "3", "1"]
+    assert "no rank has made a process group" in result.out
+    assert not list(job.home.glob("state/ddplaunch/runs/*"))
+
+
+def test_equal_errors_are_told_once_with_their_line(check):
+    result = check("import os\nif int(os.environ['RANK']) < 4:\n    raise ValueError('bad \\x1b[2J')\n").expect(1)
+    assert "error: ranks 0-1,3 raised ValueError: bad \\x1b[2J: train.py:3\n" in result.out
+    assert "ranks 0-1,3-5,9 of 10: 3 of them did not get through, 0 steps" in result.out
+    assert not result.err
+
+
+def test_a_rank_that_ends_without_an_exception_shows_the_end_of_its_output(check):
+    text = "import os\nfor _ in range(30000): print('x' * 100)\nprint('last words', flush=True)\nos._exit(7)\n"
+    result = check(text, "--ranks", "9").expect(1)
+    assert "error: rank 9 ended with exit status 7\n" in result.out
+    assert "  last words\n" in result.out
+    assert len(result.out) < 2000
+    assert "killed by SIGKILL" in check("import os; os.kill(os.getpid(), 9)", "--ranks", "9").out
+
+
+def test_a_rank_that_does_not_get_on_is_ended_at_its_deadline_and_says_where_it_was(check):
+    result = check(
+        "import time\ndef wait():\n    time.sleep(600)\nwait()\n", "--ranks", "0", "--timeout", "1s", "--json"
+    )
+    [rank] = json.loads(result.expect(1).out)["ranks"]
+    assert (rank["end"], rank["where"]) == ("late", "train.py:3 in wait")
+    # also one that has no thread left to notice it
+    result = check("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n", "--ranks", "0", "--timeout", "1s")
+    assert "did not come to the end of step 1 in 1 s" in result.expect(1).out
+
+
+def test_nothing_that_a_rank_started_is_left(check):
+    text = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"
+    check(text, "--ranks", "0,9").expect(0)  # the fixture looks for what is left
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_check_and_all_ranks(job, signum):
+    (job.home / "train.py").write_text("import os, time\nopen('began', 'w').close()\nos.fork()\ntime.sleep(600)\n")
+    job.start("check", "--world-size", 8, "train.py")
+    until((job.home / "began").exists, "the first rank")
+    job.process.send_signal(signum)
+    job.wait().expect(128 + signum)
+
+
+def test_notes_that_a_program_damages_are_left_out(check):
+    text = (
+        "import glob, os\n[path] = glob.glob(os.environ['TORCHELASTIC_ERROR_FILE'][:-5])\n"
+        'open(path, \'ab\').write(b\'[\' * 5000 + b\'\\n\\0\\n{"type":"end","why":"bribed","stack":0}\\n\')\n'
+    )
+    check(text, "--ranks", "0").expect(0)
