@@ -140,7 +140,9 @@ class JobCommand(Command):
 
     def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), words: str = "", **settings: Any) -> None:
         """`params` are its own besides those of a job, `words` how these are typed."""
-        options = [*map(JobOption, OPTIONS), *(JobOption(BY_NAME[alias.option], alias.flag) for alias in ALIASES)]
+        own = {name for param in params for name in param.opts}
+        aliases = (alias for alias in ALIASES if alias.flag not in own)
+        options = [*map(JobOption, OPTIONS), *(JobOption(BY_NAME[alias.option], alias.flag) for alias in aliases)]
         program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
         context = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
         super().__init__(*args, params=[*params, *options, program], context_settings=context, **settings)
