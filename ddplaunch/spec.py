@@ -208,6 +208,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
     timestamps: bool = False
+    live: bool = False  # rows about the job below the output, on a terminal
     log_dir: str | None = None
     notify: str | None = None  # a command of the shell
     metrics_file: str | None = None  # path

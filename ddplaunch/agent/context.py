@@ -134,18 +134,21 @@ class AgentContext:
     def output(self, plan: Plan) -> Output:
         """Return what shows and keeps the workers' output."""
         inputs, spec = self.inputs, self.inputs.spec
+        # what a worker draws as it likes would be drawn over the rows of --live
+        in_place = spec.live and spec.output == "rank0"
         shown = [
             ShownWorker(
                 rank=worker.rank,
                 local_rank=worker.local_rank,
                 role=spec.role,
                 host=inputs.node.host,
-                streams=_shown(spec, worker.local_rank),
+                streams=frozenset() if in_place and worker.rank else _shown(spec, worker.local_rank),
             )
             for worker in plan.workers
         ]
+        mode = "prefix" if in_place else spec.output
         display = Display(
-            mode="raw" if is_shown_as_it_is(spec, plan.world_size) else spec.output,
+            mode="raw" if is_shown_as_it_is(spec, plan.world_size) else mode,
             ranks=shown,
             colour=set(inputs.screen.colour),
             terminal=set(inputs.screen.terminals),

@@ -50,13 +50,13 @@ def run(
     stops: Collection[int],
     *,
     sent_again: frozenset[int] = frozenset(),
-    control: int | None = None,
+    output: FrontOutput | None = None,
 ) -> int:
     """Fork, run `agent` in the child, serve the agent until the child ends, and return the exit status of the job.
 
     `signals` are those that go to the agent besides those of `passed_on`; one that was ignored when the command
     was started (nohup) stays ignored. `stops` are those that ask the job to end, `sent_again` those that may come twice.
-    `control` is a descriptor for what the agent sends to a caller in Python, a line each.
+    `output` takes the agent's messages; None: our stdout and stderr do.
 
     Raises:
         LaunchError: the machine has no room for the agent.
@@ -66,7 +66,8 @@ def run(
     pid, pipes = child.start(agent, passed)
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
     signal.set_wakeup_fd(pipes.signals[1], warn_on_full_buffer=False)
-    front = _Front(pid, SignalDeduplicator(frozenset(stops), sent_again), frozenset(stops), pipes, FrontOutput(control))
+    deduplicator = SignalDeduplicator(frozenset(stops), sent_again)
+    front = _Front(pid, deduplicator, frozenset(stops), pipes, output or FrontOutput())
     for signum in passed:
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
@@ -177,6 +178,7 @@ class _Front:
             as_a_worker_needs_them = modes()
             self._suspending = False
             if may_stop:
+                self.output.give_back()
                 os.kill(os.getpid(), signal.SIGSTOP)
                 self.output.forget_area()  # the shell has written below it
                 set_modes(as_a_worker_needs_them)  # the shell has set its own, and the worker knows of no pause
@@ -229,7 +231,7 @@ class _Front:
 class FrontOutput:
     """Where the agent's messages go. A stdout or stderr that takes nothing is dropped, and the rest goes on."""
 
-    def __init__(self, control: int | None) -> None:
+    def __init__(self, control: int | None = None) -> None:
         """`control` is a descriptor for what the agent sends to a caller in Python, a line each."""
         self._fds = {STDOUT: 1, STDERR: 2}
         if control is not None:
@@ -268,12 +270,9 @@ class FrontOutput:
 
     def _take_bars(self, message: bytes) -> None:
         """Show progress bars in place on a terminal, or answer the agent's question for the size of the terminal."""
-        from ddplaunch.output.area import StatusArea
         from ddplaunch.output.bars import ANSWERED, unpack
 
-        if self._area is None:
-            self._terminals = tuple(stream for stream in _NAMES if os.isatty(self._fds.get(stream, -1)))
-            self._area = StatusArea() if self._terminals else None
+        self._open_area()
         if self._area is None:
             return
         bars = unpack(message)
@@ -282,6 +281,17 @@ class FrontOutput:
             self._write(stream, memoryview(self._area.answer(size_of(self._fds[stream]))))
         else:
             self._area.show(bars)
+
+    def _open_area(self) -> None:
+        """Have an area below the lines, if there is none and stdout or stderr is a terminal."""
+        from ddplaunch.output.area import StatusArea
+
+        if self._area is None:
+            self._terminals = tuple(stream for stream in _NAMES if os.isatty(self._fds.get(stream, -1)))
+            self._area = StatusArea() if self._terminals else None
+
+    def give_back(self) -> None:
+        """Give the terminal the modes that it had: these outputs change none."""
 
     def _draw(self, area: StatusArea) -> None:
         stream = self._terminals[-1]

@@ -149,7 +149,7 @@ class Generations:
         self.plan = setup.plan
         self.workers = Workers(self._loop, setup, self.starter, self.output, self.running)
         if setup.on_terminal and self._context.inputs.spec.verbosity >= 0:
-            first = "starting" if setup.plan.preload is None else f"importing {setup.plan.preload[0]}"
+            first = "starting" if not setup.plan.preload else f"importing {setup.plan.preload[0]}"
             self.start_notice.begin(self.output, tuple(sorted(setup.on_terminal)), first)
         if not self._context.inputs.spec.no_sample and setup.folder.path is not None:
             self._sample_at = self._loop.now() + SAMPLE_AFTER

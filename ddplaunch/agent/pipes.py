@@ -24,6 +24,8 @@ STDERR = b"e"
 OURS = b"w"
 # progress bars to be shown in place, see output/bars.py: in place of those before
 BARS = b"p"
+# where the socket of the run lies, "FOLDER\0NAME": from there come the rows of --live
+SOCKET = b"s"
 CONTROL = b"c"  # JSON, see remote/messages.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ddplaunch.agent.context import AgentContext
-from ddplaunch.agent.pipes import CONTROL
+from ddplaunch.agent.pipes import CONTROL, SOCKET
 from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.errors import expendable
@@ -64,6 +64,8 @@ class RunSocket:
         assert self._context.files.listener is not None
         self._listens = True
         self._loop.watch(self._context.files.listener, lambda: expendable(self._on_connection, self.fail))
+        if self._link.coordinator is not None and self._context.inputs.spec.live:
+            self._context.queue.put(SOCKET, os.fsencode(f"{reply['folder']}\0{reply['name']}"))
         if self._link.coordinator is not None and self._context.inputs.notifies_starter:
             registered = {"type": "registered", "folder": piece(reply["folder"]), "name": piece(reply["name"])}
             self._context.queue.put(CONTROL, msgspec.json.encode(registered))

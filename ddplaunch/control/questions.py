@@ -73,6 +73,7 @@ class AskStacks(Struct, frozen=True, tag="stacks"):
     within: Annotated[float, Meta(ge=0, le=30)] = 1.0  # seconds that they have to say so
     threads: bool = False  # all of them, not only the main one
     native: bool = False  # with frames of C, by py-spy
+    frames: bool = True  # else only what torch tells of collectives, for which no worker gets a signal
 
 
 class SentFrame(Struct, frozen=True, array_like=True):

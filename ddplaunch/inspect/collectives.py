@@ -64,6 +64,18 @@ def awaited(samples: Iterable[Sample]) -> tuple[frozenset[int], str]:
     return frozenset(), ""
 
 
+def waits(samples: Iterable[Sample]) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Return in which collectives ranks wait, as "all_reduce #412", each with these ranks and those that have not reached it."""
+    ranks = {sample.rank: sample for sample in samples if not sample.child}
+    groups = _groups(ranks)
+    found = []
+    for wait in _waits(groups, ranks):
+        calls = _calls(groups[wait.name][wait.waiting[0]])
+        operation = next(call.operation for call in calls if call.number == wait.number)
+        found.append((f"{operation} #{wait.number}", wait.waiting, wait.missing))
+    return found
+
+
 def _groups(ranks: dict[int, Sample]) -> dict[str, dict[int, Group]]:
     """The groups by name, each by rank; in one pass, for thousands of ranks have thousands of groups."""
     found: dict[str, dict[int, Group]] = {}

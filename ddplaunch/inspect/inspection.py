@@ -235,7 +235,15 @@ class Inspection:
         if isinstance(question, AskStacks):
             made = partial(answers.stacks, threads=question.threads)
             workers = self._running.values()
-            asked = self.capture(workers, question.within, answered, made=made, native=question.native, ras=True)
+            asked = self.capture(
+                workers,
+                question.within,
+                answered,
+                made=made,
+                native=question.native,
+                stacks=question.frames,
+                ras=question.frames,
+            )
         else:
             recorders = {rank: worker.recorder for rank, worker in self._running.items() if worker.recorder}
             if not recorders:

@@ -17,11 +17,13 @@ from ddplaunch.cluster.discover import discover
 from ddplaunch.cluster.endpoints import is_same_host
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token
+from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.runlog.folders import bad_nodes_file, state_folder
 from ddplaunch.spec import Given, JobSpec
 
 if TYPE_CHECKING:
-    from ddplaunch.output.streams import Screen
+    from socket import socket
+
     from ddplaunch.runlog.bad_nodes import Failure
 
 _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
@@ -60,7 +62,14 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     _prepare_stdio()
     spec = within_outer_grace(spec, env)
     to_caller = control is not None
-    serve = partial(front.run, control=control)
+    output = front.FrontOutput(control)
+    if spec.live:
+        spec = replace(spec, live=not to_caller and screen is None and Stream.ERR in Screen.here(env).live)
+    if spec.live:
+        from ddplaunch.agent.live import LiveOutput  # few jobs need it
+
+        output = LiveOutput(_view)
+    serve = partial(front.run, output=output)
     allocation, secret = find_allocation(spec, env)
     if secret is not None:
         env = {**env, token.VARIABLE: secret}
@@ -75,7 +84,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     if allocation.starter == "srun":
         from ddplaunch.slurm.run_step import run_step  # each of the three needs what the others do not
 
-        return run_step(spec, env, allocation)
+        return run_step(spec, env, allocation, serve=serve)
     if allocation.cluster == "slurm" and spec.requeue_on:
         with suppress(OSError):  # the process that has started this one cannot be seen
             parent = _read(f"/proc/{os.getppid()}/comm").strip()
@@ -116,6 +125,14 @@ def _warn_of_bad_nodes(spec: JobSpec, env: Mapping[str, str], allocation: Alloca
     hosts = allocation.hosts or (os.uname().nodename,)
     if bad := bad_nodes.among(failures, hosts):
         write_stderr(visible(f"ddplaunch: warning: {bad_nodes.warning(bad, time.time())}\n"))
+
+
+def _view(connection: socket, folder: str, name: str) -> None:
+    """Make the rows of --live, in a process of its own."""
+    from ddplaunch.runs.client import SocketPath
+    from ddplaunch.runs.live import serve
+
+    serve(connection, SocketPath(folder, name), os.environ)
 
 
 def _run_here(

@@ -220,6 +220,8 @@ _CONFLICTS = (
     ("cpu_bind", "numa_binding", "both bind the workers to CPUs: leave one out"),
     ("quiet", "verbose", "leave one out"),
     ("debug", "debug_on_error", "each gives the terminal to one rank, from its start or when it fails: leave one out"),
+    ("live", "debug", "a debugger has the terminal and the keyboard: leave one out"),
+    ("live", "debug_on_error", "a debugger has the terminal and the keyboard: leave one out"),
     ("debugpy", "debug", "a rank has one debugger: leave one out"),
     ("debugpy", "debug_on_error", "a rank has one debugger: leave one out"),
     ("no_python", "debugpy", "debugpy is for Python: --no-python runs a command"),

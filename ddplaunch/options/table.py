@@ -257,6 +257,9 @@ OPTIONS: tuple[Option, ...] = (
            example="prefix", default="prefix",
            help="How to show the output of the workers. prefix: with the rank before each line. raw: unchanged. collapse: "
                 "equal lines once. rank0: only rank 0. none: not at all."),
+    Option(name="live", group=_OUTPUT, is_flag=True, parse=parsers.switch, reach=Reach.HERE,
+           help="Below the output, on a terminal, show how far the job is and which ranks differ. The keyboard is ddplaunch's "
+                "then: t shows where the ranks are, h the keys. The workers read /dev/null."),
     Option(name="timestamps", group=_OUTPUT, is_flag=True, parse=parsers.switch,
            help="Print the time of day before each line of a worker."),
     Option(name="local_ranks_filter", group=_OUTPUT, metavar="LIST", pet=True, may_be_empty=True,

@@ -1,4 +1,4 @@
-"""The status area: a few rows below the lines on a terminal, which show progress bars in place.
+"""The status area: a few rows below the lines on a terminal, which show progress bars and the rows of --live in place.
 
 Pure: it gives the bytes to write, and neither writes nor asks for the size. It hides no cursor, sets no margins and switches no
 mode, so that one killed in the middle leaves rows and nothing else. The cursor rests below it, where typed keys appear.
@@ -29,6 +29,7 @@ class StatusArea:
 
     def __init__(self) -> None:
         self._bars: tuple[Bar, ...] = ()
+        self._live: list[str] = []  # rows below the bars, the first ones first to stay
         self._drawn: list[bytes] = []  # on the screen, right above the cursor
         self._is_open = False  # the cursor stands behind the last of them: a prompt, and what is typed
         self._midline = False  # what was written last has not ended its line
@@ -36,6 +37,10 @@ class StatusArea:
     def show(self, bars: tuple[Bar, ...]) -> None:
         """Take bars that are shown in place of those before, from the next `draw` on."""
         self._bars = bars
+
+    def show_live(self, rows: list[str]) -> None:
+        """Take rows of --live in place of those before, from the next `draw` on."""
+        self._live = rows
 
     def write(self, data: bytes) -> bytes:
         """Return what to write so that this stands above the area, which is gone until `draw`."""
@@ -64,7 +69,9 @@ class StatusArea:
         if self._midline:
             return b""
         rows, drawn = render(self._bars, size), self._drawn
-        is_open = bool(rows) and any(bar.row == OPEN for bar in self._bars)
+        is_open = bool(rows) and not self._live and any(bar.row == OPEN for bar in self._bars)
+        live = self._live[: max(0, min(size.lines // 2, size.lines - 1 - len(rows)))]
+        rows += [cut(row, size.columns - 1).encode(errors="replace") for row in live]
         if rows == drawn:
             return b""
         if len(rows) != len(drawn) or is_open != self._is_open or (is_open and rows[-1] != drawn[-1]):

@@ -136,12 +136,16 @@ def knows_links(env: Mapping[str, str]) -> bool:
 
 
 def moves_cursor(env: Mapping[str, str]) -> bool:
-    """Whether a terminal lets its cursor go up.
+    """Whether a terminal lets its cursor go up, and its user wants things to move there: rich reads TTY_INTERACTIVE=0 as no.
 
     A cell of a notebook is a terminal to what `!` starts in it, but knows carriage returns alone; Jupyter names the server of its
     kernel in JPY_PARENT_PID.
     """
-    return env.get("TERM", "dumb") != "dumb" and "JPY_PARENT_PID" not in env
+    return (
+        env.get("TERM", "dumb") != "dumb"
+        and "JPY_PARENT_PID" not in env
+        and env.get("TTY_INTERACTIVE", "").strip() != "0"
+    )
 
 
 ESCAPE = b"\x1b"

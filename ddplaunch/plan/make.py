@@ -237,7 +237,7 @@ def _worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPlan:
         devices=tuple(device.uuid or str(device) for device in owned),
         cpus=here.cpus.of_workers[index],
         terminal=_has_terminal(spec, node, rank, here.world_size),
-        stdin=rank == 0 and spec.debug_rank is None and not spec.debug_on_error,
+        stdin=rank == 0 and spec.debug_rank is None and not spec.debug_on_error and not spec.live,
     )
 
 
@@ -324,6 +324,7 @@ def is_shown_as_it_is(spec: JobSpec, world_size: int) -> bool:
     asked = (
         "output" in spec.origins
         or spec.timestamps
+        or spec.live
         or spec.log_dir is not None
         or spec.local_ranks_filter is not None
         or any(choice.of(0) is not Streams.NONE for choice in (spec.redirects, spec.tee))

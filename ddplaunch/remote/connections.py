@@ -60,6 +60,7 @@ class RemoteJob(Struct, frozen=True, kw_only=True):
     quiet: bool
     reports_to_caller: bool  # why it failed goes to the caller of `launch()`, not to stderr
     chaos: tuple[Fault, ...]
+    live: bool = False  # the front shows rows about the job, for which it has to know the socket of the run
 
 
 class HostPhase(Enum):

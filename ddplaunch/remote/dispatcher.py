@@ -6,6 +6,7 @@ It runs in place of a job's only agent, behind the same front. What the job does
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Sequence
 from functools import partial
 from signal import SIGINT, SIGTERM
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import __version__, exitcodes
 from ddplaunch.agent import child
 from ddplaunch.agent.events import ClientAsked, ClientGone, ClientsFailed, FrontWaits, StopAsked
-from ddplaunch.agent.pipes import CONTROL, FrontPipes, OutputQueue
+from ddplaunch.agent.pipes import CONTROL, SOCKET, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.errors import expendable
 from ddplaunch.fields import Malformed
@@ -200,7 +201,9 @@ class Dispatcher:
                 self._port, host.is_ready = port, True
                 for other in self._hosts:
                     self._send_coordinator(other)
-            case messages.Registered() if not self._is_registered and self._job.starter != "simulate":
+            case messages.Registered() if self._job.starter == "simulate":
+                self._tell_front(report.folder, report.name)
+            case messages.Registered() if not self._is_registered:
                 self._is_registered = True
                 expendable(lambda: self._register(report), self._no_run_socket)
             case messages.Ready():
@@ -245,13 +248,21 @@ class Dispatcher:
         from ddplaunch.remote.front_socket import FrontSocket, is_here
 
         def known(here: bool) -> None:
+            folder, name = registered.folder, registered.name
             if not here:
                 self._run_socket = FrontSocket(self._loop, self._job, self._hosts[0], registered)
+                folder, name = self._run_socket.place
+            self._tell_front(folder, name)
 
         here = partial(is_here, self._job, registered)
         self._loop.ask(
             here, False, lambda found: expendable(lambda: known(found), self._no_run_socket), within=_LOOK_WITHIN
         )
+
+    def _tell_front(self, folder: str, name: str) -> None:
+        """Say where the job can be asked, if the front is to show rows about it."""
+        if self._job.live:
+            self._console.queue.put(SOCKET, os.fsencode(f"{folder}\0{name}"))
 
     def _no_run_socket(self, why: str) -> None:
         """Do without the socket, because something failed; the job goes on."""

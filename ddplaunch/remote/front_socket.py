@@ -76,6 +76,11 @@ class FrontSocket:
             raise
         self.clients.listen(listener)
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The folder in which it lies, and its name there."""
+        return run_socket.runtime_folder(os.getuid()), self._name
+
     # --- clients
 
     def answer(self, number: int, request: requests.Request, world_size: int) -> None:

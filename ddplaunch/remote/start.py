@@ -59,6 +59,7 @@ def run_over_ssh(
         rdzv_timeout=spec.rdzv_timeout,
         grace_period=spec.grace_period,
         quiet=spec.verbosity < 0,
+        live=spec.live,
         reports_to_caller=reports_to_caller,
         chaos=spec.chaos,
     )

@@ -21,7 +21,7 @@ _LEAST = 8  # cells for the last line of each worker
 _SHORTEST_TIME = 0.05  # seconds between two looks of which a difference tells something
 
 
-class _Row(Struct, frozen=True):
+class Row(Struct, frozen=True):
     """A worker, and what has changed since the look before."""
 
     host: str
@@ -33,8 +33,8 @@ class _Row(Struct, frozen=True):
 class _Column(Struct, frozen=True):
     name: str
     width: int  # cells
-    show: Callable[[_Row], str | Words]
-    key: Callable[[_Row], Any]  # by which rows are sorted: what people look for comes first
+    show: Callable[[Row], str | Words]
+    key: Callable[[Row], Any]  # by which rows are sorted: what people look for comes first
     order: int  # in which columns are left out where there is no room: the highest first
     right: bool = False
 
@@ -47,7 +47,7 @@ def _if_known(value: float | None, show: Callable[[float], str]) -> str:
     return show(value) if value is not None else ""
 
 
-def _steps(row: _Row) -> int:
+def _steps(row: Row) -> int:
     """Return how many steps a worker has done; one that says nothing comes last."""
     return row.worker.progress.step if row.worker.progress is not None else sys.maxsize
 
@@ -98,7 +98,7 @@ class Board:
         """Make an empty table; `replies` is set before each showing."""
         self.replies: RunReplies
         self.selected: int | None = None  # its rank
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._at = 0.0
         self._column = 0  # by which rows are sorted
         self._is_reversed = False
@@ -112,14 +112,8 @@ class Board:
 
     def take(self, replies: RunReplies, at: float) -> None:
         """Take what the nodes reply at this time (monotonic seconds)."""
-        before, passed = {row.worker.rank: row.worker for row in self._rows}, at - self._at
+        self._rows = rows_of(replies, self._rows, at - self._at)
         self.replies, self._at = replies, at
-        self._rows = [
-            _row(node.host, worker, before.get(worker.rank), passed)
-            for node in replies.nodes
-            if isinstance(node.answer, NodeStatus)
-            for worker in node.answer.workers
-        ]
         self._sort()
 
     def _sort(self) -> None:
@@ -183,7 +177,7 @@ class Board:
         most = max(0, len(self._rows) - self._height)
         self._first = max(0, min(self._first, at, most), at - self._height + 1)
 
-    def _line(self, row: _Row, columns: Sequence[_Column], width: int) -> Words:
+    def _line(self, row: Row, columns: Sequence[_Column], width: int) -> Words:
         made = _cells([column.show(row) for column in columns], columns)
         if row.worker.rank == self.selected:
             made.truncate(width, overflow="ellipsis", pad=True)
@@ -207,13 +201,24 @@ class Board:
         return sorted(chosen, key=_COLUMNS.index)
 
 
-def _row(host: str, worker: WorkerStatus, before: WorkerStatus | None, passed: float) -> _Row:
+def rows_of(replies: RunReplies, before: Sequence[Row], passed: float) -> list[Row]:
+    """Return the workers of all nodes, compared with what they were so many seconds before."""
+    known = {row.worker.rank: row.worker for row in before}
+    return [
+        _row(node.host, worker, known.get(worker.rank), passed)
+        for node in replies.nodes
+        if isinstance(node.answer, NodeStatus)
+        for worker in node.answer.workers
+    ]
+
+
+def _row(host: str, worker: WorkerStatus, before: WorkerStatus | None, passed: float) -> Row:
     if not worker.pid or worker.state == "ended":
-        return _Row(host, worker, None, None)
+        return Row(host, worker, None, None)
     if before is None or before.pid != worker.pid or passed < _SHORTEST_TIME:
-        return _Row(host, worker, percent_of_cpu(worker), None)
+        return Row(host, worker, percent_of_cpu(worker), None)
     cpu = 100 * max(0.0, worker.cpu_seconds - before.cpu_seconds) / passed
-    return _Row(host, worker, cpu, max(0, worker.written - before.written) / passed)
+    return Row(host, worker, cpu, max(0, worker.written - before.written) / passed)
 
 
 def _cells(texts: Sequence[str | Words], columns: Sequence[_Column]) -> Words:

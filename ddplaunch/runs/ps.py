@@ -31,13 +31,15 @@ from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies
 from ddplaunch.runs.find import Elsewhere, name_of, of_running
+from ddplaunch.supervise.outcome import Progress
 from ddplaunch.words import count, duration, size
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")
 _NUMBERS = ("pid", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")  # flush right
 _METRICS = 3  # that the first line shows
 _MOMENT = 0.001  # seconds
-_ENDED_WELL = "exit status 0"
+ENDED_WELL = "exit status 0"
+PHASES = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}
 _STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
 
 
@@ -59,7 +61,7 @@ def render(replies: RunReplies) -> Block:
     if run is None:
         return facts_of(replies)
     parts: list[Block] = [facts_of(replies)]
-    if rows := [_row(node, worker) for node in _by_rank(replies.nodes) for worker in _workers(node)]:
+    if rows := [_row(node, worker) for node in _by_rank(replies.nodes) for worker in workers_of(node)]:
         shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
         parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
     problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
@@ -77,11 +79,14 @@ def facts_of(replies: RunReplies) -> Words:
         restarts += f" of {run.max_restarts}"
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
     nodes += f" (spare: {printable(run.spares)})" if run.spares else ""
-    phase = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}.get(run.phase, run.phase)
+    phase = PHASES.get(run.phase, run.phase)
     workers = f", {count(run.world_size, 'worker')}{nodes}" if run.world_size else ""
-    pace = f", {_pace(run.steps_per_second)}" if run.steps_per_second else ""
+    pace = f", {written_pace(run.steps_per_second)}" if run.steps_per_second else ""
     phase_style = GOOD if run.phase == "running" else ODD
-    facts = f"{workers}, for {duration(run.seconds)}{restarts}{_progress(replies)}{pace}: "
+    progress = progress_of(replies)
+    told = [written_progress(progress), *written_metrics(progress)] if progress is not None else []
+    so_far = "".join(f", {part}" for part in told)
+    facts = f"{workers}, for {duration(run.seconds)}{restarts}{so_far}{pace}: "
     command = run.command.replace("\n", r"\n")
     return line((short(name_of(replies)), NAME), ": ", (phase, phase_style), facts, (command, COMMAND))
 
@@ -121,23 +126,27 @@ def step_of(worker: WorkerStatus) -> str:
     return f"{progress.step:,}" if progress.total is None else f"{progress.step:,}/{progress.total:,}"
 
 
-def _progress(replies: RunReplies) -> str:
+def progress_of(replies: RunReplies) -> Progress | None:
     """Return how far the job is, as its lowest rank says by `ddplaunch.progress()`, or else by its progress bar."""
-    told = [worker for node in _by_rank(replies.nodes) for worker in _workers(node) if worker.progress is not None]
-    if not told:
-        return ""
-    progress = min(
-        told, key=lambda worker: (worker.progress is None or worker.progress.source == "bar", worker.rank)
-    ).progress
-    assert progress is not None
+    told = ((worker.rank, worker.progress) for node in replies.nodes for worker in workers_of(node))
+    known = [(progress.source == "bar", rank, progress) for rank, progress in told if progress is not None]
+    return min(known, key=lambda each: each[:2])[2] if known else None
+
+
+def written_progress(progress: Progress) -> str:
+    """Write how far a job is: "step 412 of 1,000 (41%)"."""
     share = f" of {progress.total:,} ({progress.step / progress.total:.0%})" if progress.total else ""
-    metrics = "".join(f", {printable(name)} {printable(value)}" for name, value in progress.metrics[:_METRICS])
-    return f", {'bar' if progress.source == 'bar' else 'step'} {progress.step:,}{share}{metrics}"
+    return f"{'bar' if progress.source == 'bar' else 'step'} {progress.step:,}{share}"
+
+
+def written_metrics(progress: Progress) -> list[str]:
+    """Write the first metrics that a script reports: "loss 0.412"."""
+    return [f"{printable(name)} {printable(value)}" for name, value in progress.metrics[:_METRICS]]
 
 
 def state_of(worker: WorkerStatus) -> Words:
     """Return how a worker is, or how it has ended."""
-    failed = worker.how not in ("", _ENDED_WELL)
+    failed = worker.how not in ("", ENDED_WELL)
     return line((worker.how or worker.state, BAD if failed else _STYLES.get(worker.state, ODD)))
 
 
@@ -171,7 +180,7 @@ def _data(replies: RunReplies) -> dict[str, Any]:
                 "cpu_percent": round(percent_of_cpu(worker), 1),
             }
             for node in _by_rank(replies.nodes)
-            for worker in _workers(node)
+            for worker in workers_of(node)
         ],
     }
 
@@ -190,11 +199,12 @@ def _by_rank(nodes: Sequence[NodeReply]) -> list[NodeReply]:
     return sorted(nodes, key=lambda node: (node.node_rank is None, node.node_rank))
 
 
-def _workers(node: NodeReply) -> tuple[WorkerStatus, ...]:
+def workers_of(node: NodeReply) -> tuple[WorkerStatus, ...]:
+    """Return the workers of a node; none if the node has not answered."""
     return node.answer.workers if isinstance(node.answer, NodeStatus) else ()
 
 
-def _pace(steps_per_second: float) -> str:
+def written_pace(steps_per_second: float) -> str:
     """Write how fast it steps: "3.2 steps/s", "14 s a step"."""
     return f"{steps_per_second:.3g} steps/s" if steps_per_second >= 1 else f"{duration(1 / steps_per_second)} a step"
 

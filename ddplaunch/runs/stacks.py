@@ -56,8 +56,9 @@ def of(
     threads: bool = False,
     native: bool = False,
     as_json: bool = False,
+    look: Look | None = None,
 ) -> str:
-    """Return the stacks of this job, for stdout."""
+    """Return the stacks of this job as text, for stdout unless `look` says how the text is to be shown."""
     wanted, name = find.ranks_meant(ranks), run.name
     replies = _ask(run, threads=threads, native=native)
     samples = [
@@ -92,7 +93,7 @@ def of(
         [line((text, ODD)) for text in silent],
     ]
     blocks = [section(*part) for part in parts if part]
-    return written(blocks, Look.of_stdout(env)) if blocks else f"run {name} has no worker now"
+    return written(blocks, look or Look.of_stdout(env)) if blocks else f"run {name} has no worker now"
 
 
 def _ask(run: Known, *, threads: bool, native: bool) -> RunReplies:

@@ -10,7 +10,7 @@ import signal
 import stat
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
@@ -51,8 +51,10 @@ _GPUS = re.compile(r"\bgpu:(?:([^:(,]+):)?(\d+)(?=[(,]|$)")
 _GPU_SIGNS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_NTASKS_PER_GPU", "SLURM_JOB_GPUS")
 
 
-def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
-    """Start the step, watch the step until its end, and return the exit status of the job."""
+def run_step(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, *, serve: Callable[..., int] = front.run
+) -> int:
+    """Start the step, watch the step until its end, and return the exit status of the job; `serve` is that of `node.run`."""
     if spec.wants_terminal:
         raise _no_terminal(spec, allocation)
     for note in allocation.notes:
@@ -82,7 +84,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         reads_stdin=allocation.is_here and (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)),
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
-    return front.run(
+    return serve(
         partial(run, job, srun.start_step(job)), signals, spec.ending_signals, sent_again=allocation.sent_again
     )
 
