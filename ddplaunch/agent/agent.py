@@ -226,9 +226,9 @@ class Agent:
                 self._report(report)
             case events.ClientAsked(client, request):
                 self._run_socket.answer(client, request)
-            case events.AttachAsked(client, rank):
+            case events.AttachAsked(client, asked):
                 if (visitor := self._run_socket.client(client)) is not None:
-                    expendable(lambda: generations.debuggers.attach(rank, visitor), self._run_socket.fail)
+                    expendable(lambda: generations.debuggers.attach(asked, visitor), self._run_socket.fail)
             case events.StopAsked():
                 # as Ctrl-C does; with another signal if that is ignored here, as after nohup
                 self._signals.received(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)

@@ -30,9 +30,10 @@ REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request
 READ_TIMEOUT = 10.0  # seconds, beyond those that the nodes have, in which it has to read the replies
 _CHUNK = 1 << 16  # bytes
 MAX_CLIENTS = 32  # at once
+MAX_STREAMS = 256  # to workers of other nodes, of which none keeps more than its window
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
 TOO_MANY = "too many commands ask this run at once"
-_ATTACH_WITHIN = 6.0  # seconds for the agent of another node, whose worker has half of it
+_ON_THE_WAY = 3.0  # seconds for the agent of another node, beyond those that its worker has
 _UNAUTHENTICATED = (
     "a debugger could run anything, and the nodes of this job have no token by which this one knows node 0: "
     "see --token-file, or attach on node 0 to the ranks there"
@@ -239,12 +240,12 @@ class RunClients(Clients):
             self._answer_for_job(client, request, self._coordinator)
         elif client not in self._of_coordinator:
             client.finish(self._elsewhere())
-        elif not isinstance(request.asked, requests.Attach):
+        elif not isinstance(request.asked, requests.Attach | requests.Profile):
             client.refuse("node 0 answers that itself")
-        elif not self._context.draft.authenticated:
+        elif isinstance(request.asked, requests.Attach) and not self._context.draft.authenticated:
             client.refuse(_UNAUTHENTICATED)
         else:
-            self._loop.post(AttachAsked(number, request.asked.rank))
+            self._loop.post(AttachAsked(number, request.asked))
 
     def _answer_for_job(self, client: Client, request: requests.Request, coordinator: Coordinator) -> None:
         """Answer a client of the whole job: describe the run first, then stop it, attach, or ask all nodes."""
@@ -253,8 +254,8 @@ class RunClients(Clients):
             case requests.StopRun():
                 client.awaits_end = True
                 self._loop.post(StopAsked())
-            case requests.Attach(rank):
-                self._attach(client, request, rank, coordinator)
+            case requests.Attach() | requests.Profile() as asked:
+                self._attach(client, request, asked, coordinator)
             case question:
                 client.asker = Asker(
                     answered=lambda member, answer: self._guard(
@@ -265,19 +266,25 @@ class RunClients(Clients):
                 client.limit(request.within)
                 coordinator.questions.ask(question, request.within, client.asker)
 
-    def _attach(self, client: Client, request: requests.Request, rank: int, coordinator: Coordinator) -> None:
-        """Connect a client that wants to debug a rank to the agent of the rank's node."""
-        member = _member_of(rank, coordinator.state.taking_part)
+    def _attach(
+        self,
+        client: Client,
+        request: requests.Request,
+        asked: requests.Attach | requests.Profile,
+        coordinator: Coordinator,
+    ) -> None:
+        """Connect a client that wants to debug or profile a rank to the agent of the rank's node."""
+        member = _member_of(asked.rank, coordinator.state.taking_part)
         if member is None:
-            client.refuse(f"it has no rank {rank}")
+            client.refuse(f"it has no rank {asked.rank}")
         elif member.id == SELF_ID:
-            self._loop.post(AttachAsked(client.number, rank))
-        elif len(coordinator.streams) >= MAX_CLIENTS:
+            self._loop.post(AttachAsked(client.number, asked))
+        elif len(coordinator.streams) >= MAX_STREAMS:
             client.refuse(TOO_MANY)
         elif (sock := client.hand_over()) is not None:
             late = requests.RequestRefused(line(f"node {member.node_rank} ({host_name(member.host)}) does not answer"))
             first, last = (pack(requests.encode(message)) for message in (request, late))
-            coordinator.streams.open(member.id, sock, first, _ATTACH_WITHIN, last)
+            coordinator.streams.open(member.id, sock, first, requests.reached_within(asked) + _ON_THE_WAY, last)
 
     def forget(self, number: int) -> Client | None:
         """Have nothing more found out for a client that has gone."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from ddplaunch.control.questions import Answered
-    from ddplaunch.control.requests import Request
+    from ddplaunch.control.requests import Attach, Profile, Request
 
 # --- processes
 
@@ -63,10 +63,10 @@ class ClientAsked(Struct, frozen=True):
 
 
 class AttachAsked(Struct, frozen=True):
-    """A client wants to debug a worker of this node."""
+    """A client wants to debug, or to profile, a worker of this node."""
 
     client: int
-    rank: int
+    asked: Attach | Profile
 
 
 class ClientGone(Struct, frozen=True):

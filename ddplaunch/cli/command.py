@@ -37,6 +37,7 @@ VERBS = {
     "logs": ("running", "Show what the workers of a run write, or have written."),
     "report": ("running", "Write a page about a run: timeline, first failure, logs."),
     "stacks": ("running", "Show where the workers of a running job are, and who waits for whom."),
+    "profile": ("running", "Profile the ranks of a running job: a trace, and where the steps go."),
     "attach": ("running", "Open a debugger in a worker of a running job."),
     "stop": ("running", "Stop a running job as Ctrl-C does, and wait for its end."),
     "warm": ("running", "Show what --keep-warm keeps, or end it."),

@@ -65,7 +65,7 @@ _SELF = (
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
 )
-_INTO_RUNS = ("ps, top, logs, stacks, attach, stop", "Look into your running jobs, and end them.")
+_INTO_RUNS = ("ps, top, logs, stacks, profile, attach, stop", "Look into your running jobs, and end them.")
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only

@@ -151,6 +151,36 @@ def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: 
 
 
 @click.command(
+    help="Profiles the ranks of a running job with torch.profiler, and writes one trace of all for ui.perfetto.dev. A table "
+    "shows how the steps of each rank divide into compute, communication, waiting for other ranks and loading data. The script "
+    f"needs no preparation, and goes on with the same results. {_RUN}",
+    cls=Command,
+    takes=_ONE_RUN,
+)
+@click.option(
+    "-r", "--ranks", cls=Once, metavar="LIST", help="Profile only these ranks: 3, or 0-2,4.", shell_complete=_ranks
+)
+@click.option("--seconds", cls=Once, metavar="S", help="For so long, 10 s by default. With --steps, at most so long.")
+@click.option("--steps", cls=Once, metavar="N", help="For N steps of the optimizer, in at most 60 s.")
+@click.option("--memory", is_flag=True, help="Also keep the history of CUDA's allocator, for pytorch.org/memory_viz.")
+@click.option(
+    "--out",
+    cls=Once,
+    metavar="FILE",
+    help="The trace to be written, compressed if FILE ends in .gz. By default it is in the folder of the run.",
+)
+@_run
+@click.pass_obj
+def profile(
+    env: Env, run: str | None, ranks: str | None, seconds: str | None, steps: str | None, memory: bool, out: str | None
+) -> int:
+    """Profile the workers."""
+    from ddplaunch.profile import verb
+
+    return show(verb.show(env, run, ranks, verb.wanted(seconds, steps, memory=memory), out, _say))
+
+
+@click.command(
     help="Opens pdb in a worker of a running job, at the line that the worker executes. The worker continues when you leave pdb "
     f"with `c`, `q` or Ctrl-D. Until then, no time limit of the job runs. {_RUN}",
     cls=Command,

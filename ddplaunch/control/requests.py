@@ -2,9 +2,9 @@
 
 A request and the replies to it are frames of `loop/stream.py` without a signature: who may connect is the kernel's business. The
 replies to a question are `Run`, a `NodeReply` for each node, as they come, and `Done`; to `StopRun` they are `Run` and, when the
-job has ended, `RunEnded`; to `Attach` they are `Run`, and `Attached` what the worker says then, or `Unreached`. Instead of any of
-them there may be `RequestRefused`, and from a node that is not node 0 `RunsElsewhere`. Where the job was typed, if node 0 is
-elsewhere, its command replies with a `Run` of its own and `TypedHere`, before all that node 0 replies.
+job has ended, `RunEnded`; to `Attach` and `Profile` they are `Run`, and `Attached` what the worker says then, or `Unreached`.
+Instead of any of them there may be `RequestRefused`, and from a node that is not node 0 `RunsElsewhere`. Where the job was typed,
+if node 0 is elsewhere, its command replies with a `Run` of its own and `TypedHere`, before all that node 0 replies.
 """
 
 from __future__ import annotations
@@ -31,10 +31,21 @@ class Attach(Struct, frozen=True, tag="attach"):
     rank: Number
 
 
+class Profile(Struct, frozen=True, tag="profile"):
+    """Profile a worker, which is then at the other end of the connection; see worker/profiler.py for what it says there."""
+
+    rank: Number
+
+
+def reached_within(asked: Attach | Profile) -> float:
+    """Return the seconds in which the main thread of a worker has to come by: a profile waits for the end of a long call in C."""
+    return 3.0 if isinstance(asked, Attach) else 20.0
+
+
 class Request(Struct, frozen=True):
     """What a client sends, once."""
 
-    asked: Question | StopRun | Attach
+    asked: Question | StopRun | Attach | Profile
     within: Annotated[float, Meta(ge=0, le=60)] = 2.0  # seconds in which all nodes are to answer
     protocol: Number = PROTOCOL
 
@@ -99,11 +110,11 @@ class RunsElsewhere(Struct, frozen=True, tag="elsewhere"):
 
 
 class Attached(Struct, frozen=True, tag="attached"):
-    """From now on the worker itself replies, with `Said`, and takes lines of text."""
+    """From now on the worker itself replies: to `Attach` with `Said`, and takes lines of text."""
 
 
 class Unreached(Struct, frozen=True, tag="unreached"):
-    """The main thread of the worker has not come by to open it: it runs no Python."""
+    """The main thread of the worker has not come by in time: it runs no Python."""
 
 
 class Said(Struct, frozen=True, tag="said"):

@@ -1,6 +1,7 @@
 """Where workers of this node ask for what a debugger needs: an abstract address that they know, never a port. Decides nothing.
 
-Who asks is known by its process, as the kernel names it. A connection lasts as long as the debugger does.
+Who asks is known by its process, as the kernel names it. A connection lasts as long as the debugger does. Clients that profile a
+worker come to it in the same way; they hold nothing, and once a worker has its client the agent has no part in a profile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from ddplaunch.control.requests import Attached, Reply, Unreached
+from ddplaunch.control.requests import Attach, Attached, Profile, Reply, Unreached, reached_within
 from ddplaunch.errors import below
 from ddplaunch.inspect.take import has_file, read_status
 from ddplaunch.loop.loop import Loop
@@ -31,12 +32,11 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 _BACKLOG = 1024
 _LONGEST = 4096  # bytes of what a worker asks
 _TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
-_WITHIN = 3.0  # seconds in which the main thread of a worker comes by, unless it is in C
 _OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/signals.py
 
 
 class Visitor(Protocol):
-    """The connection of a client that wants to debug a worker."""
+    """The connection of a client that wants to debug or profile a worker."""
 
     number: int
 
@@ -53,6 +53,7 @@ class Visitor(Protocol):
 class _Pending(Struct, frozen=True):
     visitor: Visitor
     until: float
+    profiles: bool
 
 
 class Debuggers:
@@ -117,11 +118,15 @@ class Debuggers:
             and (pending := self._pending.pop(rank, None)) is not None
             and (visitor := pending.visitor.hand_over(Attached())) is not None
         ):
-            self._attached[rank] = sock, visitor
-            self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)
             with suppress(OSError):  # it has ended, which is read
-                socket.send_fds(sock, [b"A"], [visitor.fileno()])
-            self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
+                socket.send_fds(sock, [b"P" if pending.profiles else b"A"], [visitor.fileno()])
+            if pending.profiles:
+                visitor.close()
+                self._drop(sock, rank)
+            else:
+                self._attached[rank] = sock, visitor
+                self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)
+                self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
         elif packet[:1] == b"P" and packet[1:].isdigit() and rank not in self._ports:
             self._ports[rank] = sock, int(packet[1:])
             self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
@@ -178,25 +183,28 @@ class Debuggers:
         if (sock := self._asking.get(rank)) is not None:
             self._drop(sock, rank)
 
-    def attach(self, rank: int, visitor: Visitor) -> None:
-        """Have a worker open a debugger for a client, which is told if that cannot be, or if the worker does not come by."""
-        if why := self._why_no_debugger(rank):
+    def attach(self, asked: Attach | Profile, visitor: Visitor) -> None:
+        """Have a worker come for a client, which is told if that cannot be, or if the worker does not come by."""
+        rank, until = asked.rank, self._loop.now() + reached_within(asked)
+        if why := self._why_unreachable(rank):
             visitor.refuse(f"rank {rank} {why}")
             return
         self.listen()
-        self._pending[rank] = _Pending(visitor, self._loop.now() + _WITHIN)
-        self._gives_up.set_by(self._loop.now() + _WITHIN)
+        self._pending[rank] = _Pending(visitor, until, isinstance(asked, Profile))
+        self._gives_up.set_by(until)
         self._running[rank].signal(ATTACH_SIGNAL)
 
-    def _why_no_debugger(self, rank: int) -> str:
-        """Return why no debugger can get into a worker, as a predicate; "" if a debugger can."""
+    def _why_unreachable(self, rank: int) -> str:
+        """Return why no client can get into a worker, as a predicate; "" if one can."""
         worker = self._running.get(rank)
         if worker is None:
             return "has not been started yet"
         if worker.look() is not None:
             return "has ended"
-        if rank in self.ranks or rank in self._pending:
+        if rank in self.ranks or (rank in self._pending and not self._pending[rank].profiles):
             return "has a debugger already"
+        if rank in self._pending:
+            return "is about to be profiled"
         return _why_not(worker)
 
     def forget(self, client: int) -> None:
@@ -206,7 +214,7 @@ class Debuggers:
                 del self._pending[rank]
 
     def _give_up_pending(self) -> None:
-        """Refuse the debugger to visitors whose worker has not answered in time."""
+        """Refuse the worker to visitors for whom it has not come in time."""
         now = self._loop.now()
         for rank, pending in list(self._pending.items()):
             if now >= pending.until:

@@ -127,8 +127,8 @@ def parse(body: bytes, members: Mapping[str, tuple[int, ...]]) -> list[Group]:
     titles: dict[str, tuple[str, str]] = {}
     for fields in _entries(answer):
         key = str(fields.get("pg_id"))
-        if (call := _call(fields)) is not None and (key in titles or len(titles) < _MOST_GROUPS):
-            titles.setdefault(key, _title(fields.get("process_group")))
+        if (call := call_of(fields)) is not None and (key in titles or len(titles) < _MOST_GROUPS):
+            titles.setdefault(key, title_of(fields.get("process_group")))
             calls.setdefault(key, []).append(call)
     groups = []
     for key, (name, title) in titles.items():
@@ -171,7 +171,7 @@ def _kept(calls: list[Call]) -> tuple[Call, ...]:
     return tuple(kept if waiting is None or waiting in kept else [waiting, *kept])
 
 
-def _call(fields: Mapping[str, Any]) -> Call | None:
+def call_of(fields: Mapping[str, Any]) -> Call | None:
     """Return one entry of torch's flight recorder; None if it is no collective that we know."""
     is_p2p = fields.get("is_p2p") is True
     number = number_of(fields.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
@@ -208,7 +208,7 @@ def _tensors(fields: Mapping[str, Any], side: str) -> str:
     return f"{kind} {shape}".strip()[:_LONGEST]
 
 
-def _title(value: object) -> tuple[str, str]:
+def title_of(value: object) -> tuple[str, str]:
     """The name of a group, and what the program calls it."""
     name, title = ([*value, "", ""] if isinstance(value, list) else ["", ""])[:2]
     return str(name)[:_LONGEST], "" if title in ("default_pg", "undefined") else str(title)[:_LONGEST]

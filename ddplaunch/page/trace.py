@@ -27,10 +27,14 @@ Entry = Mapping[str, Any]
 
 def trace(run: Run) -> str:
     """Return the trace of a run."""
-    entries = [*_names(run), *_job(run), *_workers(run), *_collectives(run), *_marks(run), *_counters(run)]
     about = {"run": run.run_id, "program": clean(run.program), "problems": list(map(clean, run.problems))}
-    lines = ",\n".join(json.dumps(entry) for entry in entries)
+    lines = ",\n".join(json.dumps(entry) for entry in entries(run))
     return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+def entries(run: Run) -> list[Entry]:
+    """Return the entries of the trace of a run."""
+    return [*_names(run), *_job(run), *_workers(run), *_collectives(run), *_marks(run), *_counters(run)]
 
 
 def _names(run: Run) -> Iterator[Entry]:

@@ -32,7 +32,7 @@ from ddplaunch.runlog.folders import runs_folder
 
 _LONGEST_NAME = 100  # characters of the run's name in that of its socket
 _ON_THE_WAY = 0.5  # seconds, beyond those that the nodes have: a client waits for one more than these
-_ATTACH_WITHIN = 8.0  # seconds in which a debugger is there, or the reason why not
+_ATTACHED_LATE = 5.0  # seconds, beyond those that a worker has to come for its client
 _SILENT = "does not answer"
 
 
@@ -108,8 +108,9 @@ class FrontSocket:
             request.within + _ON_THE_WAY,
             (requests.NodeReply(0, host, NoAnswer(_SILENT)), requests.Done()),
         )
-        if isinstance(request.asked, requests.Attach):
-            within, replies = _ATTACH_WITHIN, (requests.RequestRefused(line(f"node 0 ({host}) {_SILENT}")),)
+        if isinstance(request.asked, requests.Attach | requests.Profile):
+            within = requests.reached_within(request.asked) + _ATTACHED_LATE
+            replies = (requests.RequestRefused(line(f"node 0 ({host}) {_SILENT}")),)
         return within, b"".join(pack(requests.encode(reply)) for reply in replies)
 
     def _send(self, chunk: Chunk) -> None:

@@ -377,7 +377,7 @@ def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb:
     """Return the error that no run has this name; it suggests one of `runs` with a similar name."""
     what = f"there is no run {line(named)} here"
     if named.isdigit():
-        option = {"logs": "-r", "stacks": "-r", "attach": "-r"}.get(verb)
+        option = {"logs": "-r", "stacks": "-r", "attach": "-r", "profile": "-r"}.get(verb)
         return LaunchError(what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if option else _SHOWS)
     like = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
     return _none(env, what, (), (verb, *options), like)

@@ -11,7 +11,6 @@ import os
 import pdb  # noqa: T100 - the user asked for it
 import select
 import socket
-import struct
 import sys
 import traceback
 
@@ -22,22 +21,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 LONGEST = 120  # characters of a message about an exception
-CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 PIECE = 50_000  # characters in a frame
 CHUNK = 4096  # bytes
 CONTINUING = -1  # `stoplineno` of a debugger that stops at breakpoints only
 
 
-def post_mortem(error: BaseException, address: str) -> None:
+def post_mortem(error: BaseException, address: str, load: "Callable[[str], dict[str, Any]]") -> None:
     """Open a debugger where `error` was raised, before `error` ends the program; do nothing if the program chose to exit."""
     if not isinstance(error, Exception) or type(error).__name__ == "BdbQuit" or error.__traceback__ is None:
         return
     what = traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
-    agent = ask(address, "E" + what[:LONGEST])
+    asking = load("asking")
+    agent = asking["ask"](address, "E" + what[:LONGEST])
     if agent is None:
         return
     with agent:
-        terminal = receive(agent, 2)
+        _, terminal = asking["receive"](agent, 2)
         if not terminal:
             return
         with Terminal(*terminal):
@@ -47,35 +46,6 @@ def post_mortem(error: BaseException, address: str) -> None:
                 debug(error.__traceback__)
             except (KeyboardInterrupt, SystemExit):  # another way to leave the debugger
                 pass
-
-
-def ask(address: str, what: str) -> "socket.socket | None":
-    """Connect to the agent and send `what`; return the connection, None if this user has no agent."""
-    agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        agent.connect("\0" + address)
-        uid = CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
-        if uid in (os.getuid(), 0):
-            agent.sendall(what.encode("utf-8", "replace"), socket.MSG_NOSIGNAL)
-            return agent
-    except OSError:
-        pass
-    agent.close()
-    return None
-
-
-def receive(agent: socket.socket, most: int) -> "list[int]":
-    """Wait for at most `most` descriptors from the agent; return them, [] if the agent refuses."""
-    number = struct.Struct("i")
-    try:
-        _, ancillary, _, _ = agent.recvmsg(16, socket.CMSG_SPACE(most * number.size))
-    except OSError:
-        return []
-    fds = []
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds += [fd for (fd,) in number.iter_unpack(data[: len(data) // number.size * number.size])]
-    return fds
 
 
 class Terminal:
@@ -157,24 +127,12 @@ def wait_for_client(address: str, load: "Callable[[str], dict[str, Any]]") -> "s
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it warns of Python's own frozen modules
     debugpy: Any = importlib.import_module("debugpy")
     port = load("own_user")["listen"](debugpy)
-    agent = ask(address, f"P{port}")
+    agent: socket.socket | None = load("asking")["ask"](address, f"P{port}")
     debugpy.wait_for_client()
     return agent
 
 
-def meet(address: str) -> "Session | None":
-    """Return a session with the client that wants to attach; None if the client has gone."""
-    agent = ask(address, "A")
-    if agent is None:
-        return None
-    fds = receive(agent, 1)
-    if not fds:
-        agent.close()
-        return None
-    return Session(Client(socket.socket(fileno=fds[0]), agent))
-
-
-BOOTSTRAP = meet.__code__.co_filename.replace("debugger.py", "bootstrap.py")
+BOOTSTRAP = post_mortem.__code__.co_filename.replace("debugger.py", "bootstrap.py")
 
 
 class Client:

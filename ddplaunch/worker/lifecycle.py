@@ -68,7 +68,7 @@ class Lifecycle:
         hide_first_frame(error)
         self._record(error)
         if self._how_debugged == "on-error":
-            self._load("debugger")["post_mortem"](error, self._debugger)
+            self._load("debugger")["post_mortem"](error, self._debugger, self._load)
 
     def _prepare_torch(self) -> None:
         """Have torch set up, as our variables say, at the moment when the program imports torch."""

@@ -51,6 +51,7 @@ class _ProgressFile:
         self._metrics: dict[str, float] = {}
         self._read_at = -_METRICS_AGE  # when the metrics were converted
         self._size = 0  # bytes of the longest line so far
+        self.step = 0  # that was written last
         if os.path.basename(os.path.dirname(error_file)).startswith(_FOLDER):
             path = f"{error_file.removesuffix('.json')}.{suffix}"
             try:
@@ -62,6 +63,7 @@ class _ProgressFile:
         """Write how far the worker is. A forked child of the worker, such as a data loader's, writes nothing."""
         if self._fd < 0 or os.getpid() != self._pid:
             return
+        self.step = step
         now = time.monotonic()
         if self._first is None:
             self._first = step, now

@@ -1,8 +1,8 @@
 """The two real-time signals by which the agent looks into this process while the program runs.
 
 At one, faulthandler writes all stacks to a file of the agent's. That works while the GIL is held in C, needs no thread, and holds
-for forked children too. At the other, the main thread asks the agent for a client of `ddplaunch attach`, and opens a debugger for
-it; until then it costs a handler.
+for forked children too. At the other, the main thread asks the agent for a client of `ddplaunch attach` or `profile`, and opens a
+debugger or a profile for it; until then it costs a handler. A profile sends this signal to the main thread, too.
 
 A program that takes one of them for itself keeps it. The agent learns of it by the file for stacks: for the first signal the file
 is closed. For the second, its mode says whether a debugger can get in: others lose access once our handler is there, and the
@@ -47,30 +47,47 @@ def offer_stacks(fd: int, signum: int) -> None:
 
 
 def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], dict[str, Any]]") -> None:
-    """Have a debugger open at this signal, for the client that the agent at `address` gives us; `fd` is the file for stacks."""
+    """Have a debugger, or a profile, open at this signal for the client that the agent at `address` gives us.
+
+    `fd` is the file for stacks.
+    """
     own: Any = sys.modules["_signal"]
     worker = os.getpid()
     client: Any = None  # of the debugger that is open, or was open last
+    profile: Any = None  # that is open, or was open last
 
     def asked(_signum: int, frame: "FrameType | None") -> None:
-        """Open a debugger for a client that attaches; the handler of the signal. Do nothing in a forked child."""
-        nonlocal client
+        """Open what the client that comes wants; the handler of the signal. Do nothing in a forked child."""
+        nonlocal client, profile
         if os.getpid() != worker:
             return
         if client is not None and client.is_open:
             client.leave_if_hung_up()
             return
+        if profile is not None and profile.on_main(frame):
+            return
+        session: Any = None
         try:
-            session = load("debugger")["meet"](address)
+            met = load("asking")["meet"](address)
+            if met is None:
+                return
+            wish, sock, agent = met
+            if wish == b"P":
+                agent.close()
+                profile = load("profiler")["begin"](sock, profile, signum)
+            else:
+                debugger = load("debugger")
+                opened = debugger["Client"](sock, agent)
+                session, client = debugger["Session"](opened), opened
         except Exception:  # noqa: BLE001 - such as files of another version: the program goes on
             return
         if session is not None:
-            client = session.client
             session.open_at(frame)
 
     def forked() -> None:
-        if client is not None:
-            client.forget()
+        for each in (client, profile):
+            if each is not None:
+                each.forget()
 
     def ignore(original: "Callable[..., Any]" = own.signal) -> None:
         # an interpreter that ends gives signals their default action back, and this one would kill

@@ -135,6 +135,7 @@ COMPLETIONS = [
             "plain,ps",
             "plain,logs",
             "plain,attach",
+            "plain,profile",
             "plain,stacks",
             "plain,stop",
             "plain,warm",

@@ -8,6 +8,7 @@ import signal
 from ddplaunch.agent import events
 from ddplaunch.agent.pipes import MAY_STOP, STOPPED
 from ddplaunch.control.questions import Ask, AskStatus, Forget
+from ddplaunch.control.requests import Attach
 from ddplaunch.coordinator import orders
 from ddplaunch.errors import LaunchError
 from ddplaunch.output.streams import Stream
@@ -184,8 +185,8 @@ def test_a_debugger_is_refused_for_a_worker_that_has_ended_or_is_not_there(make_
 
     def ask() -> None:
         bed.workers[0].exits()
-        bed.after(0.1, lambda: [bed.loop.post(events.AttachAsked(1, rank)) for rank in (0, 7)])
-        bed.after(0.1, lambda: bed.loop.post(events.AttachAsked(2, 1)))  # a client that has gone
+        bed.after(0.1, lambda: [bed.loop.post(events.AttachAsked(1, Attach(rank))) for rank in (0, 7)])
+        bed.after(0.1, lambda: bed.loop.post(events.AttachAsked(2, Attach(1))))  # a client that has gone
         bed.after(0.2, bed.workers[1].exits)
 
     bed.once_started(0, ask)
@@ -253,7 +254,7 @@ def test_an_attach_that_fails_costs_the_socket_of_the_run_and_not_the_job(make_b
     def attach() -> None:
         bed.agent._generations.debuggers.attach = fail
         bed.agent._run_socket.client = lambda _: object()
-        bed.loop.post(events.AttachAsked(7, 0))
+        bed.loop.post(events.AttachAsked(7, Attach(0)))
         bed.after(1.0, bed.workers[0].exits)
 
     bed.once_started(0, attach)

@@ -1,0 +1,475 @@
+"""torch.profiler in a running worker, for a client of `ddplaunch profile` at the other end of a socket. Loaded when it is needed.
+
+torch's profiler belongs to the thread that starts it. So the main thread starts and stops the profiler, between two instructions
+of its program, when our thread sends it the signal. It never does so below a call of `backward`, which puts the state of its
+thread back when it returns. Our thread does all else: it talks to the client, samples where the main thread is, reads torch's
+recorders, and sends the trace.
+
+The client sends lines of JSON, we send frames: of JSON, or of a byte that says what follows and a compressed piece of that. In
+order: {"type": "profile"}; we answer "hello". Any number of "ping", each with a "pong". "begin"; we answer "began". "end", unless
+all steps are done; we answer "finished". "send"; we send the pieces, then "sent". In place of any answer we may say "failed".
+"""
+
+import _thread
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import zlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any
+
+OLDEST = (2, 4)  # of torch
+SILENT = 120.0  # seconds after which a client that says nothing is given up
+COLLECTED = 3600.0  # seconds for the client to fetch what others have recorded
+REACH = 20.0  # seconds in which the main thread has to come by for the start
+LONGEST = 900.0  # seconds of a profile
+SAMPLE = 0.02  # seconds between two looks at the main thread
+READ = 0.5  # seconds between two readings of the recorders, less where collectives are many
+NEW = 250  # entries that a reading should find: recorders keep 500
+MOST = 100_000  # samples, and entries of recorders
+GROWTH = 1 << 30  # bytes by which the worker may grow
+ROOM = 2 << 30  # bytes that a folder for the trace should have free
+PIECE = 1 << 18  # bytes that are compressed at once
+LINE = 1 << 16  # bytes of what the client says
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")  # where C++ is called for it
+TRACE, MEMORY = b"\0", b"\1"
+
+
+class Refused(Exception):
+    """The profile cannot be: why, as a predicate."""
+
+
+def begin(sock: socket.socket, before: "Profile | None", signum: int) -> "Profile":
+    """Return the profile for a client, which runs in a thread of its own; `before` if that one goes on, so that there is none."""
+    profile = Profile(sock, signum)
+    if before is not None and before.is_open:
+        profile.fail("is being profiled already")
+        return before
+    _thread.start_new_thread(profile.run, ())  # not by `threading`: the main thread may hold a lock of it
+    return profile
+
+
+FOLDERS = (os.path.dirname(os.__file__), os.path.dirname(begin.__code__.co_filename), "<frozen")
+
+
+class Profile:
+    """One profile. The signal handler calls `on_main` in the main thread; `run` is what our thread does."""
+
+    def __init__(self, sock: socket.socket, signum: int) -> None:
+        sock.setblocking(True)
+        self.sock = sock
+        self.signum = signum
+        self.main = _thread.get_ident()
+        self.worker = os.getpid()
+        self.is_open = True
+        self.received = b""
+        self.due: list[Callable[[], None]] = []  # what the main thread is to call
+        self.came_too_early = False  # it was below `backward`
+        self.profiler: Any = None  # torch's, while it records
+        self.module: Any = None
+        self.result: Any = None
+        self.steps = 0
+        self.optimizer = 0  # the one whose steps are counted: the first that has done one
+        self.first_progress = -1
+        self.samples: list[list[Any]] = []  # since when, until when, where
+        self.entries: list[Any] = []
+        self.newest = dict.fromkeys(RECORDERS, -1)
+        self.times: dict[str, int] = {}  # nanoseconds of the time of day, and of CLOCK_MONOTONIC
+
+    # --- in the main thread
+
+    def on_main(self, frame: "FrameType | None") -> bool:
+        """Do what is due, unless `backward` runs; return whether the signal was for us."""
+        if not self.due:
+            return False
+        while frame is not None:
+            if frame.f_code.co_filename.endswith(BACKWARD):
+                self.came_too_early = True
+                return True
+            frame = frame.f_back
+        try:
+            call = self.due.pop()
+        except IndexError:  # our thread has given it up
+            return True
+        call()
+        return True
+
+    def start(self) -> None:
+        """Start the profiler."""
+        torch = sys.modules["torch"]
+        module: Any = sys.modules["torch.autograd.profiler"]
+        if torch._C._autograd._profiler_enabled():
+            raise Refused("is being profiled by its own program")
+        devices = (name for name in ("cuda", "xpu") if f"torch.{name}" in sys.modules)
+        device = next((name for name in devices if getattr(torch, name).is_initialized()), None)
+        profiler = module.profile(use_cpu=True, use_kineto=True, use_device=device)
+        self.times.update(asked=time.time_ns(), mono=time.monotonic_ns())
+        profiler._prepare_trace()
+        profiler._start_trace()
+        self.module, self.profiler = module, profiler
+        self.times["began"] = time.time_ns()
+
+    def stop(self) -> None:
+        """Stop the profiler, and keep what it has recorded. It waits for no kernel: other ranks may have to come here first."""
+        self.times["ended"] = time.time_ns()
+        profiler, self.profiler = self.profiler, None
+        if profiler is not None:
+            try:
+                self.result = self.module._disable_profiler()
+            finally:
+                self.module._run_on_profiler_stop()
+        self.times.update(stopped=time.time_ns(), mono_stopped=time.monotonic_ns())
+
+    def at_exit(self) -> None:
+        """Stop the profiler at the end of the program: torch crashes where it still runs then."""
+        if self.profiler is not None and os.getpid() == self.worker:
+            self.stop()
+            self.result = None
+
+    def on_step(self, optimizer: "Any", _args: "Any", _kwargs: "Any") -> None:
+        """Count the steps of the first optimizer, and do what is due: no `backward` runs here, mostly."""
+        self.optimizer = self.optimizer or id(optimizer)
+        self.steps += self.optimizer == id(optimizer)
+        if _thread.get_ident() == self.main:
+            self.on_main(sys._getframe())
+
+    def forget(self) -> None:
+        """Leave the profile to the worker, in a child that it has forked: nothing there would ever stop recording."""
+        if self.is_open:
+            self.is_open = False
+            self.sock.close()
+            if self.profiler is not None:
+                sys.modules["torch"]._C._autograd._enable_record_function(False)
+
+    # --- in our thread
+
+    def run(self) -> None:
+        """Serve the client until it has all or leaves. Whatever happens, the profiler is stopped."""
+        try:
+            try:
+                self.serve()
+            except Refused as error:
+                self.fail(str(error))
+            except (OSError, EOFError):
+                pass  # the client has left
+            except MemoryError:
+                self.fail("has no memory left for the profile")
+            except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+                self.fail(f"could not be profiled: {described(error)}")
+            if self.profiler is not None:
+                self.in_main(self.stop)
+        finally:
+            self.is_open = False
+            self.result = None
+            atexit.unregister(self.at_exit)
+            self.sock.close()
+
+    def in_main(self, call: "Callable[[], object]", until: "float | None" = None) -> None:
+        """Have the main thread call a function, and wait for that; without a limit, as long as it takes."""
+        raised: list[Exception | None] = []
+
+        def guarded() -> None:
+            try:
+                call()
+                raised.append(None)
+            except Exception as error:  # noqa: BLE001 - it would be raised in the program
+                raised.append(error)
+
+        self.came_too_early = False
+        self.due.append(guarded)
+        signal.pthread_kill(self.main, self.signum)
+        pause = 0.001
+        while not raised:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+            if self.came_too_early:
+                self.came_too_early, pause = False, 0.001  # it may be outside of `backward` for moments only
+                signal.pthread_kill(self.main, self.signum)
+            if until is not None and time.monotonic() >= until:
+                try:
+                    self.due.remove(guarded)
+                except ValueError:
+                    until = None  # it is being called just now
+                else:
+                    raise Refused("runs no Python in its main thread just now")
+        if raised[0] is not None:
+            raise raised[0]
+
+    def serve(self) -> None:
+        """Speak with the client, from the first word to the last."""
+        wish = self.next(SILENT)
+        torch: Any = sys.modules.get("torch")
+        self.send(
+            type="hello",
+            torch=str(getattr(torch, "__version__", "")),
+            boot=boot_id(),
+            pid=os.getpid(),
+            memory=wish.get("memory") is True and (no_memory(torch) or "yes"),
+        )
+        while (message := self.next(SILENT)).get("type") == "ping":
+            self.pong(message)
+        if message.get("type") != "begin":
+            raise EOFError
+        if why := why_not(torch):
+            raise Refused(why)
+        keeps_memory = wish.get("memory") is True and not no_memory(torch)
+        self.read_recorders()
+        steps = int(wish.get("steps") or 0)
+        optimizers = sys.modules.get("torch.optim.optimizer")
+        hook = None
+        try:
+            if optimizers is not None:
+                hook = optimizers.register_optimizer_step_post_hook(self.on_step)
+            if keeps_memory:
+                torch.cuda.memory._record_memory_history(max_entries=MOST)
+            atexit.register(self.at_exit)
+            self.in_main(self.start, time.monotonic() + REACH)
+            self.steps = 0  # of those before, some may have gone by
+            self.send(type="began")
+            note = self.record(steps)
+            self.in_main(self.stop)
+            self.read_recorders()
+            memory = pickled_memory(torch) if keeps_memory else b""
+        finally:
+            if hook is not None:
+                hook.remove()
+            if keeps_memory:
+                torch.cuda.memory._record_memory_history(enabled=None)
+        self.give(note, memory)
+
+    def record(self, steps: int) -> str:
+        """Wait for the end of the profile; return why it ended before the client or the steps wanted it, "" if it did not."""
+        began = read_at = time.monotonic()
+        pause, size = READ, resident()
+        while True:
+            try:
+                message = self.next(SAMPLE)
+            except TimeoutError:
+                message = {}
+            if message.get("type") == "ping":
+                self.pong(message)
+            elif message.get("type") == "end" or (steps and self.steps_done() >= steps):
+                return ""
+            now = time.monotonic()
+            if now - began >= LONGEST:
+                return f"stopped after {LONGEST:.0f} s, the longest time that is recorded"
+            self.sample()
+            if now - read_at >= pause:
+                read_at = now
+                pause = min(READ, max(SAMPLE, pause * NEW / max(1, self.read_recorders())))
+                if resident() - size > GROWTH:
+                    return f"stopped after {now - began:.1f} s: it took {GROWTH >> 20} MiB of memory"
+
+    def steps_done(self) -> int:
+        """Return how many steps are done: of an optimizer, or as the program says by `progress()` where it has none."""
+        file = getattr(sys.modules.get("ddplaunch.worker.progress"), "_file", None)
+        if self.optimizer or file is None:
+            return self.steps
+        if self.first_progress < 0:
+            self.first_progress = file.step
+        return int(file.step - self.first_progress)
+
+    def sample(self) -> None:
+        """Note where the main thread is: at the innermost line that is of no library."""
+        innermost = frame = sys._current_frames().get(self.main)
+        while frame is not None and is_library(frame.f_code.co_filename):
+            frame = frame.f_back
+        frame = frame or innermost
+        if frame is None or len(self.samples) >= MOST:
+            return
+        where = f"{frame.f_code.co_filename[:500]}:{frame.f_lineno}"
+        now = time.time_ns()
+        if self.samples and self.samples[-1][2] == where:
+            self.samples[-1][1] = now
+        else:
+            self.samples.append([now, now, where])
+
+    def read_recorders(self) -> int:
+        """Keep what torch's recorders know of collectives that was not read before; return how many."""
+        module = sys.modules.get("torch._C._distributed_c10d")
+        before = len(self.entries)
+        for name in RECORDERS:
+            dump = getattr(module, name, None)
+            if dump is None:
+                continue
+            try:
+                entries = json.loads(dump()).get("entries") or []
+                new = [entry for entry in entries if entry["record_id"] > self.newest[name]]
+            except Exception:  # noqa: BLE001 - not the recorder that we know
+                continue
+            if new:
+                self.newest[name] = new[-1]["record_id"]
+                self.entries += new[: MOST - len(self.entries)]
+        return len(self.entries) - before
+
+    def give(self, note: str, memory: bytes) -> None:
+        """Send the trace to the client, when it asks for that."""
+        result, self.result = self.result, None
+        with saved(result) as file:
+            del result
+            self.times["saved"] = time.time_ns()
+            size = os.fstat(file.fileno()).st_size
+            self.send(type="finished", size=size, note=note)
+            while (message := self.next(COLLECTED)).get("type") == "ping":
+                self.pong(message)
+            if message.get("type") != "send":
+                raise EOFError
+            packer = zlib.compressobj(1)
+            header = {
+                "times": self.times,
+                "samples": self.samples,
+                "entries": self.entries,
+                "groups": groups_of_torch(),
+            }
+            self.frame(TRACE, packer.compress(json.dumps(header).encode() + b"\n"))
+            while piece := file.read(PIECE):
+                self.frame(TRACE, packer.compress(piece))
+            self.frame(TRACE, packer.flush())
+        for at in range(0, len(memory), PIECE):
+            self.frame(MEMORY, memory[at : at + PIECE])
+        self.send(type="sent")
+
+    # --- the connection
+
+    def next(self, within: float) -> "dict[str, Any]":
+        """Return the next message of the client. Raises TimeoutError, and EOFError once the client has left."""
+        until = time.monotonic() + within
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        while b"\n" not in self.received:
+            left = until - time.monotonic()
+            if left <= 0 or not poll.poll(max(1, int(left * 1000))):
+                raise TimeoutError
+            data = self.sock.recv(LINE)
+            self.received += data
+            if not data or len(self.received) > LINE:
+                raise EOFError
+        line, _, self.received = self.received.partition(b"\n")
+        message = json.loads(line)
+        return message if isinstance(message, dict) else {}
+
+    def pong(self, message: "dict[str, Any]") -> None:
+        """Say what time it is here."""
+        self.send(type="pong", at=time.time_ns(), number=message.get("number", 0))
+
+    def send(self, **message: "Any") -> None:
+        """Send a message."""
+        self.frame(json.dumps(message).encode())
+
+    def frame(self, *pieces: bytes) -> None:
+        """Send a frame; give up a client that takes nothing for long."""
+        payload = b"".join(pieces)
+        self.sock.settimeout(SILENT)
+        self.sock.sendall(len(payload).to_bytes(4, "big") + payload, socket.MSG_NOSIGNAL)
+
+    def fail(self, why: str) -> None:
+        """Say why there is no profile, and end the connection."""
+        try:
+            self.send(type="failed", reason=why[:500])
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+def why_not(torch: "Any") -> str:
+    """Return why this worker cannot be profiled, as a predicate; "" if it can."""
+    if torch is None:
+        return "has not imported torch"
+    try:
+        version = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
+        has_profiler = torch._C._autograd._supported_activities and torch.autograd.kineto_available()
+    except (AttributeError, ValueError):
+        return "has not imported torch to the end, or has a torch that is built without a profiler"
+    if version < OLDEST:
+        return f"has torch {torch.__version__}, and a profile needs {'.'.join(map(str, OLDEST))}"
+    return "" if has_profiler else "has a torch that is built without the profiler (Kineto)"
+
+
+def no_memory(torch: "Any") -> str:
+    """Return why there is no history of the allocator, as a predicate; "" if there is."""
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return "uses no CUDA, and torch keeps a history of that allocator alone"
+    return (
+        "" if hasattr(torch.cuda.memory, "_record_memory_history") else "has a torch without a history of its allocator"
+    )
+
+
+def pickled_memory(torch: "Any") -> bytes:
+    """Return the history of the allocator, as torch's viewer reads it."""
+    import pickle
+
+    return pickle.dumps(torch.cuda.memory._snapshot())
+
+
+def groups_of_torch() -> "dict[str, int]":
+    """Return the number of ranks of each process group by its name."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        return {str(group.group_name): len(ranks) for group, ranks in list(module._pg_group_ranks.items())[:MOST]}  # type: ignore[union-attr]
+    except Exception:  # noqa: BLE001 - not the torch that we know
+        return {}
+
+
+def saved(result: "Any") -> "Any":
+    """Return the trace that torch writes, as a file without a name.
+
+    torch makes a second file beside it, so that a descriptor does not do. The folder of the agent, which is in memory mostly
+    and is removed with the job, goes before that for temporary files, unless it is small.
+    """
+    import tempfile
+
+    folders = [os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", "")), tempfile.gettempdir()]
+    path = f"{next((folder for folder in folders if room_in(folder) > ROOM), folders[-1])}/profile-{os.getpid()}.json"
+    try:
+        result.save(path)
+        return open(path, "rb")
+    except OSError as error:
+        raise Refused(f"could not write its trace to {path}: {error.strerror}") from None
+    finally:
+        for name in (path, f"{path}.tmp"):
+            if os.path.lexists(name):
+                os.unlink(name)
+
+
+def room_in(folder: str) -> int:
+    """Return how many bytes there is room for in a folder."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+def is_library(name: str) -> bool:
+    """Whether a file is Python's, ours, or installed."""
+    return name.startswith(FOLDERS) or "/site-packages/" in name or "/dist-packages/" in name
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process uses."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def boot_id() -> str:
+    """Return what all processes have in common that share a clock; "" if that is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def described(error: Exception) -> str:
+    """Write an exception in one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -1,0 +1,90 @@
+"""How the steps of ranks divide, whom they wait for, and what is left out where that is not known."""
+
+import pytest
+
+from ddplaunch.profile.division import divide, join
+from ddplaunch.profile.recorded import Collective, Recorded
+from ddplaunch.profile.spans import beyond, common, length, union
+
+
+def call(arrived: int, ended: int, number: int = 1, operation: str = "all_reduce") -> Collective:
+    return Collective(group="0", number=number, operation=operation, tensors="", arrived=arrived, ended=ended)
+
+
+def rank(number: int, *calls: Collective, **more: object) -> Recorded:
+    """A rank that computes in the first 10 ns, and then is in its collectives; a step ends at 0 and at 100."""
+    given: dict[str, object] = {
+        "computes": [(0, 10)],
+        "loads": [],
+        "communicates": union((one.arrived, one.ended) for one in calls),
+        "samples": [],
+        "groups": {"0": 2},
+    }
+    return Recorded(
+        rank=number,
+        host="h",
+        events=[],
+        began=0,
+        ended=100,
+        starting=0,
+        stopping=0,
+        on_device=False,
+        steps=[0, 100],
+        collectives=list(calls),
+        **{**given, **more},  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "both", "rest"),
+    [
+        ([(0, 10)], [(2, 3), (5, 20)], [(2, 3), (5, 10)], [(0, 2), (3, 5)]),
+        ([(0, 1), (2, 3)], [(0, 3)], [(0, 1), (2, 3)], []),
+        ([(5, 9)], [(0, 5), (9, 12)], [], [(5, 9)]),
+        ([(0, 4), (6, 8)], [(1, 7)], [(1, 4), (6, 7)], [(0, 1), (7, 8)]),
+    ],
+)
+def test_spans_are_cut_where_others_begin_and_end(ours, others, both, rest):
+    assert common(ours, others) == both
+    assert beyond(ours, others) == rest
+    assert length(both) + length(rest) == length(ours)
+
+
+def test_spans_that_touch_or_overlap_become_one():
+    assert union([(5, 6), (1, 3), (3, 4), (2, 3), (9, 9), (8, 7)]) == [(1, 4), (5, 6)]
+
+
+def test_a_rank_waits_until_the_last_one_comes_and_communicates_then():
+    late = rank(1, call(70, 90), computes=[(0, 30)], loads=[(30, 40)], samples=[(0, 20, "a.py:1"), (20, 60, "a.py:2")])
+    found = [rank(0, call(10, 90)), late]
+    divisions, last = divide(found, join(found, aligned={0, 1}))
+    assert [(one.computes, one.waits, one.communicates, one.loads, one.other) for one in divisions] == [
+        (10, 60, 20, 0, 10),
+        (30, 0, 20, 10, 40),
+    ]
+    assert last is not None
+    assert (last.rank, last.share, last.per_step, last.times, last.of) == (1, 0.6, 60, 1, 1)
+    assert last.meanwhile["computes"] == pytest.approx(20 / 60)
+    assert last.meanwhile["loads data"] == pytest.approx(10 / 60)
+    assert last.lines[0][0] == "a.py:2"
+
+
+@pytest.mark.parametrize(
+    ("second", "aligned"),
+    [
+        (call(70, 90), {0}),  # its clock was set
+        (call(70, 90, number=2), {0, 1}),
+        (call(70, 90, operation="broadcast"), {0, 1}),
+    ],
+)
+def test_nobody_waits_in_what_is_not_the_same_collective_or_on_another_clock(second, aligned):
+    found = [rank(0, call(10, 90)), rank(1, second)]
+    divisions, last = divide(found, join(found, aligned=aligned))
+    assert (divisions[0].waits, divisions[0].communicates, last) == (0, 80, None)
+
+
+def test_who_is_the_last_is_not_known_where_a_rank_of_the_group_was_left_out():
+    found = [rank(0, call(10, 90), groups={"0": 3}), rank(1, call(70, 90))]
+    (joined,) = join(found, aligned={0, 1})
+    assert joined.last == -1
+    assert divide(found, [joined])[1] is None

@@ -1,0 +1,124 @@
+"""What a rank sends is read: on the CPU and on a device, on the common clock; anything else is refused."""
+
+import json
+import tempfile
+import zlib
+
+import pytest
+
+from ddplaunch.fields import Malformed
+from ddplaunch.profile.recorded import read, unpacked
+
+BASE = 1_000_000_000_000
+TIMES = {"asked": -1000, "began": 0, "ended": 900_000, "stopped": 950_000, "saved": 990_000}
+
+
+def slice_(name: str, cat: str, begin: float, end: float, **args: object) -> dict[str, object]:
+    return {"ph": "X", "name": name, "cat": cat, "pid": 7, "tid": 7, "ts": begin, "dur": end - begin, "args": args}
+
+
+def entry(number: int, at: int, name: str = "gloo:all_reduce") -> dict[str, object]:
+    fields = {"collective_seq_id": number, "profiling_name": name, "time_created_ns": BASE + at, "is_p2p": False}
+    return {**fields, "process_group": ["0", "default_pg"], "input_sizes": [[4]], "input_dtypes": ["Float"]}
+
+
+def sent(events: list[dict[str, object]], entries: list[dict[str, object]], **more: object) -> bytes:
+    """What a rank sends; times of events are microseconds, those of entries nanoseconds."""
+    times = {name: BASE + at for name, at in TIMES.items()} | {"mono": 0, "mono_stopped": 951_000}
+    head = {"times": times, "samples": [[BASE + 5, BASE + 9, "a.py:1"]], "entries": entries, "groups": {"0": 2}, **more}
+    return json.dumps(head).encode() + b"\n" + json.dumps({"traceEvents": events, "baseTimeNanoseconds": BASE}).encode()
+
+
+CPU = [
+    slice_("enumerate(DataLoader)#X.__next__", "user_annotation", 0, 100),
+    slice_("aten::cat", "cpu_op", 50, 80),
+    slice_("aten::mm", "cpu_op", 100, 300),
+    slice_("c10d::allreduce_", "cpu_op", 300, 310),
+    slice_("gloo:all_reduce", "user_annotation", 320, 500),
+    slice_("Optimizer.step#SGD.step", "user_annotation", 500, 600),
+    slice_("gloo:all_reduce", "user_annotation", 700, 800),
+    {"ph": "X", "name": "", "cat": "Trace", "pid": "Spans", "tid": 0, "ts": 0, "dur": 900},
+    slice_("from another time", "cpu_op", 1e12, 1e12 + 5),
+]
+
+
+def test_a_rank_on_the_cpu_is_divided_and_its_collectives_are_numbered():
+    one = read(sent(CPU, [entry(41, 305_000)]), rank=3, host="h", ahead=1_000)
+    zero = BASE - 1_000  # its clock is ahead
+    assert [(begin - zero, end - zero) for begin, end in one.loads] == [(0, 100_000)]
+    assert [(begin - zero, end - zero) for begin, end in one.computes] == [(100_000, 300_000)]
+    assert [(begin - zero, end - zero) for begin, end in one.communicates] == [(300_000, 500_000), (700_000, 800_000)]
+    (call,) = one.collectives
+    assert (call.group, call.number, call.tensors) == ("0", 41, "float32 [4]")
+    assert (call.arrived - zero, call.ended - zero, one.unmatched) == (305_000, 500_000, 1)
+    assert [end - zero for end in one.steps] == [600_000]
+    assert (one.began - zero, one.clock_moved, len(one.events)) == (0, 0, 7)
+    assert one.samples == [(zero + 5, zero + 9, "a.py:1")]
+
+
+def test_on_a_device_the_kernels_count_and_a_collective_comes_when_its_kernel_does():
+    events = [
+        slice_("record_param_comms", "cpu_op", 10, 30, **{"External id": 5}),
+        slice_("nccl:all_reduce", "user_annotation", 12, 28),
+        slice_("aten::mm", "cpu_op", 0, 300),
+        slice_("gemm", "kernel", 40, 120, **{"External id": 4}),
+        slice_("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 100, 400, **{"External id": 5}),
+        slice_("enumerate(DataLoader)#X.__next__", "user_annotation", 350, 450),
+    ]
+    one = read(sent(events, [entry(7, 13_000, "nccl:all_reduce")]), rank=0, host="h", ahead=0)
+    assert [(begin - BASE, end - BASE) for begin, end in one.computes] == [(40_000, 120_000)]
+    assert [(begin - BASE, end - BASE) for begin, end in one.communicates] == [(120_000, 400_000)]
+    assert [(begin - BASE, end - BASE) for begin, end in one.loads] == [(400_000, 450_000)]
+    (call,) = one.collectives
+    assert (call.number, call.arrived - BASE, call.ended - BASE) == (7, 100_000, 400_000)
+
+
+def test_the_pace_of_collectives_before_says_how_much_slower_the_steps_are():
+    before = [entry(number, -900_000 + 20_000 * number) for number in range(40)]
+    during = [entry(100 + number, 30_000 * number) for number in range(25)]
+    one = read(sent(CPU, [*before, *during]), rank=0, host="h", ahead=0)
+    assert one.slowdown == pytest.approx(0.5)
+    assert read(sent(CPU, during), rank=0, host="h", ahead=0).slowdown is None
+
+
+def test_a_clock_that_was_set_meanwhile_is_noticed():
+    times = {name: BASE + at for name, at in TIMES.items()} | {"mono": 0, "mono_stopped": 951_000}
+    one = read(
+        sent(CPU, [], times={**times, "stopped": times["stopped"] + 3_600_000_000_000}), rank=0, host="h", ahead=0
+    )
+    assert one.clock_moved == 3_600_000_000_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}\n{}",
+        b"\0" * 1000,
+        sent([], [])[:-2],
+        sent([{"ph": "X", "ts": 1e300}], []),
+        sent([{"ph": "X", "ts": "now"}], []),
+        sent([], [], samples=[[1, 2]]),
+        sent([], [], times={}),
+        sent([], [])[:-3] + f', "args": {"[" * 3000}'.encode(),
+    ],
+)
+def test_what_no_worker_of_ours_sends_is_malformed(data):
+    with pytest.raises(Malformed):
+        read(data, rank=0, host="h", ahead=0)
+
+
+@pytest.mark.parametrize(
+    ("stored", "why"),
+    [
+        (zlib.compress(b"x" * 1001), "longer than 1000 bytes"),
+        (zlib.compress(bytes(range(256)))[:-9], "ends too early"),
+        (b"no zlib", "is damaged"),
+        (b"", "ends too early"),
+    ],
+)
+def test_what_is_damaged_or_too_long_is_not_unpacked(stored, why):
+    with tempfile.TemporaryFile() as file:
+        file.write(stored)
+        with pytest.raises(Malformed, match=why):
+            unpacked(file, 1000)
