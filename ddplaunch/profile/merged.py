@@ -167,6 +167,8 @@ def _of_run(ours: Iterable[Mapping[str, Any]], origin: int, until: int) -> Itera
         if entry["ph"] == "M":
             yield dict(entry)
             continue
+        if entry.get("cat") == "collective":  # those of the ranks tell more
+            continue
         begin = entry["ts"] - origin / 1e3
         ended = begin + entry.get("dur", 0)
         if ended < 0 or begin > end:
