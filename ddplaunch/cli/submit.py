@@ -79,7 +79,9 @@ class SubmitCommand(Command):
         for word in before:
             name, equals, value = word.removeprefix("--").partition("=")
             if word.startswith("--"):
-                words.append(f"--{_full_name(name)}{equals}{value}")
+                is_whole = not name or name in KNOWN or name in _OURS or name.replace("-", "_") in BY_NAME
+                longer = [] if is_whole else [known for known in KNOWN if known.startswith(name)]
+                words.append(f"--{longer[0] if len(longer) == 1 else name}{equals}{value}")
             elif words and not word.startswith("-") and _is_unknown(words[-1]):
                 words[-1] += f"={word}" if words[-1].startswith("--") else word
             else:
@@ -107,14 +109,6 @@ def _is_unknown(word: str) -> bool:
         name = word.removeprefix("--")
         return "=" not in name and name not in (*KNOWN, *_OURS, *(option.key for option in BY_NAME.values()))
     return len(word) == 2 and word[0] == "-" and word[1] not in SHORT
-
-
-def _full_name(typed: str) -> str:
-    """Return the full name of an abbreviated option, if only one begins so."""
-    if not typed or typed in KNOWN or typed in _OURS or typed.replace("-", "_") in BY_NAME:
-        return typed
-    longer = [name for name in KNOWN if name.startswith(typed)]
-    return longer[0] if len(longer) == 1 else typed
 
 
 def _checked(option: SbatchOption) -> SbatchOption:

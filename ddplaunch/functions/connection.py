@@ -148,10 +148,6 @@ class WorkerConnection:
             self.close()
         return True
 
-    def _expect(self, size: int, handler: Callable[[], bool]) -> bool:
-        self._buffer, self._filled, self._handler = bytearray(size), 0, handler
-        return True
-
     def _take_hello(self) -> bool:
         """Check that the worker knows the secret, and send it its call; return whether the connection goes on."""
         from hmac import compare_digest
@@ -164,13 +160,17 @@ class WorkerConnection:
         if call is None:
             return False
         self._send(self._prove(b"caller", said), *call)
-        return self._expect(ANSWER.size, self._take_head)
+        self._buffer, self._filled, self._handler = bytearray(ANSWER.size), 0, self._take_head
+        return True
 
     def _take_head(self) -> bool:
         """Take the head of the answer: its kind and its size; return whether the connection goes on."""
         self._kind, size = ANSWER.unpack(self._buffer)
         limit = {RESULT: self._result_limit, ERROR: _ERROR_LIMIT}.get(self._kind, -1)
-        return 0 < size <= limit and self._expect(size, self._take_reply)
+        if not 0 < size <= limit:
+            return False
+        self._buffer, self._filled, self._handler = bytearray(size), 0, self._take_reply
+        return True
 
     def _take_reply(self) -> bool:
         """Take the answer, which is the last that a worker sends."""

@@ -121,8 +121,11 @@ class _Rank:
         report = yield
         self.has_run = self.has_run or call.when == "call"
         if call.excinfo is not None and self.error is None:
-            self.error = _error(call.excinfo.value)
-            self.error.__traceback__ = _from_test_on(call.excinfo.value, str(item.path))
+            self.error = error = _sendable(call.excinfo.value)
+            trace = call.excinfo.value.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename != str(item.path):  # frames of pytest
+                trace = trace.tb_next
+            error.__traceback__ = trace or call.excinfo.value.__traceback__
             data = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
             try:
                 setattr(self.error, REPORT, data)
@@ -136,18 +139,10 @@ class _Rank:
             self.error = RuntimeError(f"pytest cannot collect the test again:\n{report.longreprtext}")
 
 
-def _error(raised: BaseException) -> Exception:
+def _sendable(raised: BaseException) -> Exception:
     """Return an exception that `launch()` can send: pytest's own for a skip, an xfail and a failure are none."""
     if isinstance(raised, Exception):
         return raised
     if isinstance(raised, (pytest.skip.Exception, pytest.xfail.Exception)):
         return RankOutcome("Skipped" if isinstance(raised, pytest.skip.Exception) else "XFailed", str(raised.msg))
     return Failed(str(raised))
-
-
-def _from_test_on(raised: BaseException, path: str) -> Any:
-    """Return the traceback without the frames of pytest above the test."""
-    trace = raised.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != path:
-        trace = trace.tb_next
-    return trace or raised.__traceback__

@@ -165,7 +165,9 @@ def load(pickled: bytearray, descriptors: "list[int]") -> "Any":
 def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     """Record the exception as the bootstrap would, send the exception to the caller, and end with status 1."""
     strip(error)
-    text = load_sibling("error_file")
+    text: dict[str, Any] = {"__name__": "error_file"}  # the file beside this one; it is not in `sys.modules`
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "error_file.py")
+    exec(type(globals()["__loader__"])("error_file", path).get_code("error_file"), text)  # noqa: S102 - our own code
     description = {
         "type": text["type_of"](error),
         "message": text["message_of"](error),
@@ -174,8 +176,8 @@ def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
         "during": during,
     }
     try:
-        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            text["record"](error, path)
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            text["record"](error, file)
     except Exception:  # noqa: BLE001, S110 - the caller learns of the exception anyway
         pass
     try:
@@ -275,15 +277,6 @@ def strip(error: BaseException) -> None:
             break
         trace = trace.tb_next
     error.__traceback__ = trace
-
-
-def load_sibling(name: str) -> "dict[str, Any]":
-    """Return the names that the file NAME.py beside this one defines; the module is not in `sys.modules`."""
-    names: dict[str, Any] = {"__name__": name}
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
-    loader: Any = type(globals()["__loader__"])
-    exec(loader(name, path).get_code(name), names)  # noqa: S102 - our own code
-    return names
 
 
 def silent(kind: "type[BaseException]", value: BaseException, trace: "TracebackType | None") -> None:

@@ -300,16 +300,14 @@ def end_of(job: JobRecord) -> JobEnding:
     if job.reason == _LAUNCH_FAILURE:
         text = "could not be started: the folder or the file of its output cannot be written, or the node is broken"
         return JobEnding(status=FAILED, text=text)
-    status = (_exit_code(job) if state in _WITH_A_STATUS else 0) or _ENDS.get(state, FAILED)
+    status = 0
+    if state in _WITH_A_STATUS:  # as a shell shows it
+        code, _, number = job.exit_code.partition(":")
+        status = of_signal(int(number)) if 0 < int(number or 0) <= _LAST_SIGNAL else int(code)
+    status = status or _ENDS.get(state, FAILED)
     text = _WORDS.get(state, f"failed with status {status}")
     took = "" if job.run_time == "00:00:00" else f" after {job.run_time}"
     return JobEnding(status=status, text=f"{text}{took}")
-
-
-def _exit_code(job: JobRecord) -> int:
-    """Return the exit status of the script, as a shell shows it."""
-    code, _, number = job.exit_code.partition(":")
-    return of_signal(int(number)) if 0 < int(number or 0) <= _LAST_SIGNAL else int(code)
 
 
 def _state(jobs: Sequence[JobRecord]) -> str:
