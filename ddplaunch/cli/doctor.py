@@ -92,7 +92,17 @@ def doctor(
     spec = interpreter.chosen(job.resolve(with_program, env, working_directory()), env)
     if line.program:
         check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
-    report = _examined(spec, env, _allocation(spec, env), only, good)
+    allocation = _allocation(spec, env)
+    if allocation is not None and allocation.rendezvous is not None:
+        from ddplaunch.doctor.nodes import joined  # nodes that somebody else starts
+
+        if not joined.is_first_here(allocation):
+            return OK
+        if joined.number_of(allocation) == 1:
+            allocation = None
+        elif not joined.is_coordinator(allocation.rendezvous):
+            return joined.be_examined(spec, env, allocation)
+    report = _examined(spec, env, allocation, only, good)
     verbose = spec.verbosity > 0
     text = shown.as_json(report) if as_json else written(shown.blocks(report, verbose=verbose), Look.of_stdout(env))
     return show(text) or (_BROKEN if report.is_broken else OK)
@@ -114,7 +124,7 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> Allocation | None:
         note = f"only this machine is examined: {error.message}"
         write_stderr(visible(f"note: {below(note)}\n"))
         return None
-    return None if found.is_here or not found.start else found
+    return found if (found.start or found.rendezvous is not None) and not found.is_here else None
 
 
 def _examined(
@@ -132,7 +142,7 @@ def _examined(
         return examine(tests, subject_of(spec, env))
     from ddplaunch.doctor.nodes import examine as nodes
 
-    report, left = nodes.examine_nodes(spec, env, allocation, only)
+    report, hosts = nodes.examine_nodes(spec, env, allocation, only)
     if good is not None:
-        nodes.write_hosts(good, allocation.start, left)
+        nodes.write_hosts(good, hosts)
     return report

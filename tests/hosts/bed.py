@@ -212,15 +212,20 @@ class Bed:
         self._hosts[host].power_on()
         self._start([host])
 
-    def lag(self, host: str, milliseconds: float, loss_percent: float = 0.0, *, network: int = 0) -> None:
-        """Delay all packets of a host by this much each way, and lose some, each way too."""
+    def lag(
+        self, host: str, milliseconds: float, loss_percent: float = 0.0, *, network: int = 0, closed: str = "0-0"
+    ) -> None:
+        """Delay all packets of a host by this much each way, and lose some, each way too.
+
+        `closed`: no TCP connection from elsewhere begins at these ports of the host, FIRST-LAST, as with a firewall.
+        """
         self.unlag(host, network)
         port, near, far = self._plan.port(host, network), *_slow_ends(self.number(host), network)
         self._ip(
             f"link add {near} type veth peer name {far}\n"
             f"link set {far} master br{network} up\nlink set {near} up\nlink set {port} nomaster\n"
         )
-        argv = [sys.executable, "-I", "-S", SLOW_LINK, port, near, milliseconds, loss_percent]
+        argv = [sys.executable, "-I", "-S", SLOW_LINK, port, near, milliseconds, loss_percent, closed]
         carrier = self._switch.start(argv, os.environ, Path("/"), stdout=subprocess.PIPE)
         self._slow[host, network] = carrier
         assert carrier.stdout is not None

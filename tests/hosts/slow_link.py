@@ -1,7 +1,8 @@
 """A link that takes its time: carries every frame between two network interfaces late, and loses some.
 
-`python slow_link.py INTERFACE INTERFACE MILLISECONDS LOSS_PERCENT`, each way; says `ready` on stdout. It stands in for tc's
-netem, which many kernels lack. It shapes no rate and keeps the order of frames.
+`python slow_link.py INTERFACE INTERFACE MILLISECONDS LOSS_PERCENT [FIRST-LAST]`, each way; says `ready` on stdout. It stands in
+for tc's netem, which many kernels lack. It shapes no rate and keeps the order of frames. What begins a TCP connection from the
+second interface to one of these ports is lost, as at a firewall.
 """
 
 import random
@@ -44,9 +45,19 @@ def frames(plugged: socket.socket) -> list[bytes]:
             return come
 
 
-def main(one: str, other: str, milliseconds: str, percent: str) -> None:
+def begins_at(frame: bytes) -> int | None:
+    """The port to which this frame, behind its header of 10 bytes, begins a TCP connection over IPv4; None: it does not."""
+    packet = frame[24:]
+    if frame[22:24] != b"\x08\x00" or packet[9] != socket.IPPROTO_TCP:
+        return None
+    segment = packet[4 * (packet[0] & 15) :]
+    return int.from_bytes(segment[2:4]) if segment[13] & 0x12 == 2 else None  # SYN without ACK
+
+
+def main(one: str, other: str, milliseconds: str, percent: str, closed: str = "0-0") -> None:
     """Carry frames until killed."""
     delay, loss = float(milliseconds) / 1000, float(percent) / 100
+    first, last = map(int, closed.split("-"))
     ends = (plug(one), plug(other))
     across = {ends[0]: ends[1], ends[1]: ends[0]}
     on_the_way: deque[tuple[float, socket.socket, bytes]] = deque()
@@ -55,6 +66,8 @@ def main(one: str, other: str, milliseconds: str, percent: str) -> None:
         patience = max(0.0, on_the_way[0][0] - time.monotonic()) if on_the_way else None
         for end in select.select(ends, (), (), patience)[0]:
             kept = [frame for frame in frames(end) if random.random() >= loss]
+            if last and end is ends[1]:
+                kept = [frame for frame in kept if not first <= (begins_at(frame) or 0) <= last]
             on_the_way.extend((time.monotonic() + delay, across[end], frame) for frame in kept)
         while on_the_way and on_the_way[0][0] <= time.monotonic():
             _, end, frame = on_the_way.popleft()

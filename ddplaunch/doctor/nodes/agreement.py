@@ -120,7 +120,7 @@ def judge_clocks(names: Sequence[str], clocks: Mapping[int, Clock]) -> Iterator[
         least = abs(off) - one.uncertain
         if least > _CLOCK_DIFFERS:
             yield _concern(
-                "clock",
+                "clocks",
                 "broken" if least > _CLOCK_BREAKS else "note",
                 f"{names[node]}: its clock is {duration(abs(off))} {'ahead of' if off > 0 else 'behind'} the others",
                 [node],

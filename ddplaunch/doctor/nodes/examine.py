@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from ddplaunch.cluster import Allocation, endpoints
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.doctor import SEVERITIES, CheckResult, NodesReport, Report
 from ddplaunch.doctor.examine import presentable
-from ddplaunch.doctor.nodes import Concern, agreement, network
+from ddplaunch.doctor.nodes import Concern, agreement, joined, network
 from ddplaunch.doctor.nodes.agreement import Clock
 from ddplaunch.doctor.nodes.messages import (
     Blocked,
@@ -63,16 +64,47 @@ R = TypeVar("R", bound=Reply)
 
 def examine_nodes(
     spec: JobSpec, env: Mapping[str, str], allocation: Allocation, only: str | None
-) -> tuple[NodesReport, list[int]]:
-    """Examine all nodes of an allocation in which we start the agents; return the report, and the nodes that are good."""
-    agents, variables = _agents(spec, env, allocation)
-    loop = Loop()
-    nodes = Nodes(loop, agents, starter=allocation.starter, python=spec.remote_python or sys.executable, env=variables)
-    try:
-        return _Examination(loop, nodes, spec, env, allocation, only).run()
-    finally:
-        nodes.close()
-        loop.close()
+) -> tuple[NodesReport, list[Host]]:
+    """Examine all nodes of an allocation; return the report, and the hosts that are good.
+
+    Raises:
+        LaunchError: this node should listen for others, and cannot.
+    """
+    variables: Mapping[str, str]
+    named = _with_hosts(allocation)
+    if allocation.start:
+        agents, variables = _agents(spec, env, allocation)
+    else:
+        agents, variables = _joining(spec, env, named), token.public(env)
+    with closing(Loop()) as loop, ExitStack() as stack:
+        python = spec.remote_python or sys.executable
+        nodes = Nodes(loop, agents, starter=allocation.starter, python=python, env=variables)
+        stack.callback(nodes.close)
+        if allocation.rendezvous is not None:
+            gathering = joined.Gathering(loop, spec, env, allocation, nodes.name)
+            stack.callback(gathering.close)
+            gathering.expect(nodes.joining)
+        report, good = _Examination(loop, nodes, spec, env, named, only).run()
+    if allocation.rendezvous is None:
+        return report, [allocation.start[node] for node in good]
+    return report, [Host(name=nodes.names[node]) for node in good]
+
+
+def _with_hosts(allocation: Allocation) -> Allocation:
+    """Return the allocation with names for its hosts, as far as they are known where somebody else has started the agents."""
+    if allocation.start:
+        return allocation
+    number = joined.number_of(allocation)
+    names = allocation.hosts if len(allocation.hosts) == number else [f"node-{rank}" for rank in range(number)]
+    return replace(allocation, start=tuple(Host(name=name) for name in names))
+
+
+def _joining(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Sequence[AgentStart]:
+    """Return what is started for this node; nothing is for the others."""
+    own = joined.rank_of(allocation) or 0
+    here = replace(allocation, starter="simulate")
+    agents = start.agents(spec, env, here, sys.executable, "doctor", module=_MODULE)
+    return [agent if agent.node_rank == own else replace(agent, argv=()) for agent in agents]
 
 
 def _agents(
@@ -112,7 +144,7 @@ class _Examination:
         self._env = env
         self._allocation = allocation
         self._only = only
-        self._names = [host.address for host in allocation.start]
+        self._names = [host.address for host in allocation.start]  # nodes that join say what they are called
         self._is_shared = bool(spec.simulate)
         self._began = time.monotonic()
         self._failed: list[Concern] = []  # of requests that had no answer
@@ -121,13 +153,17 @@ class _Examination:
     def run(self) -> tuple[NodesReport, list[int]]:
         """Ask for everything, one after the other, and judge it all in the end."""
         nodes = self._nodes
-        nodes.start(_START + _START_EACH * len(self._names))
+        joins = self._allocation.rendezvous is not None
+        limit = _START + _START_EACH * len(self._names)
+        nodes.start(min(self._spec.rdzv_timeout, joined.WITHIN) if joins else limit)
+        if joins:
+            self._names = nodes.names
         self._note("nodes")
         facts = self._ask(Facts, "nodes", dict.fromkeys(nodes.alive, Introduce(self._ports())), _FACTS)
         self._note("versions")
         examined = self._post_examine()
         clocks = self._ask_clocks()
-        self._note("clock")
+        self._note("clocks")
         shared = self._share()
         self._note("files")
         # nodes of one machine meet while that is examined, since their speed says nothing
@@ -255,7 +291,7 @@ class _Examination:
         texts = {
             "nodes": f"{len(self._nodes.alive)} of {count(len(self._names), 'node')} answered to the end",
             "versions": ", ".join(sorted({f"torch {one.torch or 'missing'}" for one in facts.values()})),
-            "clock": _of_clocks(clocks),
+            "clocks": _of_clocks(clocks),
             "files": ", ".join(sorted({f"script {one.script}" for one in facts.values() if one.script})),
             "names": "",
             "network": network.summary(ways),
@@ -294,15 +330,15 @@ def _of_clocks(clocks: Mapping[int, Clock]) -> str:
     return f"clocks within {duration(max(ahead) - min(ahead))}, measured to {duration(uncertain)}"
 
 
-def write_hosts(path: str, hosts: Sequence[Host], good: Sequence[int]) -> None:
-    """Write the good ones of these hosts as a host file.
+def write_hosts(path: str, good: Sequence[Host]) -> None:
+    """Write good hosts as a host file.
 
     Raises:
         LaunchError: there is none, or the file cannot be written.
     """
     if not good:
         raise LaunchError(f"--write-hosts {path}: no node is good, so the file is not written")
-    text = "".join(f"{_line(hosts[node])}\n" for node in good)
+    text = "".join(f"{_line(host)}\n" for host in good)
     draft = f"{path}.{os.urandom(4).hex()}"
     try:
         with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:

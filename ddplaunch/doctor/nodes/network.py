@@ -13,7 +13,7 @@ from ddplaunch.doctor import Finding, Severity
 from ddplaunch.doctor.nodes import Concern
 from ddplaunch.doctor.nodes.messages import Facts, Way
 from ddplaunch.doctor.nodes.pairs import Pair, pair_of
-from ddplaunch.words import duration, size, some
+from ddplaunch.words import count, duration, size, some
 
 Direction = tuple[int, int]  # node ranks: from, to
 Ways = Mapping[Direction, Way]
@@ -259,7 +259,7 @@ def summary(ways: Ways) -> str:
     if not expected.speed:
         return ""
     pairs = len({pair_of(*direction) for direction in ways})
-    return f"{_speed(expected.speed)} and {_time(expected.latency)} for a round trip, in {pairs} pairs"
+    return f"{_speed(expected.speed)} and {_time(expected.latency)} for a round trip, in {count(pairs, 'pair')}"
 
 
 def _speed(bytes_per_second: float) -> str:

@@ -10,20 +10,27 @@ from msgspec import Struct, field
 
 from ddplaunch import __version__
 from ddplaunch.doctor.nodes import messages
+from ddplaunch.doctor.nodes.joined import JoinedNode
 from ddplaunch.doctor.nodes.messages import Asked, Reply, Request
+from ddplaunch.errors import visible, write_stderr
 from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 from ddplaunch.loop.stream import FrameError
 from ddplaunch.process.child import handled_signals
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.remote import diagnose
-from ddplaunch.remote.connections import MAX_STARTING, AgentStart, HostConnection, HostPhase
+from ddplaunch.remote.connections import MAX_STARTING, NOTICE_AFTER, AgentStart, HostConnection, HostPhase
 from ddplaunch.remote.diagnose import HostError
 from ddplaunch.remote.protocol import ORDER, PROTOCOL, REQUEST
+from ddplaunch.words import some
 
 _MARGIN = 2.0  # seconds that an answer may be on its way, beyond those that the node has for it
 _END = 2.0  # seconds in which the programs on the nodes have to end
 _SILENT = HostError("it has stopped answering", "is it stopped, overloaded, or its network cut? `ssh {host}`")
+
+
+def _absent(within: float) -> HostError:
+    return HostError(f"it has not joined within {within:g} s", "start the doctor on each node, with the same options")
 
 
 class Batch(Struct):
@@ -47,7 +54,11 @@ class Nodes:
         self._starter = starter
         self._python = python
         self._env = env
-        self._hosts = [HostConnection(agent, loop, self) for agent in agents]
+        # those without a command are started by somebody else, and join
+        self._hosts: list[HostConnection | JoinedNode] = [
+            HostConnection(agent, loop, self) if agent.argv else JoinedNode(agent, self) for agent in agents
+        ]
+        self.names = [agent.host for agent in agents]
         self._numbers = count(1)
         self._batches: list[Batch] = []
         self._open_files = (0, 0)
@@ -65,13 +76,29 @@ class Nodes:
         self._open_files = raise_open_files()
         self._start_next()
         starting = (HostPhase.WAITING, HostPhase.STARTING)
+
+        def name_silent() -> None:
+            silent = [self.names[rank] for rank, host in enumerate(self._hosts) if host.phase in starting]
+            write_stderr(visible(f"ddplaunch: waiting {within:g} s at most for {some(silent)}\n"))
+
+        notice = self._loop.timer(self._loop.now() + NOTICE_AFTER, name_silent)
         self._run(
             lambda: not any(host.phase in starting for host in self._hosts),
             self._loop.now() + within,
         )
+        notice.cancel()
         for host in self._hosts:
             if host.phase in starting:
-                self._lose(host, diagnose.not_started(within))
+                self._lose(host, diagnose.not_started(within) if host.agent.argv else _absent(within))
+
+    @property
+    def joining(self) -> dict[int, JoinedNode]:
+        """The nodes that somebody else starts, by rank."""
+        return {rank: host for rank, host in enumerate(self._hosts) if isinstance(host, JoinedNode)}
+
+    def name(self, rank: int, name: str) -> None:
+        """Note what a node calls itself; of several with one name each gets its rank too."""
+        self.names[rank] = f"{name}:{rank}" if name in self.names else name
 
     def _start_next(self) -> None:
         """Start programs, so many at a time."""
@@ -110,7 +137,7 @@ class Nodes:
         """Send requests and return the replies, by node."""
         return self.wait(self.post(requests, within))
 
-    def _lose(self, host: HostConnection, why: HostError) -> None:
+    def _lose(self, host: HostConnection | JoinedNode, why: HostError) -> None:
         """Ask a node no more."""
         rank = host.agent.node_rank
         self.lost.setdefault(rank, why)
@@ -132,7 +159,7 @@ class Nodes:
 
     # --- what connections report
 
-    def connected(self, host: HostConnection, protocol: int, version: str) -> None:
+    def connected(self, host: HostConnection | JoinedNode, protocol: int, version: str) -> None:
         """Send a node its order."""
         if protocol != PROTOCOL or version != __version__:
             self._lose(host, diagnose.other_version(version))
@@ -140,7 +167,7 @@ class Nodes:
             host.send(ORDER, host.agent.order())
         self._start_next()
 
-    def report_received(self, host: HostConnection, data: bytes) -> None:
+    def report_received(self, host: HostConnection | JoinedNode, data: bytes) -> None:
         """Take a reply.
 
         Raises:
@@ -155,16 +182,16 @@ class Nodes:
                 rank = batch.pending.pop(answered.number)
                 batch.replies[rank], batch.came_at[rank] = answered.reply, time()
 
-    def disconnected(self, host: HostConnection) -> None:
+    def disconnected(self, host: HostConnection | JoinedNode) -> None:
         """Find out why a node is gone."""
         self._lose(host, diagnose.of_host(self._starter, self._python, host))
         self._start_next()
 
-    def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:
+    def output_received(self, host: HostConnection | JoinedNode, stream: bytes, data: bytes) -> None:
         """Drop output, which these programs have none of."""
 
-    def chunk_received(self, host: HostConnection, data: bytes) -> None:
+    def chunk_received(self, host: HostConnection | JoinedNode, data: bytes) -> None:
         """Drop parts of streams, which these programs have none of."""
 
-    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
+    def never_connected(self, hosts: Sequence[HostConnection | JoinedNode]) -> None:
         """Do nothing: who starts them looks after that."""

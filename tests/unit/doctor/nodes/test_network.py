@@ -153,5 +153,5 @@ def test_a_second_measurement_keeps_the_better_of_each_figure():
 
 
 def test_the_usual_figures_stand_in_a_line():
-    assert summary({(0, 1): FINE, (1, 0): FINE}) == "953.7 MiB/s and 0.1 ms for a round trip, in 1 pairs"
+    assert summary({(0, 1): FINE, (1, 0): FINE}) == "953.7 MiB/s and 0.1 ms for a round trip, in 1 pair"
     assert summary({(0, 1): CUT}) == ""

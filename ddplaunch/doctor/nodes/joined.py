@@ -1,0 +1,288 @@
+"""Nodes on which mpirun, srun or their user has started the doctor. They connect to node 0, which examines all."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Protocol
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from ddplaunch import __version__
+from ddplaunch.cluster import Allocation, Rendezvous
+from ddplaunch.cluster.hostlist import Host as HostOfList
+from ddplaunch.control.dialer import Dialer
+from ddplaunch.control.handshake import key
+from ddplaunch.control.listener import Listener
+from ddplaunch.control.peer import Peer
+from ddplaunch.coordinator.join import job_name
+from ddplaunch.doctor.nodes.host import Examinee
+from ddplaunch.errors import LaunchError, visible, write_stderr
+from ddplaunch.exitcodes import OK, RENDEZVOUS
+from ddplaunch.fields import Host, Line, Malformed, decoder, line
+from ddplaunch.fields import host as host_name
+from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.stream import FrameError
+from ddplaunch.net.resolver import look_up
+from ddplaunch.options import token
+from ddplaunch.remote import order as orders
+from ddplaunch.remote.connections import AgentStart, HostPhase
+from ddplaunch.remote.messages import Order
+from ddplaunch.remote.messages import order as order_in
+from ddplaunch.remote.protocol import PROTOCOL
+from ddplaunch.spec import JobSpec
+from ddplaunch.words import some
+
+WITHIN = 60.0  # seconds in which all nodes have to be there, unless --rdzv-timeout says less
+_SILENT = 60.0  # seconds without a confirmed packet after which the kernel gives a connection up
+
+
+class _Hello(Struct, frozen=True):
+    """The first message of a node to node 0."""
+
+    ddplaunch: Line
+    host: Host
+    node_rank: Annotated[int, Meta(ge=0)] | None  # None: any that is free
+
+
+_hello = decoder(_Hello)
+
+
+def rank_of(allocation: Allocation) -> int | None:
+    """Return the rank of this node; None if the first node assigns it."""
+    return allocation.node_rank if allocation.task is None else allocation.task.node_rank
+
+
+def number_of(allocation: Allocation) -> int:
+    """Return how many nodes the job has."""
+    return allocation.nnodes[1] if allocation.task is None else allocation.task.nnodes
+
+
+def is_first_here(allocation: Allocation) -> bool:
+    """Return whether this process stands for its node; of several, as in `mpirun -n 8`, the first does."""
+    return allocation.task is None or allocation.task.local_rank == 0
+
+
+def is_coordinator(rendezvous: Rendezvous) -> bool:
+    """Return whether this node examines the others; may look up a name."""
+    if rendezvous.coordinator is not None:
+        return rendezvous.coordinator
+    from ddplaunch.net.addresses import is_own  # few jobs need it
+
+    targets = look_up(rendezvous.addresses[0], lambda: None).targets
+    return any(is_own(str(sockaddr[0])) for _, sockaddr in targets)
+
+
+# --- on node 0
+
+
+class Doctor(Protocol):
+    """Who is told of a node that has joined."""
+
+    def connected(self, host: JoinedNode, protocol: int, version: str) -> None:
+        """Handle that the node is there."""
+
+    def report_received(self, host: JoinedNode, data: bytes) -> None:
+        """Handle a message of the node."""
+
+    def disconnected(self, host: JoinedNode) -> None:
+        """Handle the end of the connection."""
+
+
+class JoinedNode:
+    """The connection from a node that connects by itself; looks like a `HostConnection`."""
+
+    def __init__(self, agent: AgentStart, handler: Doctor) -> None:
+        """Prepare; `take` begins."""
+        self.agent = agent
+        self.phase = HostPhase.WAITING
+        self.exit_status = None
+        self.start_error = self.own_output = self.fault = ""
+        self.was_connected = False
+        self._handler = handler
+        self._peer: Peer | None = None
+
+    def start(self, _env: Mapping[str, str], _open_files: tuple[int, int], _handled: Collection[int]) -> None:
+        """Wait: somebody else starts it."""
+        self.phase = HostPhase.STARTING
+
+    def take(self, peer: Peer, version: str) -> None:
+        """Take the connection of this node."""
+        self._peer, self.phase, self.was_connected = peer, HostPhase.CONNECTED, True
+        peer.admit()
+        peer.received, peer.closed = self._on_message, self._on_closed
+        self._handler.connected(self, PROTOCOL, version)
+
+    def send(self, _tag: bytes, data: bytes) -> None:
+        """Send a message: first the order, then requests."""
+        if self._peer is not None:
+            self._peer.send(data)
+
+    def kill(self) -> None:
+        """Close the connection, at which the program on the node ends."""
+        if self._peer is not None:
+            self._peer.close()
+        self.phase = HostPhase.CLOSED
+
+    close_stdin = kill
+
+    def _on_message(self, data: bytes) -> None:
+        try:
+            self._handler.report_received(self, data)
+        except FrameError as error:
+            self._on_closed(str(error))
+
+    def _on_closed(self, reason: str) -> None:
+        self.fault = reason
+        self.kill()
+        self._handler.disconnected(self)
+
+
+class Gathering:
+    """Listens for the other nodes of the job, and hands each to the connection of its rank."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        spec: JobSpec,
+        env: Mapping[str, str],
+        allocation: Allocation,
+        named: Callable[[int, str], None],
+    ) -> None:
+        """Listen; `named` gets what each node calls itself.
+
+        Raises:
+            LaunchError: no port is free.
+        """
+        rendezvous = allocation.rendezvous
+        assert rendezvous is not None
+        self._named = named
+        self._waiting: dict[int, JoinedNode] = {}
+        self._listener = Listener(
+            loop,
+            key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
+            address=rendezvous.listen,
+            ports=rendezvous.ports,
+            opened=self._on_opened,
+            refused=lambda address, why: write_stderr(visible(f"ddplaunch: {address} was refused: {why}\n")),
+            user_timeout=_SILENT,
+        )
+
+    def expect(self, nodes: Mapping[int, JoinedNode]) -> None:
+        """Wait for the nodes of these ranks."""
+        self._waiting = dict(nodes)
+
+    def _on_opened(self, peer: Peer) -> None:
+        def on_hello(data: bytes) -> None:
+            try:
+                hello = _hello(data)
+            except Malformed:
+                return peer.close()
+            rank = hello.node_rank if hello.node_rank is not None else min(self._waiting, default=-1)
+            if (node := self._waiting.pop(rank, None)) is None:  # a rank that there is not, or is twice
+                write_stderr(visible(f"ddplaunch: {hello.host} was refused: node rank {rank} is taken, or too high\n"))
+                return peer.close()
+            self._named(rank, hello.host)
+            return node.take(peer, hello.ddplaunch)
+
+        peer.received, peer.closed = on_hello, lambda _: None
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._listener.close()
+
+
+# --- on the others
+
+
+def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
+    """Connect to node 0 and answer what it asks, until it closes the connection; return the exit status.
+
+    Raises:
+        LaunchError: node 0 is not reached.
+    """
+    loop = Loop()
+    peers: list[Peer] = []
+    reasons: dict[str, str] = {}
+    rendezvous = allocation.rendezvous
+    assert rendezvous is not None
+    answers = [look_up(address, lambda: None) for address in rendezvous.addresses]
+    targets = [
+        (family, (sockaddr[0], port, *sockaddr[2:]))
+        for answer in answers
+        for family, sockaddr in answer.targets
+        for port in rendezvous.ports
+    ]
+    if not targets:
+        raise LaunchError(
+            f"{some(rendezvous.addresses)}, the name of node 0: {answers[0].error}",
+            hint=f"correct it in /etc/hosts or DNS (`getent hosts {rendezvous.addresses[0]}`)",
+            status=RENDEZVOUS,
+        )
+    dialer = Dialer(
+        loop,
+        key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
+        source=rendezvous.source,
+        opened=peers.append,
+        refused=reasons.__setitem__,
+        user_timeout=_SILENT,
+    )
+    dialer.set_targets(targets)
+    until = loop.now() + min(spec.rdzv_timeout, WITHIN)
+    wake = loop.timer(until, lambda: None)
+    while not peers and loop.now() < until:
+        loop.run_once()
+    wake.cancel()
+    dialer.stop()
+    if not peers:
+        tried = "; ".join(f"{endpoint}: {why}" for endpoint, why in list(reasons.items())[:4])
+        raise LaunchError(
+            f"node 0 is not reached: {tried}",
+            hint="is the doctor running there, and does a firewall close these ports?",
+            status=RENDEZVOUS,
+        )
+    try:
+        return _answer(loop, peers[0], spec, env, allocation)
+    finally:
+        loop.close()
+
+
+def _answer(loop: Loop, peer: Peer, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
+    """Introduce this node, and answer until node 0 has gone."""
+    hello = _Hello(line(__version__), host_name(socket.gethostname()), rank_of(allocation))
+    examinees: list[Examinee] = []
+    ended: list[str] = []
+
+    def on_message(data: bytes) -> None:
+        try:
+            if examinees:
+                examinees[0].take(data)
+            else:
+                examinees.append(Examinee(loop, _own_order(order_in(data), spec, env, allocation), peer.send))
+        except Malformed as error:
+            ended.append(str(error))
+
+    peer.admit()
+    peer.received, peer.closed = on_message, ended.append
+    peer.send(msgspec.json.encode(hello))
+    while not ended:
+        loop.run_once()
+    peer.close()
+    return OK
+
+
+def _own_order(order: Order, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Order:
+    """Return the order of this node: nothing is run here but what it was started with, whoever says to be node 0."""
+    return orders.order(
+        spec,
+        replace(allocation, start=tuple(HostOfList(name=name) for name in order.hosts)),
+        order.node_rank,
+        env=token.public(env),
+        cwd=os.getcwd(),
+        run_id="doctor",
+        token=order.token,
+        screen=order.screen,
+    )
