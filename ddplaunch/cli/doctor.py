@@ -12,6 +12,7 @@ from ddplaunch.cli import job
 from ddplaunch.cli.command import Command, Once, Page, show
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.exitcodes import OK
+from ddplaunch.options import token
 from ddplaunch.options.table import BY_NAME
 
 if TYPE_CHECKING:  # the help needs none of it
@@ -92,15 +93,16 @@ def doctor(
     spec = interpreter.chosen(job.resolve(with_program, env, working_directory()), env)
     if line.program:
         check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
-    allocation = _allocation(spec, env)
-    if allocation is not None and allocation.rendezvous is not None:
+    allocation, env = _allocation(spec, env)
+    rendezvous = None if allocation is None else allocation.rendezvous
+    if allocation is not None and rendezvous is not None:
         from ddplaunch.doctor.nodes import joined  # nodes that somebody else starts
 
         if not joined.is_first_here(allocation):
             return OK
         if joined.number_of(allocation) == 1:
             allocation = None
-        elif not joined.is_coordinator(allocation.rendezvous):
+        elif not joined.is_coordinator(rendezvous):
             return joined.be_examined(spec, env, allocation)
     report = _examined(spec, env, allocation, only, good)
     verbose = spec.verbosity > 0
@@ -108,8 +110,8 @@ def doctor(
     return show(text) or (_BROKEN if report.is_broken else OK)
 
 
-def _allocation(spec: JobSpec, env: Mapping[str, str]) -> Allocation | None:
-    """Return the nodes to examine; None: this machine alone.
+def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | None, Mapping[str, str]]:
+    """Return the nodes to examine, None for this machine alone, and the variables with the secret of the nodes, if they have one.
 
     Raises:
         LaunchError: those that were asked for cannot be found.
@@ -117,14 +119,16 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> Allocation | None:
     from ddplaunch.launcher import dispatch
 
     try:
-        found, _ = dispatch.find_allocation(spec, env)
+        found, secret = dispatch.find_allocation(spec, env)
     except LaunchError as error:
         if any(spec.origin(name) != "default" for name in _WHERE):
             raise
         note = f"only this machine is examined: {error.message}"
         write_stderr(visible(f"note: {below(note)}\n"))
-        return None
-    return found if (found.start or found.rendezvous is not None) and not found.is_here else None
+        return None, env
+    if found.is_here or not (found.start or found.rendezvous is not None):
+        return None, env
+    return found, env if secret is None else {**env, token.VARIABLE: secret}
 
 
 def _examined(

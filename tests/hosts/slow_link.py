@@ -46,11 +46,14 @@ def frames(plugged: socket.socket) -> list[bytes]:
 
 
 def begins_at(frame: bytes) -> int | None:
-    """The port to which this frame, behind its header of 10 bytes, begins a TCP connection over IPv4; None: it does not."""
-    packet = frame[24:]
-    if frame[22:24] != b"\x08\x00" or packet[9] != socket.IPPROTO_TCP:
+    """The port to which this frame, behind its header of 10 bytes, begins a TCP connection; None: it does not."""
+    kind, packet = frame[22:24], frame[24:]
+    if kind == b"\x08\x00" and packet[9] == socket.IPPROTO_TCP:
+        segment = packet[4 * (packet[0] & 15) :]
+    elif kind == b"\x86\xdd" and packet[6] == socket.IPPROTO_TCP:
+        segment = packet[40:]
+    else:
         return None
-    segment = packet[4 * (packet[0] & 15) :]
     return int.from_bytes(segment[2:4]) if segment[13] & 0x12 == 2 else None  # SYN without ACK
 
 

@@ -1,5 +1,6 @@
 """Real mpirun, of Open MPI and of MPICH, starts ddplaunch on two hosts over ssh: once for each node, or once for each rank."""
 
+import json
 import shutil
 from dataclasses import dataclass, field
 
@@ -64,4 +65,14 @@ def test_ranks_are_those_of_mpirun_and_the_first_failure_gives_the_status(by_mpi
     assert (result.status, sorted(result.out.splitlines())) == (7, places), result.err
     assert "error: rank 2 on node1 failed: exit status 7" in result.err
     assert "token" not in result.err
+    job.nothing_left(patience=PATIENCE)
+
+
+def test_the_doctor_examines_each_host_once(by_mpirun):
+    job = by_mpirun("rank")
+    result = job.run("doctor", "--json", "--only", "limits", "--master-addr", "node0", env=TOKEN)
+    report = json.loads(result.out)
+    assert [one["host"] for one in report["nodes"]] == ["node0", "node1"]
+    assert "2 of 2 nodes answered to the end" in [one["facts"] for one in report["checks"]]
+    assert "in 1 pair" in report["checks"][-1]["facts"]
     job.nothing_left(patience=PATIENCE)

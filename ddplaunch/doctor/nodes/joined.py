@@ -99,9 +99,7 @@ class JoinedNode:
         """Prepare; `take` begins."""
         self.agent = agent
         self.phase = HostPhase.WAITING
-        self.exit_status = None
-        self.start_error = self.own_output = self.fault = ""
-        self.was_connected = False
+        self.fault = ""  # why the connection was closed
         self._handler = handler
         self._peer: Peer | None = None
 
@@ -111,7 +109,7 @@ class JoinedNode:
 
     def take(self, peer: Peer, version: str) -> None:
         """Take the connection of this node."""
-        self._peer, self.phase, self.was_connected = peer, HostPhase.CONNECTED, True
+        self._peer, self.phase = peer, HostPhase.CONNECTED
         peer.admit()
         peer.received, peer.closed = self._on_message, self._on_closed
         self._handler.connected(self, PROTOCOL, version)

@@ -184,7 +184,10 @@ class Nodes:
 
     def disconnected(self, host: HostConnection | JoinedNode) -> None:
         """Find out why a node is gone."""
-        self._lose(host, diagnose.of_host(self._starter, self._python, host))
+        if isinstance(host, JoinedNode):
+            self._lose(host, HostError(f"lost: {host.fault}"))
+        else:
+            self._lose(host, diagnose.of_host(self._starter, self._python, host))
         self._start_next()
 
     def output_received(self, host: HostConnection | JoinedNode, stream: bytes, data: bytes) -> None:
