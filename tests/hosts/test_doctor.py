@@ -172,6 +172,7 @@ def test_run_folders_that_are_not_shared_and_a_full_disk(examine, job, bed):
     found = examine("--log-dir", "/srv/runs", script)
     assert [(one["severity"], one["check"]) for one in found] == [("note", "files")]
     assert "the folder of runs is another one than on node0" in found[0]["title"]
+    bed.run("node1", ["mkdir", "/srv/runs"])
     bed.run("node1", ["mount", "-t", "tmpfs", "-o", "size=64k", "none", "/srv/runs"])
     bed.run("node1", ["dd", "if=/dev/zero", "of=/srv/runs/full"])
     found = examine("--log-dir", "/srv/runs", script, only="runs", judges_speed=True)

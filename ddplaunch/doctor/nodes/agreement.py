@@ -21,11 +21,6 @@ _CLOCK_DIFFERS = 0.5  # seconds: lines of several logs are no longer in the orde
 _CLOCK_BREAKS = 300.0  # seconds: beyond these munge, and so Slurm, and Kerberos refuse what another node has signed
 
 
-def together(names: Iterable[str]) -> str:
-    """Write names of nodes in short: "gpu[01-03]"."""
-    return hostlist.compress(list(names))
-
-
 def judge_lost(names: Sequence[str], lost: Mapping[int, HostError]) -> Iterator[Concern]:
     """Yield which nodes did not start, or have stopped answering, those with one reason together."""
     reasons: dict[HostError, list[int]] = {}
@@ -209,11 +204,12 @@ def by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _named(names: Sequence[str], nodes: Iterable[int]) -> str:
-    return together(names[node] for node in nodes)
+    """Name nodes in short: "gpu[01-03]"."""
+    return hostlist.compress([names[node] for node in sorted(nodes)])
 
 
 def _concern(
     check: str, severity: Severity, title: str, nodes: Sequence[int], *, evidence: str = "", hint: str = ""
 ) -> Concern:
     finding = Finding(check=check, severity=severity, title=title, evidence=evidence, hint=hint)
-    return Concern(finding=finding, nodes=tuple(nodes))
+    return Concern(finding=finding, nodes=tuple(sorted(nodes)))
