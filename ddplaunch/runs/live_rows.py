@@ -147,6 +147,10 @@ class LiveRows:
         alive = [row for row in self._rows if row.worker.pid and row.worker.state != "ended"]
         if alive:
             facts.append(f"CPU {sum(row.cpu or 0.0 for row in alive):.0f}%")
+            if gpus := [row.worker.gpu for row in alive if row.worker.gpu is not None]:
+                facts.append(f"GPU {sum(gpus) / len(gpus):.0f}%")
+            if on_gpus := sum(row.worker.gpu_memory or 0 for row in alive):
+                facts.append(f"GPU memory {size(on_gpus)}")
             facts.append(f"memory {size(sum(row.worker.rss for row in alive))}")
         found, used = [line((short(run.run_id), NAME))], len(short(run.run_id))
         for fact in map(line, facts):
@@ -271,15 +275,16 @@ def _behind(running: Sequence[Row]) -> _Test:
 
 
 def _large(running: Sequence[Row]) -> _Test:
-    """Return whether a rank has the most memory, and much more than the others."""
-    used = [row.worker.rss for row in running]
-    usual = median_low(used) if used else 0
+    """Return whether a rank has the most memory, and much more than the others; where it is known, that of GPUs counts."""
+    on_gpus = {row.worker.rank: row.worker.gpu_memory for row in running if row.worker.gpu_memory is not None}
+    used = on_gpus or {row.worker.rank: row.worker.rss for row in running}
+    usual = median_low(used.values()) if used else 0
 
     def test(row: Row) -> tuple[str, str] | None:
-        rss = row.worker.rss
-        if len(used) < 2 or rss < max(used) or rss < max(usual * _MUCH_MORE, usual + _MORE_MEMORY):
+        own = used.get(row.worker.rank, 0)
+        if len(used) < 2 or own < max(used.values()) or own < max(usual * _MUCH_MORE, usual + _MORE_MEMORY):
             return None
-        return f"memory {size(rss)}, others {size(usual)}", ODD
+        return f"{'GPU ' if on_gpus else ''}memory {size(own)}, others {size(usual)}", ODD
 
     return test
 

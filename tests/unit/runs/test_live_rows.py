@@ -50,6 +50,13 @@ def test_the_row_of_the_job_says_how_far_it_is_and_the_next_what_all_ranks_do() 
     assert rest == "all 3: running, step 120"
 
 
+def test_gpus_are_shown_as_their_mean_and_the_rank_that_uses_most_of_their_memory_by_that() -> None:
+    workers = [worker(rank, gpu=90 + rank, gpu_memory=(rank + 1) << 30) for rank in range(3)]
+    head, different, _ = rows(replies(*workers))
+    assert "GPU 91%  GPU memory 6 GiB  memory 9 GiB" in head
+    assert different == "rank 2 on gpu01: GPU memory 3 GiB, others 2 GiB"
+
+
 def test_before_anything_is_known_there_is_no_row() -> None:
     assert LiveRows().render(0.0, 80, 10) == []
 
