@@ -21,6 +21,7 @@ from typing import Any
 
 import differences
 import ends
+import lives
 import nodes
 import outputs
 import rests
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "slurm-crash": slurm.crash,
     "rest": rests.rest,
     "memory": rests.memory,
+    "live": lives.live,
     "lines": outputs.lines,
     "flood": outputs.flood,
     "differences": differences.differences,

@@ -101,12 +101,34 @@ def train_step():
 print("ready", flush=True)
 train_step()
 """
+_TELLS = """\
+import os
+import time
+
+import ddplaunch
+
+rank = int(os.environ["RANK"])
+for step in range(1, 5001):
+    time.sleep(0.05 if rank == 2 else 0.04)
+    loss = 2.3 / (1 + step / 40)
+    ddplaunch.progress(step, 5000, loss=loss)
+    if rank == 0 and step % 20 == 0:
+        print(f"step {step}: loss {loss:.3f}", flush=True)
+"""
+
+
+def _is_behind(rows: list[str]) -> bool:
+    """Whether the rows of --live tell of a rank that has fallen behind."""
+    return len(rows) > 12 and "behind" in rows[-2] and "left" in rows[-3]
+
+
 _JOB = "ddplaunch --nproc-per-node 4 --run-id digits train.py"  # at which a command looks
 
 # name: the script, the command, and when to look; None: when it has ended
 SCREENS: dict[str, tuple[str, str, Callable[[list[str]], bool] | None]] = {
     "screen-run": (_TRAIN, "ddplaunch --nproc-per-node 4 train.py", _moves),
     "screen-failure": (_FAILS, "ddplaunch --nproc-per-node 4 train.py", None),
+    "screen-live": (_TELLS, "ddplaunch --live --nproc-per-node 4 train.py", _is_behind),
     "screen-stacks": (_WAITS, "ddplaunch stacks digits", None),
     "screen-plan": (_TRAIN, "ddplaunch plan --nnodes 2 --nproc-per-node 2 --simulate train.py", None),
 }

@@ -17,7 +17,7 @@ from ddplaunch.control.questions import Answer
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.errors import expendable
-from ddplaunch.fields import Malformed, line, pace, piece
+from ddplaunch.fields import Malformed, line, pace, piece, size
 from ddplaunch.fields import host as host_name
 from ddplaunch.loop.loop import READ, WRITE, Loop
 from ddplaunch.loop.stream import FrameError, SendBuffer
@@ -330,6 +330,7 @@ class RunClients(Clients):
             max_restarts=state.policy.max_restarts,
             ddplaunch=line(__version__),
             steps_per_second=pace(stragglers.pace) if stragglers is not None else None,
+            steps=size(stragglers.steps) if stragglers is not None and stragglers.steps is not None else None,
             spares=piece(", ".join(member.host for member in state.spares)),
             straggler=piece(str((stragglers and stragglers.straggler) or "")),
         )

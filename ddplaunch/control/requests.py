@@ -16,7 +16,21 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.control.questions import Answer, NoAnswer, Question
-from ddplaunch.fields import Duration, Host, Keyword, Line, Malformed, Number, Pace, Piece, Status, Text, decoder, line
+from ddplaunch.fields import (
+    Duration,
+    Host,
+    Keyword,
+    Line,
+    Malformed,
+    Number,
+    Pace,
+    Piece,
+    Size,
+    Status,
+    Text,
+    decoder,
+    line,
+)
 
 PROTOCOL = 1  # a change that one side cannot do without makes a new one; what only adds a question does not
 
@@ -67,6 +81,7 @@ class Run(Struct, frozen=True, tag="run"):
     max_restarts: Number
     ddplaunch: Line  # the version
     steps_per_second: Pace | None = None
+    steps: Size | None = None  # about how many it has made, as its collectives show
     straggler: Piece = ""  # in a sentence
     spares: Piece = ""  # the hosts that wait until a node is lost or leaves, between commas
 

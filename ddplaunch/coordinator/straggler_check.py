@@ -165,6 +165,11 @@ class StragglerCheck:
         """Steps in a second."""
         return self._history.pace
 
+    @property
+    def steps(self) -> int | None:
+        """About how many steps the job had made at the last reading; None while it makes none, or that is not known."""
+        return self._history.steps
+
 
 class _Reading:
     """What the nodes answer to one question."""

@@ -172,13 +172,24 @@ class History:
     @property
     def pace(self) -> float | None:
         """Steps in a second, by the largest group; None where none are made, or none are known."""
+        largest = self._largest
+        return None if largest is None else 1 / largest.period
+
+    @property
+    def steps(self) -> int | None:
+        """About how many steps that group had made at the last reading: its collectives by those of a step."""
+        largest = self._largest
+        return None if largest is None else largest.newest // largest.length
+
+    @property
+    def _largest(self) -> Steps | None:
+        """The largest group that makes steps."""
         going = [
             steps
             for steps in self._known.values()
             if steps.period > 0 and self._read_at - steps.newest_at <= _STANDS * steps.period
         ]
-        largest = max(going, key=lambda steps: (steps.ranks, steps.newest), default=None)
-        return None if largest is None else 1 / largest.period
+        return max(going, key=lambda steps: (steps.ranks, steps.newest), default=None)
 
 
 def middle(values: Iterable[float]) -> float:

@@ -133,8 +133,9 @@ class LiveRows:
         facts: list[Piece] = [duration(run.seconds + at - self._at)]
         if run.phase != "running":
             facts.insert(0, (PHASES.get(run.phase, run.phase), ODD))
+        if told := written_progress(progress, run):
+            facts.append((told, NAME))
         if progress is not None:
-            facts.append((written_progress(progress), NAME))
             if stands and run.phase == "running" and progress.step != progress.total:
                 facts.append((f"no step for {duration(pause)}", ODD))
             elif progress.total and pace and progress.step < progress.total:

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from ddplaunch.control import requests
 from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.fields import line as printable
@@ -84,8 +85,8 @@ def facts_of(replies: RunReplies) -> Words:
     pace = f", {written_pace(run.steps_per_second)}" if run.steps_per_second else ""
     phase_style = GOOD if run.phase == "running" else ODD
     progress = progress_of(replies)
-    told = [written_progress(progress), *written_metrics(progress)] if progress is not None else []
-    so_far = "".join(f", {part}" for part in told)
+    told = [written_progress(progress, run), *(written_metrics(progress) if progress is not None else [])]
+    so_far = "".join(f", {part}" for part in told if part)
     facts = f"{workers}, for {duration(run.seconds)}{restarts}{so_far}{pace}: "
     command = run.command.replace("\n", r"\n")
     return line((short(name_of(replies)), NAME), ": ", (phase, phase_style), facts, (command, COMMAND))
@@ -133,8 +134,10 @@ def progress_of(replies: RunReplies) -> Progress | None:
     return min(known, key=lambda each: each[:2])[2] if known else None
 
 
-def written_progress(progress: Progress) -> str:
-    """Write how far a job is: "step 412 of 1,000 (41%)"."""
+def written_progress(progress: Progress | None, run: requests.Run) -> str:
+    """Write how far a job is: "step 412 of 1,000 (41%)"; "about step 412" by its collectives; "" where that is not known."""
+    if progress is None:
+        return f"about step {run.steps:,}" if run.steps else ""
     share = f" of {progress.total:,} ({progress.step / progress.total:.0%})" if progress.total else ""
     return f"{'bar' if progress.source == 'bar' else 'step'} {progress.step:,}{share}"
 

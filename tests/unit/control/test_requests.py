@@ -30,6 +30,7 @@ RUN = {
     "max_restarts": 3,
     "ddplaunch": "0.1.0",
     "steps_per_second": 2.5,
+    "steps": 412,
     "straggler": "rank 3 comes last",
     "spares": "node 2 (c)",
 }

@@ -174,7 +174,9 @@ def test_a_job_that_makes_no_steps_any_more_has_no_pace():
 
 
 def test_one_rank_has_a_pace():
-    assert read({0: recorded()}).pace == pytest.approx(10)
+    history = read({0: recorded()})
+    assert history.pace == pytest.approx(10)
+    assert history.steps == 100
 
 
 def test_an_evaluation_and_single_collectives_do_not_hide_the_steps():

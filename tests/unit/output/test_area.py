@@ -186,3 +186,35 @@ def test_after_somebody_else_has_written_it_is_drawn_anew_below(how: str) -> Non
         assert area.draw(None) == b""
     screen.feed(area.draw(SIZE).decode())
     assert screen.shown == ["[0] 1%", "[1]+  Stopped", "$ fg", "[0] 1%"]
+
+
+# --- with the rows of --live
+
+
+def test_the_rows_of_live_stand_below_the_bars_and_lines_come_above_both() -> None:
+    area, screen = StatusArea(), Emulator()
+    area.show(drawn("1%"))
+    area.show_live(["k7qx  1 min", "all 4: running"])
+    screen.feed((area.write(b"a line\n") + area.draw(SIZE)).decode())
+    assert screen.shown == ["a line", "[0] 1%", "k7qx  1 min", "all 4: running"]
+    area.show_live(["k7qx  2 min", "rank 3: quiet", "3 more: running"])
+    screen.feed((area.write(b"another\n") + area.draw(SIZE)).decode())
+    assert screen.shown == ["a line", "another", "[0] 1%", "k7qx  2 min", "rank 3: quiet", "3 more: running"]
+    screen.feed(area.write(b"").decode())
+    assert screen.shown == ["a line", "another"]
+
+
+def test_a_line_that_has_not_ended_is_no_prompt_beside_the_rows_of_live_since_no_worker_reads_the_keyboard() -> None:
+    area, screen = StatusArea(), Emulator()
+    area.show((Bar((1,), "name? ", OPEN),))
+    area.show_live(["k7qx  1 min"])
+    screen.feed(area.draw(SIZE).decode())
+    assert screen.shown == ["[1] name?", "k7qx  1 min"]
+
+
+@pytest.mark.parametrize("lines", range(1, 30))
+def test_bars_and_the_rows_of_live_leave_a_row_of_the_screen_at_least(lines: int) -> None:
+    area = StatusArea()
+    area.show(drawn(*(f"{chr(97 + kind)}: 5%" for kind in range(20))))
+    area.show_live([f"row {number}" for number in range(20)])
+    assert area.draw(terminal_size((80, lines))).count(b"\n") < lines

@@ -57,6 +57,11 @@ def test_gpus_are_shown_as_their_mean_and_the_rank_that_uses_most_of_their_memor
     assert different == "rank 2 on gpu01: GPU memory 3 GiB, others 2 GiB"
 
 
+def test_where_no_script_and_no_bar_tells_the_step_the_collectives_do() -> None:
+    look = replies(worker(0), run=replace(FRESH, steps=1240, steps_per_second=3.2))
+    assert rows(look)[0].startswith("run  1 min  about step 1,240  3.2 steps/s  CPU")
+
+
 def test_before_anything_is_known_there_is_no_row() -> None:
     assert LiveRows().render(0.0, 80, 10) == []
 
