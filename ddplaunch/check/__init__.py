@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -40,7 +41,7 @@ class Call(Struct, frozen=True, kw_only=True):
         if self.inputs and self.outputs and self.operation not in P2P:
             tensors = f"{self.inputs} to {self.outputs}"
         if self.operation in _SIZES_DIFFER:
-            tensors = tensors.partition(" [")[0]
+            tensors = ", ".join(sorted(set(re.findall(r"(\w+) \[", tensors))))
         facts = [*([tensors] if tensors else []), *([f"rank {self.peer}"] if self.peer is not None else [])]
         return f"{self.operation} ({', '.join(facts)})" if facts else self.operation
 

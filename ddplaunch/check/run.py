@@ -188,7 +188,7 @@ class _Runs:
             "TORCHELASTIC_ERROR_FILE": f"{path}.json",
             "DDPLAUNCH_INIT_METHOD": "env://",
             "DDPLAUNCH_LOG_DIR": "",
-            "DDPLAUNCH_DEVICE": f"cuda:{local_rank}" if has_device else "cpu",
+            "DDPLAUNCH_DEVICE": str(self._node.devices[local_rank]) if has_device else "cpu",
             "DDPLAUNCH_CHECK": "1",
             "DDPLAUNCH_CHECK_NOTES": f"{wanted.steps},{wanted.seconds},{path}",
         }

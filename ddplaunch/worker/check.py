@@ -210,7 +210,10 @@ class Groups:
         given["backend"] = "fake"
         ranks, name = given["global_ranks_in_group"], str(given["group_name"])
         if ranks and name.isdecimal():  # else only its members call, with a hash for its name
-            self._notes.call("new_group", self._c10d.GroupMember.WORLD.group_name, members=self._ranges_of(ranks))
+            members = self._ranges_of(ranks)
+            if len(members) > LONGEST:
+                members = f"{members[:LONGEST]}..., {len(ranks)} in all"
+            self._notes.call("new_group", self._c10d.GroupMember.WORLD.group_name, members=members)
         return self._make(*bound.args, **bound.kwargs)
 
     def _note_group(self, group: "Any", ranks: "Mapping[int, int]") -> None:

@@ -50,6 +50,7 @@ def test_sizes_of_all_to_all_may_differ_and_types_may_not():
         return called("all_to_all_single", inputs)
 
     assert not found(trace(0, each("int64 [4]")), trace(1, each("int64 [9]")))
+    assert not found(trace(0, each("2 x int64 [4]")), trace(1, each("int64 [4], int64 [5]")))
     assert found(trace(0, each("int64 [4]")), trace(1, each("float32 [4]")))
 
 
