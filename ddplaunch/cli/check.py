@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,11 +11,12 @@ import click
 
 from ddplaunch.cli.command import Once, show
 from ddplaunch.cli.job import JobCommand, checked
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, write_stderr
 from ddplaunch.exitcodes import OK
 from ddplaunch.options import parsers
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.spec import JobSpec, ProgramKind
+from ddplaunch.words import these_ranks
 
 _WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked
@@ -37,7 +39,7 @@ T = TypeVar("T")
         Once(
             ["--ranks"],
             metavar="LIST",
-            help="The ranks to run here: 0,1,511. Else the first two, the ends of the first node and of the job, and the middle.",
+            help="The ranks to run here: 0,1,511. Else the first two, the last of node 0, the first of node 1, the middle, the last.",
         ),
         Once(["--steps"], metavar="N", help="Steps of the optimizer until a rank ends. [default: 3]"),
         click.Option(["--json"], is_flag=True, help="Print everything as JSON."),
@@ -71,6 +73,8 @@ def check(
     wanted = _wanted(spec, world_size, ranks, steps)
     began, cwd = time.monotonic(), working_directory() or ""
     env = token.public(env)
+    if os.isatty(2) and spec.verbosity >= 0:
+        write_stderr(f"ddplaunch: {these_ranks(wanted.ranks)} of {wanted.world_size}, the lowest first\n")
     traces = run.run(spec, env, inspect(spec, env), wanted)
     if isinstance(traces, int):
         return traces
