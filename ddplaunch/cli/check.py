@@ -39,7 +39,7 @@ T = TypeVar("T")
         Once(
             ["--ranks"],
             metavar="LIST",
-            help="The ranks to run here: 0,1,511. Else the first two, the last of node 0, the first of node 1, the middle, the last.",
+            help="The ranks to run: 0,1,511. Else the first two, the last of node 0, the first of node 1, the middle, the last.",
         ),
         Once(["--steps"], metavar="N", help="Steps of the optimizer until a rank ends. [default: 3]"),
         click.Option(["--json"], is_flag=True, help="Print everything as JSON."),
