@@ -99,7 +99,7 @@ def is_right(status: int, place: Place) -> bool:
     shown = "\n".join(command.shown or ())
     if command.is_wrong:
         return status == 2
-    if command.words[:1] == ["doctor"]:
+    if command.words[:1] == ["doctor"] and "--nodes" not in command.words:
         return status == 1  # torch cannot be imported on a made-up machine
     if not place.is_compared:
         return status == 0
