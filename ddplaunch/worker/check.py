@@ -60,16 +60,20 @@ def begin(load: "Callable[[str], Mapping[str, Any]]", steps: str, seconds: str, 
     faulthandler.dump_traceback_later(float(seconds), exit=True, file=late)
     notes = Notes(path, int(steps))
     when_imported = load("imports")["when_imported"]
-    distributed = load("distributed")
+    ranges_of = load("distributed")["ranges_of"]
 
     def prepare(torch: "Any") -> None:
-        import torch.distributed  # some versions of torch leave that to the program
+        try:
+            import torch.distributed  # some versions of torch leave that to the program
 
-        if torch.distributed.is_available():
-            Groups(torch, notes, distributed)
-        stop_at_steps(notes)
-        stop_at_saves(torch, ("save",), notes)
-        stop_at_saves(torch.serialization, ("save",), notes)
+            if torch.distributed.is_available():
+                Groups(torch, notes, ranges_of)
+            stop_at_steps(notes)
+            stop_at_saves(torch, ("save",), notes)
+            stop_at_saves(torch.serialization, ("save",), notes)
+        except Exception as error:  # noqa: BLE001 - without the changes it would look for other ranks
+            os.write(2, f"ddplaunch check does not know torch {torch.__version__}: {error!r}\n".encode())
+            os._exit(1)
 
     when_imported("torch", prepare)
     for module in ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver"):
@@ -153,20 +157,32 @@ def stop_at_saves(module: "Any", names: "Sequence[str]", notes: Notes) -> None:
             setattr(module, name, functools.wraps(getattr(module, name))(lambda *_, **__: notes.end("saves")))
 
 
+class GroupTable(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
+    """torch's table of the ranks of each process group, which calls `note` for each group that torch adds."""
+
+    def __init__(self, table: "Mapping[Any, Any]", note: "Callable[[Any, Any], None]") -> None:
+        super().__init__(table)
+        self._note = note
+
+    def __setitem__(self, group: "Any", ranks: "Any") -> None:
+        super().__setitem__(group, ranks)
+        self._note(group, ranks)
+
+
 class Groups:
     """Makes every process group a fake one, and notes what is asked of it."""
 
-    def __init__(self, torch: "Any", notes: Notes, distributed: "Mapping[str, Any]") -> None:
-        """`distributed` are the names of the file distributed.py."""
+    def __init__(self, torch: "Any", notes: Notes, ranges_of: "Callable[[Iterable[int]], str]") -> None:
+        """`ranges_of` writes ranks as ranges."""
         self._torch = torch
         self._dist = torch.distributed
         self._c10d = torch.distributed.distributed_c10d
         self._notes = notes
-        self._ranges_of = distributed["ranges_of"]
+        self._ranges_of = ranges_of
         self._ranks: dict[str, dict[int, int]] = {}  # by the name of a group: those of the job, by those of the group
         self._objects: dict[tuple[str, int], int] = {}  # how often a rank has sent objects to a group
         self._library = torch.library.Library("c10d", "IMPL")  # the kernels live as long as it does
-        self._c10d._pg_group_ranks = distributed["GroupRanks"](self._c10d._pg_group_ranks, self._note_group)
+        self._c10d._pg_group_ranks = GroupTable(self._c10d._pg_group_ranks, self._note_group)
         self._c10d.rendezvous = self._rendezvous
         self._make = self._c10d._new_process_group_helper
         self._signature = inspect.signature(self._make)

@@ -56,12 +56,6 @@ def groups():
         dist.new_group(ranks, backend="gloo")
 
 
-def orders():
-    first, second = dist.new_group([0, 1, LAST]), dist.new_group([0, LAST])
-    for group in (second, first) if RANK == LAST else (first, second):
-        dist.all_reduce(torch.ones(4), group=group)
-
-
 def pairs():
     if RANK == 0:
         dist.send(torch.ones(4), LAST)

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not
 
 
 @pytest.fixture
-def check(job, program):
+def check(job, program, light_torch):
     """Check ranks 0 and 511 of 512 doing one of the things that torch_checked.py does."""
 
     def run(doing, *options):
@@ -42,8 +42,7 @@ def test_another_order_of_new_groups_is_named(check):
     assert "rank 0 calls new_group (ranks 0,511), rank 511 calls new_group (ranks 1-2): " in result.out
 
 
-def test_groups_sends_and_objects_pass_through_fake_groups(check):
-    assert "of group 1 (ranks 0-1,511), rank 511 calls all_reduce" in check("orders").expect(1).out
+def test_sends_and_objects_pass_through_fake_groups(check):
     assert "rank 511 receives no more from rank 0" in check("pairs").expect(1).out
     check("objects").expect(0)
 
