@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -41,7 +40,7 @@ class Agents:
         self._loop = loop
         self._terms = terms
         self._print = print_line
-        self._requeues_after_sigterm = requeues_after_sigterm
+        self.requeues_after_sigterm = requeues_after_sigterm
         self._retry = retry
         self._refusals: set[str] = set()  # that were printed
         self._asked = 0  # the number of the last question
@@ -117,10 +116,6 @@ class Agents:
         """Send the end of the job to all, also to those that connect too late to send a hello."""
         self.job_end = end
         self.send(list(self.connections.ids), end)
-
-    def are_watched(self, requeue: int) -> bool:
-        """Whether the command that has started the agents is connected, and requeues the job after this notice, if one came."""
-        return bool(self.watchers) and not (requeue == SIGTERM and self._requeues_after_sigterm)
 
 
 # --- what follows from the hellos of all agents

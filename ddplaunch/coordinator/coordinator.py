@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -273,7 +274,11 @@ class Coordinator:
         if self.stragglers is not None:
             self.stragglers.end()
         try:
-            port = self._reserve()
+            self._release()
+            port, origin = self._draft.master_port or 0, self._draft.reasons["master_port"]
+            if self._agents is not None or 0 in self._draft.ranks:  # nodes that do not communicate were given it
+                self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
+                port = self._reservation.port
         except PortTaken:
             self.feed(job.PortTaken(self._loop.now()))
             return
@@ -293,15 +298,6 @@ class Coordinator:
         if self._agents is not None:
             self._agents.begin(order, generation)
         self._take_order(generation)  # last: it is busy when it starts
-
-    def _reserve(self) -> int:
-        """Reserve MASTER_PORT where rank 0 is; nodes that do not communicate were given it."""
-        self._release()
-        if self._agents is None and 0 not in self._draft.ranks:
-            return self._draft.master_port or 0
-        port, origin = self._draft.master_port or 0, self._draft.reasons["master_port"]
-        self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
-        return self._reservation.port
 
     def _report_when_known(self, report: Callable[[ClusterEnding], None]) -> None:
         """Call `report` once two answers are there: where the workers were, and, where that may be, why the cluster ends the job.
@@ -346,7 +342,9 @@ class Coordinator:
         self._over.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
-            end = replace(end, is_watched=self._agents.are_watched(requeue))
+            # a command that has started the agents requeues the job, unless its shell has ended at the same SIGTERM
+            is_left_to_us = requeue == SIGTERM and self._agents.requeues_after_sigterm
+            end = replace(end, is_watched=bool(self._agents.watchers) and not is_left_to_us)
             self._agents.end(replace(end, text=text))
         self._take_order(end)
 

@@ -209,19 +209,15 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
     found = discover(spec, env, os.uname().nodename, read=_read, is_bad=partial(_has_failed, failures))
     if found.rendezvous is None or spec.no_control:
         return found, None
-    secret = token.find(spec, env) or _shared_token(found, env)
+    secret = token.find(spec, env) or None
+    if not secret and found.identity and (state := state_folder(env)) is not None:
+        from ddplaunch.launcher import shared_token  # few jobs need it
+
+        on_one_host = found.task is not None and found.task.nnodes == 1
+        secret = shared_token.find(state, found.identity, on_one_host=on_one_host)
     if secret is None:
         found = replace(found, authenticated=False, notes=(*found.notes, _UNAUTHENTICATED))
     return found, secret
-
-
-def _shared_token(allocation: Allocation, env: Mapping[str, str]) -> str | None:
-    if not allocation.identity or (state := state_folder(env)) is None:
-        return None
-    from ddplaunch.launcher import shared_token  # few jobs need it
-
-    on_one_host = allocation.task is not None and allocation.task.nnodes == 1
-    return shared_token.find(state, allocation.identity, on_one_host=on_one_host)
 
 
 def _read(path: str) -> str:

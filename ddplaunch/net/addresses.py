@@ -65,7 +65,12 @@ def usable_addresses() -> tuple[str, ...]:
     usable = [
         own for own in _own() if own.is_up and not is_loopback(own.text) and not ip_address(own.text).is_link_local
     ]
-    preferred = [*_of_default_routes()]
+    preferred = []
+    for family, address in _FAR_AWAY:
+        # connecting a UDP socket chooses the address, and sends nothing; an error: a kernel without this family, or no route
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            preferred.append(probe.getsockname()[0])
 
     def likelihood(own: _Own) -> tuple[int, bool]:
         position = preferred.index(own.text) if own.text in preferred else len(preferred)
@@ -99,12 +104,3 @@ def _pack(address: str) -> tuple[bytes | None, str]:
             scope = socket.if_indextoname(int(scope))
         return packed.removeprefix(_MAPPED) if len(packed) == 16 else packed, scope
     return None, ""
-
-
-def _of_default_routes() -> Iterator[str]:
-    """The address from which each family's default route is used; connecting a UDP socket chooses it, and sends nothing."""
-    for family, address in _FAR_AWAY:
-        # an error: a kernel without this family, or no route
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))
-            yield probe.getsockname()[0]

@@ -19,7 +19,7 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.loop.stream import FrameError
 from ddplaunch.process.child import Child, StartError, Stdio, handled_signals, start, why_not_started
 from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, STREAM, GreetingDecoder, OutputPipe, PipeDecoder
-from ddplaunch.spec import Fault
+from ddplaunch.spec import JobSpec
 from ddplaunch.words import some
 
 _READ = 1 << 18  # bytes at a time
@@ -44,23 +44,16 @@ class AgentStart(Struct, frozen=True, kw_only=True):
 class RemoteJob(Struct, frozen=True, kw_only=True):
     """All that the dispatcher needs to know."""
 
+    spec: JobSpec
     agents: tuple[AgentStart, ...]  # by node rank
     run_id: str
-    command: tuple[str, ...]  # the program and its arguments
     starter: str
     python: str  # the interpreter on the hosts
     min_nodes: int
     env: Mapping[str, str]  # of ssh, or what else starts the agents
     open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of those processes
     signals: frozenset[int]  # that the front passes on
-    stops: frozenset[int]
-    heartbeat_timeout: float  # seconds without a frame after which a host is lost
-    rdzv_timeout: float  # seconds in which all hosts must have connected
-    grace_period: float  # seconds
-    quiet: bool
     reports_to_caller: bool  # why it failed goes to the caller of `launch()`, not to stderr
-    chaos: tuple[Fault, ...]
-    live: bool = False  # the front shows rows about the job, for which it has to know the socket of the run
 
 
 class HostPhase(Enum):
@@ -344,8 +337,8 @@ class Startup:
         self._notify = notify
         self.is_stopped = False  # no more agents are started
         self.is_read = True  # whether what the hosts print is read: nothing is killed while it is not
-        self._connect_by = loop.timer(loop.now() + job.rdzv_timeout, self._give_up_unconnected)
-        self._heartbeat_at = loop.timer(loop.now() + min(1.0, job.heartbeat_timeout / 4), self._send_heartbeats)
+        self._connect_by = loop.timer(loop.now() + job.spec.rdzv_timeout, self._give_up_unconnected)
+        self._heartbeat_at = loop.timer(loop.now() + min(1.0, job.spec.heartbeat_timeout / 4), self._send_heartbeats)
         self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
         self._end_by = loop.timer(None, self._kill_remaining)
 
@@ -395,7 +388,7 @@ class Startup:
 
         Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost.
         """
-        timeout = self._job.heartbeat_timeout
+        timeout = self._job.spec.heartbeat_timeout
         interval = min(1.0, timeout / 4)
         self._heartbeat_at.set(self._loop.now() + interval)
         for host in self._hosts:
@@ -415,7 +408,7 @@ class Startup:
         self.stop_starting()
         for host in self._hosts:
             host.close_stdin()
-        self.end_within(self._job.grace_period + self._job.heartbeat_timeout + QUIT_TIMEOUT)
+        self.end_within(self._job.spec.grace_period + self._job.spec.heartbeat_timeout + QUIT_TIMEOUT)
 
     def end_within(self, within: float) -> None:
         """Wait at most so many seconds for the connections to close, unless more output comes."""

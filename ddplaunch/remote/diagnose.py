@@ -80,16 +80,11 @@ def explain(starter: str, python: str, status: int | None, output: str) -> HostE
 def of_host(starter: str, python: str, host: HostConnection) -> HostError:
     """Find out what is wrong with a host whose connection closed without the job's status."""
     if host.start_error:
-        return no_command(starter, host.start_error)
+        hints = {"ssh": "install OpenSSH's client", "blaunch": "it comes with LSF: is this an LSF job?"}
+        return HostError(f"{starter} cannot be run here: {host.start_error}", hints.get(starter))
     if host.was_connected:
         return lost(starter, host.exit_status, host.own_output, host.fault)
     return explain(starter, python, None if host.fault else host.exit_status, host.fault or host.own_output)
-
-
-def no_command(starter: str, reason: str) -> HostError:
-    """Make the error for a command that could not be started here."""
-    hints = {"ssh": "install OpenSSH's client", "blaunch": "it comes with LSF: is this an LSF job?"}
-    return HostError(f"{starter} cannot be run here: {reason}", hints.get(starter))
 
 
 def other_version(version: str) -> HostError:

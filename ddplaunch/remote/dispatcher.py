@@ -54,13 +54,18 @@ class Dispatcher:
         self._loop = loop
         loop.handle = self._on_event
         self._console = Console(
-            loop, OutputQueue(loop, pipes.output[1]), quiet=job.quiet, reports_to_caller=job.reports_to_caller
+            loop,
+            OutputQueue(loop, pipes.output[1]),
+            quiet=job.spec.verbosity < 0,
+            reports_to_caller=job.reports_to_caller,
         )
         self._spare = pipes.spare
-        self._signals = SignalSource(loop, pipes, stops=job.stops, end_within=job.grace_period + END_MARGIN)
+        self._signals = SignalSource(
+            loop, pipes, stops=job.spec.ending_signals, end_within=job.spec.grace_period + END_MARGIN
+        )
         self._statuses = HostStatuses([agent.host for agent in job.agents], job.min_nodes)
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in job.agents)
-        self._chaos = Chaos(loop, job.chaos, self._hosts, self._console.notify)
+        self._chaos = Chaos(loop, job.spec.chaos, self._hosts, self._console.notify)
         self._startup = Startup(
             loop,
             job,
@@ -142,7 +147,7 @@ class Dispatcher:
 
     def _forward(self, signum: int, escalates: bool) -> None:
         """Pass a signal on to the connected hosts; at a stop, start no further hosts."""
-        stops, is_first = signum in self._job.stops, not self._signum
+        stops, is_first = signum in self._job.spec.ending_signals, not self._signum
         is_second = stops and escalates and not is_first
         self._console.note_signal(signum)
         if stops:
@@ -165,7 +170,7 @@ class Dispatcher:
     def never_connected(self, hosts: Sequence[HostConnection]) -> None:
         """Fail hosts on which ddplaunch has not started in time."""
         for host in hosts:
-            self._host_failed(host, diagnose.not_started(self._job.rdzv_timeout))
+            self._host_failed(host, diagnose.not_started(self._job.spec.rdzv_timeout))
             host.kill()
 
     def connected(self, host: HostConnection, protocol: int, version: str) -> None:
@@ -211,7 +216,7 @@ class Dispatcher:
             case messages.Begun(world_size):
                 self._statuses.has_begun, self._world_size = True, world_size
                 self._chaos.begun(world_size)
-            case messages.Worker(rank, pid) if self._job.chaos:
+            case messages.Worker(rank, pid) if self._job.spec.chaos:
                 self._chaos.started(rank, pid)
             case messages.FailureText() | messages.Outcome():
                 self._console.queue.put(CONTROL, data)
@@ -219,7 +224,7 @@ class Dispatcher:
                 self._final_report = text
             case messages.FinalReport(text):
                 self._loss_report = text
-                self._loss_report_at.set(self._loop.now() + self._job.heartbeat_timeout)
+                self._loss_report_at.set(self._loop.now() + self._job.spec.heartbeat_timeout)
             case messages.OrderRefused(message, hint, status):
                 status = exitcodes.RENDEZVOUS if status == exitcodes.USAGE else status
                 self._host_failed(host, HostError(message, hint, status))
@@ -261,7 +266,7 @@ class Dispatcher:
 
     def _tell_front(self, folder: str, name: str) -> None:
         """Say where the job can be asked, if the front is to show rows about it."""
-        if self._job.live:
+        if self._job.spec.live:
             self._console.queue.put(SOCKET, os.fsencode(f"{folder}\0{name}"))
 
     def _no_run_socket(self, why: str) -> None:
@@ -288,7 +293,7 @@ class Dispatcher:
         self._startup.start_next()
         if host is self._hosts[0] and not self._statuses.errors:
             self._startup.stop_starting()
-            self._startup.end_within(self._job.grace_period + 2 * self._job.heartbeat_timeout + QUIT_TIMEOUT)
+            self._startup.end_within(self._job.spec.grace_period + 2 * self._job.spec.heartbeat_timeout + QUIT_TIMEOUT)
 
     # --- failures
 

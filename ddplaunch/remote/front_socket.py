@@ -118,12 +118,13 @@ class FrontSocket:
 
     def _run(self, world_size: int) -> requests.Run:
         """Return what is known here."""
+        program = self._job.spec.program
         return requests.Run(
             run_id=piece(self._job.run_id),
             host=host_name(socket.gethostname()),
             pid=os.getpid(),
             folder="",
-            command=piece(shlex.join(self._job.command)),
+            command=piece(shlex.join((program.target, *program.args))),
             phase="running" if world_size else "rendezvous",
             seconds=max(0.0, time.monotonic() - self._began),
             world_size=world_size,

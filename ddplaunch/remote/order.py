@@ -32,10 +32,17 @@ def order(
 ) -> Order:
     """Write the order for the host with this rank; `env` are the variables that are sent."""
     host = allocation.start[node_rank]
+    own = [Given.typed("run_id", run_id)]  # in place of the options that the list of hosts may set
+    if host.slots is not None:
+        own.append(Given.typed("nproc_per_node", str(host.slots)))
+    if host.devices is not None:
+        own.append(Given.typed("devices", ",".join(host.devices)))
+    names = {one.name for one in own}
+    given = [*(one for one in sent(spec, Reach.JOB) if one.name not in names), *own]
     alone = len(allocation.start) == 1
     return Order(
         token=token,
-        given=tuple(_encoded(one.fields()) for one in _for_host(spec, host, run_id)),
+        given=tuple(_encoded(one.fields()) for one in given),
         program=_encoded((spec.program.target, *spec.program.args)),
         env=tuple(map(_encoded, env.items())),
         for_workers=tuple(_encoded((name, value, spec.secret.get(name, ""))) for name, value in spec.env),
@@ -57,17 +64,6 @@ def order(
         killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),
         reports_to_caller=reports_to_caller,
     )
-
-
-def _for_host(spec: JobSpec, host: Host, run_id: str) -> list[Given]:
-    """Return the options for a host, of which the list of hosts may set some."""
-    own = [Given.typed("run_id", run_id)]
-    if host.slots is not None:
-        own.append(Given.typed("nproc_per_node", str(host.slots)))
-    if host.devices is not None:
-        own.append(Given.typed("devices", ",".join(host.devices)))
-    names = {one.name for one in own}
-    return [*(one for one in sent(spec, Reach.JOB) if one.name not in names), *own]
 
 
 def spec(order: Order) -> JobSpec:

@@ -45,23 +45,16 @@ def run_over_ssh(
     python = spec.remote_python or sys.executable
     signals, run_id = passed_on(spec.signals), run_id_of(spec)
     job = RemoteJob(
+        spec=spec,
         agents=agents(spec, env, allocation, python, run_id, reports_to_caller=reports_to_caller),
         run_id=run_id,
-        command=(spec.program.target, *spec.program.args),
         starter=allocation.starter,
         python=python,
         min_nodes=allocation.nnodes[0],
         env=secret.public(env),
         open_files=raise_open_files(),
         signals=signals,
-        stops=spec.ending_signals,
-        heartbeat_timeout=spec.heartbeat_timeout,
-        rdzv_timeout=spec.rdzv_timeout,
-        grace_period=spec.grace_period,
-        quiet=spec.verbosity < 0,
-        live=spec.live,
         reports_to_caller=reports_to_caller,
-        chaos=spec.chaos,
     )
     return serve(partial(dispatcher.run, job), signals, spec.ending_signals)
 
@@ -87,20 +80,10 @@ def agents(
     token = os.urandom(32).hex()
     sent, screen = orders.variables_to_send(secret.public(env)), Screen.here(env)
 
+    made = partial(orders.order, spec, allocation, env=sent, cwd=cwd, run_id=run_id, token=token, screen=screen)
+
     def order(node_rank: int) -> bytes:
-        return messages.encode(
-            orders.order(
-                spec,
-                allocation,
-                node_rank,
-                env=sent,
-                cwd=cwd,
-                run_id=run_id,
-                token=token,
-                screen=screen,
-                reports_to_caller=reports_to_caller,
-            )
-        )
+        return messages.encode(made(node_rank, reports_to_caller=reports_to_caller))
 
     return tuple(
         AgentStart(

@@ -75,11 +75,10 @@ class _Writer:
                 data = messages.read(size)
                 return data if len(data) == size else data + left.read(size - len(data))
 
-            def header_of_next() -> bytes:
+            while True:
                 self._tidy(messages)
-                return read(file_queue.HEADER)
-
-            while len(header := header_of_next()) == file_queue.HEADER:
+                if len(header := read(file_queue.HEADER)) < file_queue.HEADER:
+                    break
                 kind, log, size = file_queue.parse(header)
                 if kind == file_queue.END:
                     break

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import cast
 
+from ddplaunch.cli.job import parse, resolve
 from ddplaunch.remote.connections import (
     NOTICE_AFTER,
     AgentStart,
@@ -18,24 +19,11 @@ from ddplaunch.remote.connections import (
 )
 from tests.loops import FakeLoop
 
+OPTIONS = ["--heartbeat-timeout=5s", "--rdzv-timeout=60s", "--grace-period=5s", "train.py"]
 JOB = RemoteJob(
-    agents=(),
-    run_id="run",
-    command=("train.py",),
-    starter="ssh",
-    python="python",
-    min_nodes=1,
-    env={},
-    open_files=(0, 0),
-    signals=frozenset(),
-    stops=frozenset(),
-    heartbeat_timeout=5,
-    rdzv_timeout=60,
-    grace_period=5,
-    quiet=False,
-    reports_to_caller=False,
-    chaos=(),
-)
+    spec=resolve(parse(OPTIONS), {}, None), agents=(), run_id="run", starter="ssh", python="python", min_nodes=1, env={},
+    open_files=(0, 0), signals=frozenset(), reports_to_caller=False,
+)  # fmt: skip
 
 
 class Bed:
