@@ -23,16 +23,8 @@ class Heartbeat:
     """Counts pings without an answer, and measures the offset between two clocks as NTP does."""
 
     def __init__(self) -> None:
-        self.unanswered = 0
+        self.unanswered = 0  # pings since the last message
         self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (round trip, offset), seconds
-
-    def ping_sent(self) -> None:
-        """Note that a ping is sent."""
-        self.unanswered += 1
-
-    def received(self) -> None:
-        """Note that a message has arrived."""
-        self.unanswered = 0
 
     def pong_received(self, sent: float, at: float, now: float) -> None:
         """Take a pong: the ping was sent at `sent` and answered at `at` by the other clock, the pong arrived at `now`."""
@@ -170,13 +162,9 @@ class Connections:
         """Close a connection, and report it as lost."""
         connection = self._connections.get(id)
         if connection is not None and not connection.is_known:  # nothing else reports it
-            self.report_refusal(connection.peer.address, reason)
+            self._listener.report_refusal(connection.peer.address, reason)
         self.drop(id)
         self._lost(id, reason)
-
-    def report_refusal(self, who: str, reason: str) -> None:
-        """Report that a peer was refused, as often as `Listener` does."""
-        self._listener.report_refusal(who, reason)
 
     def close(self) -> None:
         """Close everything."""
@@ -190,14 +178,14 @@ class Connections:
         """Take a peer that has proven the key, and ping it once. Called by the listener."""
         if len(self._connections) >= self._most:
             peer.close()
-            self.report_refusal(peer.address, "too many connections")
+            self._listener.report_refusal(peer.address, "too many connections")
             return
         self._last_id += 1
         id = self._last_id
         self._connections[id] = connection = _Connection(peer)
         peer.received = lambda payload: self._on_payload(id, payload)
         peer.closed = lambda reason: self._on_closed(id, reason)
-        connection.heartbeat.ping_sent()
+        connection.heartbeat.unanswered += 1
         peer.send(messages.encode(messages.Ping(time.monotonic())))
         if not self._beat_at.is_set:
             self._beat_at.set(self._loop.now() + self._beat)
@@ -211,7 +199,7 @@ class Connections:
         except Malformed as error:
             self.expel(id, f"sent a malformed message ({error})")
             return
-        heartbeat.received()
+        heartbeat.unanswered = 0
         if isinstance(message, messages.Pong):
             heartbeat.pong_received(message.sent, message.at, time.monotonic())
             self._answered()
@@ -264,5 +252,5 @@ class Connections:
             if connection.heartbeat.unanswered >= most:
                 self.expel(id, f"silent for {self._heartbeat_timeout:g} s")
             else:
-                connection.heartbeat.ping_sent()
+                connection.heartbeat.unanswered += 1
                 connection.peer.send(ping)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from ddplaunch.control.questions import Answer, Answered, Ask, Forget, NoAnswer, Question
 from ddplaunch.control.streams import CHUNK, Chunk, Streams
-from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.loop import Loop, Timer
 from ddplaunch.supervise.job import Member
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class Asker(Struct, frozen=True, kw_only=True):
 class _PendingQuestion(Struct):
     asker: Asker
     missing: dict[int, Member]  # that have not answered
-    within: float  # seconds
-    until: float
+    give_up: Timer
 
 
 class Questions:
@@ -43,16 +42,17 @@ class Questions:
         self._loop = loop
         self._members = members
         self._send = send
-        self._timer = loop.timer(None, self._give_up_late)
         self._pending: dict[int, _PendingQuestion] = {}
         self._last = 0  # number given
 
     def ask(self, question: Question, within: float, asker: Asker) -> None:
         """Ask all members; who has not answered in `within` seconds does not count any more."""
         members = self._members()
-        self._last += 1
-        self._pending[self._last] = _PendingQuestion(asker, dict(members), within, self._loop.now() + within)
-        self._send(tuple(members), Ask(self._last, question))
+        self._last = number = self._last + 1
+        late = NoAnswer(f"has not answered within {within:g} s")
+        give_up = self._loop.timer(self._loop.now() + within, lambda: self._answer_for_all(number, late))
+        self._pending[number] = _PendingQuestion(asker, dict(members), give_up)
+        self._send(tuple(members), Ask(number, question))
         self._close_complete()
 
     def take(self, id: int, report: Answered) -> None:
@@ -74,27 +74,21 @@ class Questions:
         for number, asked in list(self._pending.items()):
             if asked.asker is asker:
                 del self._pending[number]
+                asked.give_up.cancel()
                 self._send(tuple(asked.missing), Forget(number))
-        self._set_timer()
 
-    def _give_up_late(self) -> None:
-        """Give up those that have not answered in time."""
-        now = self._loop.now()
-        for asked in list(self._pending.values()):
-            if now >= asked.until:
-                for id in list(asked.missing):
-                    reason = f"has not answered within {asked.within:g} s"
-                    asked.asker.answered(asked.missing.pop(id), NoAnswer(reason))
+    def _answer_for_all(self, number: int, answer: NoAnswer) -> None:
+        """Answer a question in place of all members that have not."""
+        asked = self._pending[number]
+        for id in list(asked.missing):
+            asked.asker.answered(asked.missing.pop(id), answer)
         self._close_complete()
 
     def _close_complete(self) -> None:
         for number, asked in list(self._pending.items()):
             if not asked.missing and self._pending.pop(number, None) is not None:
+                asked.give_up.cancel()
                 asked.asker.done()
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        self._timer.set(min((asked.until for asked in self._pending.values()), default=None))
 
 
 class NodeStreams:

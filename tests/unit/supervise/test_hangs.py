@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import (
     EndJob,
-    Event,
     JobResumed,
     JobSuspended,
     LimitsPaused,
@@ -21,24 +20,7 @@ from ddplaunch.supervise.job import (
     StopNodes,
 )
 from ddplaunch.supervise.job.state import Members
-from ddplaunch.supervise.node import (
-    CaptureStacks,
-    DeadlineReached,
-    FindStuck,
-    KillWorkers,
-    NameRunning,
-    NameStuck,
-    Observe,
-    Observed,
-    Phase,
-    ReportIdle,
-    SignalReceived,
-    StacksCaptured,
-    StartWorkers,
-    StopWorkers,
-    StuckFound,
-    WorkerStarted,
-)
+from ddplaunch.supervise.node import *
 from ddplaunch.supervise.outcome import Why
 from tests.unit.supervise.histories import ALL, NOTHING_LEFT, POLICY, STARTED, ended, one_node
 from tests.unit.supervise.job_histories import THREE, history, met, stopping
@@ -278,7 +260,7 @@ def test_what_ends_by_itself_just_then_has_not_hung():
         pytest.param([JobSuspended(4.0), *STILL[:2], JobResumed(19.0)], id="suspended on the first node alone"),
     ],
 )
-def test_of_a_job_that_is_suspended_or_debugged_nothing_counts(before: list[Event]):
+def test_of_a_job_that_is_suspended_or_debugged_nothing_counts(before: list[job.Event]):
     last = STILL if before[-1] != JobResumed(19.0) else STILL[2:]
     assert history(POLICY_OF_THREE, [*met(), *before, *last])[0].why is None
 
@@ -299,7 +281,7 @@ def rested(*seconds: float, progressed: bool = False) -> tuple[node.Event, ...]:
     return tuple(event for at in seconds for event in (DeadlineReached(at), Observed(progressed, at)))
 
 
-def still_for(seconds: float, until: float = 500.0) -> list[Event]:
+def still_for(seconds: float, until: float = 500.0) -> list[job.Event]:
     return [NodeIdle(id, until - seconds, until) for id in range(3)]
 
 
@@ -342,7 +324,7 @@ def test_a_node_that_moves_is_enough():
 
 
 @pytest.mark.parametrize("before", [JobSuspended(4.0), LimitsPaused(0, True)], ids=["suspended", "debugged"])
-def test_a_job_that_is_suspended_or_debugged_is_not_named(before: Event):
+def test_a_job_that_is_suspended_or_debugged_is_not_named(before: job.Event):
     assert NameIdle(65.0) not in history(THREE, [*met(), before, *still_for(65.0)])[1]
 
 
