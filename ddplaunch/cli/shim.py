@@ -143,14 +143,23 @@ def _write(opened: int, name: str, text: str, mode: int) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run what was typed for torchrun, "run" or "launch" (the modules of torch.distributed); give the exit status."""
-    from ddplaunch.cli import job
     from ddplaunch.cli import main as cli
 
     kind, *words = argv
     # torchrun's default; of the variables the weakest but one, so that any other wins
     os.environ.setdefault("PET_NPROC_PER_NODE", "1")
-    # a mistake is found again, and said, where the words are run
-    program = job.parse(words, resilient=True).program
+    if kind == "launch" or {"-h", "--help"} & set(words):
+        words = _explained(kind, words)
+    return cli.main(["run", *words])
+
+
+def _explained(kind: str, words: list[str]) -> list[str]:
+    """Say where help is asked for that this is not torch's; else add --local-rank, as torch.distributed.launch does."""
+    from ddplaunch.cli import job
+
+    program: Sequence[str] = ()
+    with suppress(LaunchError):  # a mistake is found again, and said, where the words are run
+        program = job.parse(words, resilient=True).program
     at = len(words) - len(program)
     if {"-h", "--help"} & set(words[:at]):
         sys.stdout.write(
@@ -158,9 +167,9 @@ def main(argv: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     elif kind == "launch" and program and not {"--use-env", "--use_env"} & set(words[:at]):
-        # as torch.distributed.launch does; with a -- behind the script, which is dropped, it comes behind that
-        words = [*words[: at + 1], "--local-rank=${local_rank}", *words[at + 1 :]]
-    return cli.main(["run", *words])
+        # with a -- behind the script, which is dropped, it comes behind that
+        return [*words[: at + 1], "--local-rank=${local_rank}", *words[at + 1 :]]
+    return words
 
 
 _NOT_REACHED = """\

@@ -71,6 +71,12 @@ def test_its_help_says_what_it_is(shimmed: Job) -> None:
     assert any(line.startswith("This torchrun is ddplaunch, by `ddplaunch shim`.") for line in lines)
 
 
+def test_a_mistake_behind_the_old_module_is_one_error(shimmed: Job) -> None:
+    line = f"{PYTHON} -m torch.distributed.launch --nproc_per_node = 2 show.py 2>&1"
+    assert typed(shimmed, line) == (2, ["", "error: --nproc_per_node =: a value has no blanks around its =",
+                                        "hint: type `--nproc_per_node 2`"])  # fmt: skip
+
+
 def test_a_sitecustomize_that_was_there_is_imported(shimmed: Job) -> None:
     (shimmed.home / "site").mkdir()
     (shimmed.home / "site" / "sitecustomize.py").write_text("print('theirs')\n")

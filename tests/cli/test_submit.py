@@ -121,6 +121,7 @@ REFUSED = [
      "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."),
     ("--", "there is no SCRIPT to run", "ddplaunch [OPTIONS] SCRIPT [ARGS]...; see ddplaunch --help"),
     ("-- --hostfile h train.py", "--hostfile h: no such file or directory", None),
+    ("-- --hostfile . train.py", "--hostfile .: is a directory", None),
     ("-- --token-file t train.py", "--token-file t: no such file or directory", None),
     ("-- --env-file e train.py", "--env-file e: no such file or directory", None),
     ("-- --debug 1 train.py", "--debug 1: a batch job has no terminal",

@@ -208,7 +208,8 @@ def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None
     for name in ("hostfile", "token_file"):
         if (path := getattr(spec, name)) is not None:
             try:
-                os.close(os.open(path, os.O_RDONLY))
+                with open(path, "rb"):
+                    pass
             except OSError as error:
                 raise LaunchError(f"{spec.typed(name, path)}: {why_failed(error)}") from None
     _nodes(request, spec)
