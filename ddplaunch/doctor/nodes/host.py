@@ -47,6 +47,7 @@ from ddplaunch.process.ask import FIRST
 from ddplaunch.remote.messages import Order
 from ddplaunch.remote.messages import order as order_in
 from ddplaunch.remote.protocol import ORDER, REQUEST, InputPipe, reserve_stdio
+from ddplaunch.spec import ProgramKind
 from ddplaunch.words import duration, why_failed
 
 _ORDER_TIMEOUT = 60.0  # seconds
@@ -151,7 +152,7 @@ def facts_of(order: Order, port: int, ports: tuple[int, ...]) -> Facts:
     build = find_torch(spec.program.python or sys.executable)
     script, no_script = "", ""
     folder = _enter(order)
-    if not folder and spec.program.target != "-" and spec.program.kind.value == "script":
+    if not folder and spec.program.target != "-" and spec.program.kind is ProgramKind.SCRIPT:
         try:
             script = _digest(spec.program.target)
         except OSError as error:

@@ -239,7 +239,7 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
         tried = "; ".join(f"{endpoint}: {why}" for endpoint, why in list(reasons.items())[:4])
         raise LaunchError(
             f"node 0 is not reached: {tried}",
-            hint="is the doctor running there, and does a firewall close these ports?",
+            hint="start the doctor there too, and open these ports. `ddplaunch doctor --standalone` examines one machine alone",
             status=RENDEZVOUS,
         )
     try:

@@ -30,7 +30,8 @@ _SILENT = HostError("it has stopped answering", "is it stopped, overloaded, or i
 
 
 def _absent(within: float) -> HostError:
-    return HostError(f"it has not joined within {within:g} s", "start the doctor on each node, with the same options")
+    hint = "start the doctor on each node, with the same options. `ddplaunch doctor --standalone` examines one machine alone"
+    return HostError(f"it has not joined within {within:g} s", hint)
 
 
 class Batch(Struct):
