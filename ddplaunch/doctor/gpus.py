@@ -13,11 +13,12 @@ from ddplaunch.devices import Hardware
 from ddplaunch.devices.gpu_health import Health, Machine, Pair
 from ddplaunch.devices.gpu_health import read as read_nvml
 from ddplaunch.devices.interpreter import TorchBuild, find_torch
-from ddplaunch.devices.node import probe
+from ddplaunch.devices.node import has_nvidia, probe
 from ddplaunch.devices.nvidia import NvmlError, NvmlMissingError
-from ddplaunch.devices.sysfs import exists, read_cpulist
+from ddplaunch.devices.sysfs import read_cpulist
 from ddplaunch.doctor import Check, Finding, Severity, Subject, Verdict
 from ddplaunch.errors import LaunchError
+from ddplaunch.plan import public_argv
 from ddplaunch.process.tree import content, look
 from ddplaunch.words import compress, count, duration, size, some
 
@@ -51,36 +52,29 @@ class Gpus(Struct, frozen=True, kw_only=True):
 
 def read(subject: Subject) -> Gpus:
     """Ask the drivers; this process may hang in one for ever."""
+    machine, problem = None, ""
+    if has_nvidia(subject.env, subject.root):
+        try:
+            # first, and left open: without persistence mode the driver would have to wake all GPUs for `probe` once more
+            machine = read_nvml()
+        except NvmlMissingError:
+            pass
+        except NvmlError as error:
+            problem = str(error)
     try:
         hardware = probe(subject.env, root=subject.root)
     except LaunchError as error:
         return Gpus(hardware=Hardware(), refused=(error.message, error.hint or ""))
-    build = find_torch(subject.python)
-    if hardware.visible_variable != "CUDA_VISIBLE_DEVICES" or not _has_nvidia(hardware):
-        return Gpus(hardware=hardware, build=build)
-    try:
-        machine = read_nvml()
-    except NvmlMissingError:
-        return Gpus(hardware=hardware, build=build)
-    except NvmlError as error:
-        return Gpus(hardware=hardware, build=build, problem=str(error))
-    pids = {holder.pid for gpu in machine.gpus for holder in gpu.holders}
-    usable = set(hardware.cpus)
-    near = {
-        gpu.index: read_cpulist(subject.root, f"/sys/bus/pci/devices/{gpu.pci}/local_cpulist") for gpu in machine.gpus
-    }
+    gpus = machine.gpus if machine is not None else ()
+    near = {gpu.index: read_cpulist(subject.root, f"/sys/bus/pci/devices/{gpu.pci}/local_cpulist") for gpu in gpus}
     return Gpus(
         hardware=hardware,
         machine=machine,
-        build=build,
-        users={pid: user for pid in pids if (user := _user(pid)) is not None},
-        far=tuple(index for index, cpus in near.items() if cpus and usable.isdisjoint(cpus)),
+        problem=problem,
+        build=find_torch(subject.python),
+        users={holder.pid: user for gpu in gpus for holder in gpu.holders if (user := _user(holder.pid)) is not None},
+        far=tuple(index for index, cpus in near.items() if cpus and not set(cpus) & set(hardware.cpus)),
     )
-
-
-def _has_nvidia(hardware: Hardware) -> bool:
-    """Whether a driver of NVIDIA was asked, with or without an answer."""
-    return bool(hardware.devices) or "NVML" in hardware.device_source or exists("/", "/proc/driver/nvidia")
 
 
 def _user(pid: int) -> User | None:
@@ -89,14 +83,14 @@ def _user(pid: int) -> User | None:
         return None
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
-        command = content(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+        words = content(f"/proc/{pid}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
         return None
     since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
     return User(
         is_ours=uid == os.geteuid(),
         uid=uid,
-        command=(command or process.name)[:_LONGEST],
+        command=(" ".join(public_argv(words)) or process.name)[:_LONGEST],
         seconds=since_boot,
         is_orphan=process.parent == 1,
     )
@@ -117,6 +111,9 @@ def judge(gpus: Gpus) -> Verdict:
     devices = gpus.hardware.devices
     machine = gpus.machine
     findings = list(_of_torch(gpus))
+    # of the variable that chooses among the GPUs; what is said of a GPU that is left out is found below
+    notes = [note for note in gpus.hardware.notes if not note.startswith("GPU ")]
+    findings += [_found(severity="note", title=note) for note in notes]
     if machine is None:
         if gpus.hardware.granted and not devices:
             variable = gpus.hardware.granted.partition("=")[0]

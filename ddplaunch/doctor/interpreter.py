@@ -54,6 +54,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     path: str
     found: Interpreter | None = None
     problem: str = ""
+    is_late: bool = False  # it has not answered in time
 
 
 def read(subject: Subject) -> Asked:
@@ -75,8 +76,9 @@ def parse(path: str, ended: Ended) -> Asked:
         except (msgspec.MsgspecError, RecursionError):
             return Asked(path=path, problem="it prints something else than it was asked for")
     last = ended.err.strip().rpartition("\n")[2]
-    how = f"no answer in {_TIMEOUT:g} s" if ended.status is None else f"exit status {ended.status}"
-    return Asked(path=path, problem=f"{how}: {last}" if last else how)
+    is_late = ended.status is None
+    how = f"no answer in {_TIMEOUT:g} s" if is_late else f"exit status {ended.status}"
+    return Asked(path=path, problem=f"{how}: {last}" if last else how, is_late=is_late)
 
 
 def judge(asked: Asked) -> Verdict:
@@ -84,8 +86,8 @@ def judge(asked: Asked) -> Verdict:
     if asked.found is None:
         finding = Finding(
             check="python",
-            severity="broken",
-            title="the interpreter of the workers does not run",
+            severity="slow" if asked.is_late else "broken",
+            title=f"the interpreter of the workers {'is slow to start' if asked.is_late else 'does not run'}",
             evidence=f"{asked.path}: {asked.problem}",
             hint=f"`{asked.path} -c 'import sys'` shows the same\n`--python` names another",
         )

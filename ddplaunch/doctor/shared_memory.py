@@ -164,4 +164,4 @@ def _stale(shm: SharedMemory, taken: int) -> Finding:
     )
 
 
-CHECKS = (Check(id="shm", examine=lambda subject: judge(read(subject))),)
+CHECKS = (Check(id="shm", examine=lambda subject: judge(read(subject)), within=5.0),)

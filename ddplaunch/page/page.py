@@ -20,7 +20,7 @@ from ddplaunch.page.collectives import waits
 from ddplaunch.page.markup import Html, clean, join, scrolling, styles, table, tag
 from ddplaunch.page.record import Life, Run
 from ddplaunch.page.timeline import timeline
-from ddplaunch.plan import HIDDEN, SECRET
+from ddplaunch.plan import HIDDEN, SECRET, public_argv
 from ddplaunch.report.time_spent import Spent, attempt, time_spent
 from ddplaunch.runlog.folders import short
 from ddplaunch.words import compress, count, duration, size
@@ -315,7 +315,7 @@ def _plan(run: Run) -> Html | None:
     worker = next(_objects(plan.get("workers")), {})
     argv = worker.get("argv")
     command = (
-        tag("p", "Command of a worker: ", tag("code", " ".join(_shown_argv(argv)))) if isinstance(argv, list) else ""
+        tag("p", "Command of a worker: ", tag("code", " ".join(public_argv(argv)))) if isinstance(argv, list) else ""
     )
     return join(command, table("What was decided, and why", ("what", "value", "why"), _cut(rows))) if rows else None
 
@@ -382,18 +382,6 @@ def _code(run: Run) -> Html | None:
         if isinstance(diff, str) and diff
         else "",
     )
-
-
-def _shown_argv(argv: Iterable[Any]) -> Iterator[str]:
-    """Return a command line without the values of options that look like secrets."""
-    hides = False
-    for word in map(str, argv):
-        name, equals, _ = word.partition("=")
-        if hides and not word.startswith("-"):
-            yield HIDDEN
-        else:
-            yield f"{name}={HIDDEN}" if equals and SECRET.search(name) else word
-        hides = word.startswith("-") and not equals and bool(SECRET.search(name))
 
 
 def _text(title: str, text: str, room: int, **attributes: str) -> Html:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -157,3 +157,15 @@ class Agreed(Struct, frozen=True, kw_only=True):
                 return range(first + before * run.workers, first + (before + 1) * run.workers)
             first, before = first + run.agents * run.workers, before - run.agents
         raise AssertionError("the index is that of one of the agents")
+
+
+def public_argv(argv: Iterable[object]) -> Iterator[str]:
+    """Return a command line without the values of options that look like secrets."""
+    hides = False
+    for word in map(str, argv):
+        name, equals, _ = word.partition("=")
+        if hides and not word.startswith("-"):
+            yield HIDDEN
+        else:
+            yield f"{name}={HIDDEN}" if equals and SECRET.search(name) else word
+        hides = word.startswith("-") and not equals and bool(SECRET.search(name))

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -49,12 +51,16 @@ def test_a_process_on_a_gpu_and_a_torch_for_cpus_are_found_by_a_made_up_driver(
     job: Job, commands: Commands, library: Path
 ):
     machine = made_up.machine(library, "H200 H200 !H200", None)
-    done = commands.run(job, "doctor", "--only", "gpus", "-v", env={**machine, "FAKE_GPU_USER": str(os.getpid())})
+    holds = [sys.executable, "-c", "input()", "--api-key=hush-hush"]
+    with subprocess.Popen(holds, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as user:
+        done = commands.run(job, "doctor", "--only", "gpus", "-v", env={**machine, "FAKE_GPU_USER": str(user.pid)})
     assert done.status == 1, done.err
     said = " ".join(done.out.split())  # a long sentence goes on in the next line
     assert "broken: GPU 2 has fallen off the bus" in said
     assert "slow: torch 2.13.0+cpu is a build for CPUs, though this machine has 2 accelerators" in said
-    assert f"pid {os.getpid()} has 40 GiB of GPUs 0-1: yours" in said
+    assert "hush-hush" not in said
+    assert f"pid {user.pid} has 40 GiB of GPUs 0-1: yours" in said
+    assert "--api-key=..." in said
     assert "driver 580.95.05, CUDA 13.0, 1 of 1 pair by NVLink" in said
 
 

@@ -116,6 +116,11 @@ def test_devices_that_a_variable_grants_and_no_driver_shows_break_a_job():
     assert found(Gpus(hardware=hardware)) == [("broken", hardware.device_source)]
 
 
+def test_a_variable_that_names_too_many_gpus_is_noted_and_a_gpu_that_is_left_out_is_told_once():
+    notes = ("CUDA_VISIBLE_DEVICES=0,1,9: there is no 9", "GPU 2 is left out: NVML reports it as lost")
+    assert found(replace(GPUS, hardware=replace(HARDWARE, notes=notes))) == [("note", notes[0])]
+
+
 def test_pairs_without_peer_to_peer_and_cpus_on_the_other_socket_are_found():
     apart = replace(GPUS, machine=replace(MACHINE, pairs=(Pair(0, 1, False, False, True),)), far=(1,))
     assert found(apart) == [

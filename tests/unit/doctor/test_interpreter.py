@@ -29,6 +29,8 @@ def test_one_without_torch_or_that_does_not_run_breaks_a_job():
     assert found(replace(PYTHON, packages={})) == [("broken", "the interpreter of the workers has no torch")]
     (finding,) = judge(Asked(path="/env/bin/python", problem="exit status 127")).findings
     assert (finding.severity, finding.evidence) == ("broken", "/env/bin/python: exit status 127")
+    (late,) = judge(parse("python", Ended(status=None))).findings
+    assert (late.severity, late.title) == ("slow", "the interpreter of the workers is slow to start")
 
 
 def test_a_torch_that_is_old_or_from_elsewhere_is_noted():
