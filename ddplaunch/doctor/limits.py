@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from ddplaunch.devices.node import has_nvidia
 from ddplaunch.devices.sysfs import cores, cpu_quota, group_limit, names, number, read
 from ddplaunch.doctor import Check, Finding, Subject, Verdict
 from ddplaunch.errors import MORE_OPEN_FILES
@@ -18,6 +19,7 @@ _NONE = resource.RLIM_INFINITY
 _FEW_FILES = 4096
 _FEW_PROCESSES = 1024  # threads count too: torch starts one for each core, in each worker
 _LITTLE_MEMORY = 2 << 30  # bytes: a worker that has imported torch for CUDA has 0.5 GiB, with a context 1 to 2 GiB
+_LITTLE_SPACE = 16 << 30  # bytes of addresses
 _FULL = 0.9  # of a limit
 
 
@@ -33,6 +35,7 @@ class Ulimits(Struct, frozen=True, kw_only=True):
     core: tuple[int, int]  # bytes
     address_space: tuple[int, int]  # bytes
     has_rdma: bool = False  # this machine has an InfiniBand or RoCE device, which pins memory
+    has_nvidia: bool = False  # this machine has NVIDIA's driver
     is_root: bool = False  # for whom no limit of processes holds
 
 
@@ -45,6 +48,7 @@ def read_ulimits(subject: Subject) -> Ulimits:
         core=resource.getrlimit(resource.RLIMIT_CORE),
         address_space=resource.getrlimit(resource.RLIMIT_AS),
         has_rdma=bool(names(subject.root, "/sys/class/infiniband")),
+        has_nvidia=has_nvidia(subject.env, subject.root),
         is_root=os.geteuid() == 0,
     )
 
@@ -83,13 +87,13 @@ def judge_ulimits(limits: Ulimits) -> Verdict:
                 hint="`ulimit -u 65536`\nif that is refused, limits.conf(5) sets the limit",
             )
         )
-    if limits.address_space[0] != _NONE:
+    if limits.address_space[0] != _NONE and (limits.has_nvidia or limits.address_space[0] < _LITTLE_SPACE):
         findings.append(
             Finding(
                 check="limits",
                 severity="slow",
                 title=f"a process may have {size(limits.address_space[0])} of address space only",
-                evidence="ulimit -v: CUDA reserves address space for all memory of all GPUs, and does not start without",
+                evidence="ulimit -v: torch maps large libraries, and CUDA reserves addresses for all memory of all GPUs",
                 hint="`ulimit -v unlimited`",
             )
         )

@@ -22,3 +22,14 @@ def test_all_nodes_of_an_allocation_are_examined(job: SlurmJob, way: str) -> Non
     assert re.search(r"/s and .* for a round trip, in \d pair", facts["network"])
     assert [one for one in report["findings"] if one["severity"] == "broken"] == []
     job.nothing_left(10)
+
+
+def test_settings_are_noted_and_variables_of_a_job_that_has_ended_break_the_next(job: SlurmJob) -> None:
+    doctor = f"{job.ddplaunch} doctor --only slurm --cluster local -v"
+    mine = job.sbatch(f"{doctor}; echo status $?; SLURM_JOB_ID=99 {doctor}; echo status $?", "--nodes=1", "--ntasks=1")
+    assert mine.wait() == "COMPLETED"
+    said = " ".join(mine.output().split())
+    assert "ProctrackType proctrack/pgid" in said
+    assert "note: workers have 10 s to save when Slurm ends a job" in said
+    broken = "broken: the Slurm job of this shell, 99, does not run"
+    assert said.index("status 0") < said.index(broken) < said.index("status 1")

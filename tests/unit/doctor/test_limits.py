@@ -30,6 +30,11 @@ def found(verdict: Verdict) -> list[tuple[str, str]]:
         (replace(ULIMITS, has_rdma=True, locked=ENDLESS), ""),
         (replace(ULIMITS, processes=(100, 100)), "you may have 100 processes and threads only"),
         (replace(ULIMITS, processes=(100, 100), is_root=True), ""),
+        (replace(ULIMITS, address_space=(99 * GIB, 99 * GIB)), ""),
+        (
+            replace(ULIMITS, has_nvidia=True, address_space=(99 * GIB, 99 * GIB)),
+            "a process may have 99 GiB of address space only",
+        ),
         (replace(ULIMITS, address_space=(GIB, GIB)), "a process may have 1 GiB of address space only"),
     ],
 )
