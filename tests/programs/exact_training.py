@@ -1,13 +1,14 @@
 """A training over gloo whose result does not depend on how many workers do it, to the last bit.
 
-`exact_training.py STEPS [ddp]` saves a checkpoint in each step, goes on from it if there is one, and puts up what has become
-of the weights as weights-RANK. Before the last step rank 0 waits for the sign `go`, and in it all others for rank 0. Every
+`exact_training.py STEPS [ddp] [slow]` saves a checkpoint in each step, goes on from it if there is one, and puts up what the
+weights have become as weights-RANK. Before the last step rank 0 waits for the sign `go`, and in it all others for rank 0. Every
 number is a multiple of 2^-16 and small: sums of them are exact, in whatever order they are made. With `ddp` it is
-DistributedDataParallel that sums, which costs a second to import.
+DistributedDataParallel that sums, which costs a second to import. With `slow` each step takes 50 ms more.
 """
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,8 @@ for step in range(begin, STEPS):
         put(f"waiting-{GENERATION}-{RANK}")
         if RANK == 0:
             wait("go")
+    if "slow" in sys.argv:
+        time.sleep(0.05)
     model.zero_grad()
     mine = slice(RANK, None, WORLD_SIZE)
     (0.5 * (model(inputs[mine]) - targets[mine]) ** 2).sum().backward()
