@@ -6,6 +6,7 @@ A file may be damaged, from another version, or written by anybody: a line that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -50,25 +51,6 @@ class _Row(Struct):
     gpu_memory: Figures = ()
 
 
-class _Points:
-    """The points of one curve of one rank: all values of a part of the time become one, their mean or the largest."""
-
-    def __init__(self, *, largest: bool) -> None:
-        self.points: list[Point] = []
-        self._largest = largest
-        self._key: tuple[int, int] | None = None  # part of the time and generation of the last point
-        self._count = 0
-
-    def add(self, part: int, at: float, value: float, generation: int) -> None:
-        if self._key == (part, generation):
-            before = self.points.pop().value
-            value = max(before, value) if self._largest else before + (value - before) / (self._count + 1)
-            self._count += 1
-        else:
-            self._key, self._count = (part, generation), 1
-        self.points.append(Point(at, value, generation))
-
-
 class _Steps:
     """The time of a step of one rank, from the moments at which its step was seen to be another."""
 
@@ -78,18 +60,17 @@ class _Steps:
     def add(self, at: float, step: float, generation: int) -> float | None:
         """Return the seconds that a step took since it was seen to be another; None while it is the same."""
         before = self._seen
-        if before is None or before[2] != generation or step < before[1]:
-            self._seen = at, step, generation
-            return None
-        if step == before[1]:
+        if before is not None and before[1:] == (step, generation):
             return None
         self._seen = at, step, generation
+        if before is None or before[2] != generation or step < before[1]:
+            return None
         return (at - before[0]) / (step - before[1])
 
 
 _STEP_TIME = "Step time"
-_FIGURES = (("CPU", "cpu"), ("Memory", "memory"), ("GPU", "gpu"), ("GPU memory", "gpu_memory"))  # and the fields
-_MEMORY = {"Memory", "GPU memory"}  # of several values in a point the largest counts
+_MEMORY = ("Memory", "GPU memory")  # of several values in a point the largest counts, of others the mean
+_FIGURES = (("CPU", "cpu"), (_MEMORY[0], "memory"), ("GPU", "gpu"), (_MEMORY[1], "gpu_memory"))  # and the fields
 
 
 def curves(files: Sequence[tuple[str, float]], began: float, ended: float, points: int) -> tuple[list[Curve], int]:
@@ -98,40 +79,42 @@ def curves(files: Sequence[tuple[str, float]], began: float, ended: float, point
     `files` are the paths of the nodes, each with what is to be added to its clock to give seconds since 1970.
     """
     width = max(ended - began, 1e-3) / points
-    found: dict[str, dict[int, _Points]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}
+    found: dict[str, dict[int, list[Point]]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}
     steps: dict[int, _Steps] = {}
     damaged = 0
-
-    def add(name: str, rank: int, at: float, value: float, generation: int) -> None:
-        if rank not in found[name]:
-            found[name][rank] = _Points(largest=name in _MEMORY)
-        found[name][rank].add(max(0, min(int((at - began) / width), points)), at, value, generation)
-
     for path, offset in files:
-        for row in lines_of(path, _Row):
-            if row is None:
-                damaged += 1
-                continue
-            at, ranks = row.mono + offset, ranks_of(row.ranks, MOST_RANKS)
+        read = list(lines_of(path, _Row))
+        rows = [row for row in read if row is not None]
+        damaged += len(read) - len(rows)
+
+        def part(row: _Row, offset: float = offset) -> tuple[int, int, str]:
+            """Return in which part of the time a row lies, and of which workers it tells."""
+            return max(0, min(int((row.mono + offset - began) / width), points)), row.generation, row.ranks
+
+        for (_, generation, written), each in groupby(rows, part):
+            of_part = list(each)
+            at, ranks = of_part[-1].mono + offset, ranks_of(written, MOST_RANKS)
             for name, field in _FIGURES:
+                values = _joined([getattr(row, field) for row in of_part], largest=name in _MEMORY)
                 factor = _MIB if name in _MEMORY else 1
-                for rank, value in zip(ranks, getattr(row, field), strict=False):
+                for rank, value in zip(ranks, values, strict=False):
                     if value is not None:
-                        add(name, rank, at, value * factor, row.generation)
-            for rank, step in zip(ranks, row.step, strict=False):
-                took = steps.setdefault(rank, _Steps()).add(at, step, row.generation) if step is not None else None
+                        found[name].setdefault(rank, []).append(Point(at, value * factor, generation))
+            for rank, step in zip(ranks, of_part[-1].step, strict=False):
+                took = steps.setdefault(rank, _Steps()).add(at, step, generation) if step is not None else None
                 if took is not None:
-                    add(_STEP_TIME, rank, at, took, row.generation)
-    made = [
-        Curve(
-            name,
-            "B" if name in _MEMORY else "s" if name == _STEP_TIME else "%",
-            {rank: each.points for rank, each in sorted(by_rank.items())},
-        )
-        for name, by_rank in found.items()
-        if by_rank
-    ]
+                    found[_STEP_TIME].setdefault(rank, []).append(Point(at, took, generation))
+    units = dict.fromkeys(_MEMORY, "B") | {_STEP_TIME: "s"}
+    made = [Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in found.items() if ranks]
     return made, damaged
+
+
+def _joined(rows: Sequence[Sequence[float | None]], *, largest: bool) -> Sequence[float | None]:
+    """Return one value for each rank from several: the largest or the mean of those that are known."""
+    if len(rows) == 1:
+        return rows[0]
+    columns = ([value for value in column if value is not None] for column in zip(*rows, strict=False))
+    return [(max(column) if largest else sum(column) / len(column)) if column else None for column in columns]
 
 
 def lines_of(path: str, kind: type[T]) -> Iterator[T | None]:

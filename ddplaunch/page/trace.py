@@ -19,6 +19,9 @@ from ddplaunch.words import compress, ranks_of
 _JOB = 1  # the process of the job; that of node n is n + 2
 _TRACK = 1  # of the job's process; in a node rank r has track r + 1, because 0 is the idle task to Perfetto
 _LONGEST = 1000  # characters of a text
+_MOST_CALLS = 20_000  # of collectives by ranks, the last ones
+_MOST_POINTS = 60_000  # of counters, but
+_LEAST_POINTS = 8  # of each rank at least
 _TICK = 2  # microseconds for which the last to come has a slice, at which arrows begin and end
 _UNITS = {"%": (1, "%"), "B": (2**-20, "MiB"), "s": (1000, "ms")}  # of curves: a factor, and what is written
 
@@ -106,7 +109,11 @@ def _collectives(run: Run) -> Iterator[Entry]:
             calls.setdefault(rank, []).append(_ts(run, came))
     for times in calls.values():
         times.sort()
-    for id, one in enumerate(run.collectives, 1):
+    room, shown = _MOST_CALLS, len(run.collectives)
+    while shown and room > 0:
+        shown -= 1
+        room -= len(run.collectives[shown].came)
+    for id, one in enumerate(run.collectives[shown:], 1):
         last_came = _ts(run, one.came[one.last])
         about = {"ranks": one.members[:_LONGEST], "last": one.last, "missing": compress(one.missing)[:_LONGEST]}
         for rank, came in one.came.items():
@@ -143,7 +150,8 @@ def _counters(run: Run) -> Iterator[Entry]:
         for rank, points in curve.ranks.items():
             if rank in nodes:
                 name, pid = f"rank {rank} {curve.name}, {unit}", nodes[rank] + 2
-                for point in points:
+                every = max(1, -(-len(points) // max(_LEAST_POINTS, _MOST_POINTS // (len(nodes) * len(run.curves)))))
+                for point in points[::every]:
                     value = {"value": round(point.value * factor, 3)}
                     yield {"ph": "C", "name": name, "ts": _ts(run, point.at), "pid": pid, "args": value}
 
