@@ -5,8 +5,11 @@ No font and no style comes from another host, and a picture is a few kilobytes: 
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,10 +20,14 @@ from pathlib import Path
 
 import pexpect
 
+from ddplaunch.page.page import page
+from ddplaunch.page.record import read
 from tests.emulator import Emulator
+from tests.recorded import BEGAN, ended, event, exited, generation, recorded, sampled, started, worker
 
 PICTURES = Path(__file__).parent / "pictures"
 _LINES, _COLUMNS = 24, 104
+_PAGE = "1000,1150"  # pixels of the page that are shown
 _PATIENCE = 60.0  # seconds
 _CELL, _ROW, _MARGIN = 8.4, 19, 14  # pixels
 _ENDS = "command:"  # of the plan, what is before it is the shorter part
@@ -139,6 +146,52 @@ def main(folder: Path = PICTURES) -> None:
     for name, (script, command, when) in SCREENS.items():
         screen = _run(script, command, when)
         (folder / f"{name}.svg").write_text("".join(_svg(f"$ {command}", screen)), encoding="utf-8")
+    draw_page(folder)
+
+
+def draw_page(folder: Path) -> None:
+    """Have chromium draw the page of a made-up run of a day with a restart, if there is a chromium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        print("there is no chromium to draw report.png")
+        return
+    with tempfile.TemporaryDirectory() as home:
+        run = read(_a_day(Path(home, "run")))
+        assert run is not None
+        file = Path(home, "page.html")
+        file.write_text(page(run, BEGAN), encoding="utf-8")
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={home}/profile"]
+        shot = [f"--window-size={_PAGE}", f"--screenshot={folder}/report.png", file.as_uri()]
+        subprocess.run(
+            [chromium, *flags, *shot], env={**os.environ, "HOME": home}, stderr=subprocess.DEVNULL, check=True
+        )
+
+
+def _a_day(folder: Path) -> str:
+    """Write a run of four ranks: rank 1 fails after nine hours and again in the last, and its memory grows until then."""
+    hours = [range(60, 33_000, 300), range(33_200, 80_000, 300)]
+    events = [
+        started(),
+        generation(0, 0),
+        *(worker(1, rank) for rank in range(4)),
+        exited(33_000, 1, 137, "killed by SIGKILL"),
+    ]
+    events += [exited(33_001, rank, 143, "killed by SIGTERM", stopped_with=15) for rank in (0, 2, 3)]
+    events += [event(33_002, "generation_failed", generation=0, rank=1, wait=2.0), generation(33_100, 1)]
+    events += [worker(33_101, rank) for rank in range(4)]
+    events += [exited(80_000, rank) for rank in range(4)] + [
+        ended(80_001, 0, "4 workers finished in 22 h 13 min after 1 restart")
+    ]
+    recorded(folder, *events)
+    for number, times in enumerate(hours):
+        for at in times:
+            grown = (at - times[0]) // 3
+            wave = [round(8 * math.sin(at / 2000 + rank)) for rank in range(4)]
+            sampled(
+                folder, 4, range(at, at + 1), number, cpu=[95 + one for one in wave], gpu=[84 + one for one in wave],
+                memory=[21_000, 21_000 + (grown if number == 0 else 0), 21_000, 21_000],
+            )  # fmt: skip
+    return str(folder)
 
 
 def _run(script: str, command: str, when: Callable[[list[str]], bool] | None) -> Emulator:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ddplaunch.runs.find import Known
 
 _EVERY = 0.5  # seconds from one look to the next
-_SHARE = 0.02  # of a core that this command may take: it looks less often where the job has many workers
+_SHARE = 0.02  # of a core for this command, and for the agent: it looks less often where the job has many workers
 _WITHIN = 0.5  # seconds that the nodes of the job have to answer
 _KEYS = {
     b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down",
@@ -134,11 +134,14 @@ class _Top:
         look_at, spent = 0.0, 0.0
         while True:
             began = time.process_time()
-            if time.monotonic() >= look_at:
+            if (asked_at := time.monotonic()) >= look_at:
                 if not self._look():
                     self.has_ended = True
                     return
-                look_at = time.monotonic() + max(_EVERY, spent / _SHARE)
+                took = time.monotonic() - asked_at
+                # of an answer in time the agent made most; of a late one it is a node that does not answer
+                answering = took if took < _WITHIN else 0.0
+                look_at = time.monotonic() + max(_EVERY, spent / _SHARE, answering / _SHARE)
             self._draw()
             spent = time.process_time() - began
             for key in _keys(max(0.0, look_at - time.monotonic())):
