@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TypeVar
 
 from ddplaunch.cluster import Endpoint, Rendezvous
+from ddplaunch.options.parsers import is_numeric
 from ddplaunch.spec import JobSpec
 
 T = TypeVar("T")
@@ -81,16 +81,6 @@ def ports_of_name(name: str) -> tuple[int, ...]:
 def listen_on(address: str) -> str | None:
     """Return the address to listen on for what others know by `address`; None: all, since a name may mean any of them."""
     return address if is_numeric(address) else None
-
-
-def is_numeric(address: str) -> bool:
-    """Whether this is an IPv4 or IPv6 address and not a name."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        socket.inet_pton(family, address.partition("%")[0])
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def is_same_host(name: str, hostname: str) -> bool:

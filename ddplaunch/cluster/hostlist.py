@@ -20,9 +20,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.cluster.endpoints import is_numeric
 from ddplaunch.errors import LaunchError
-from ddplaunch.options.parsers import MOST, digits
+from ddplaunch.options.parsers import MOST, digits, is_numeric
 from ddplaunch.words import some
 
 MAX_HOSTS = MAX_SLOTS = MOST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Sequence
 from signal import Signals
 
@@ -410,3 +411,13 @@ def faults(value: str) -> tuple[Fault, ...]:
         except BadValue as error:
             raise BadValue(f'"{part}": {error}', hint=_FAULT_HINT) from None
     return tuple(faults)
+
+
+def is_numeric(address: str) -> bool:
+    """Whether this is an IPv4 or IPv6 address and not a name."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.inet_pton(family, address.partition("%")[0])
+    except (OSError, ValueError):
+        return False
+    return True

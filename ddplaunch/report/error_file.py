@@ -40,7 +40,11 @@ class ErrorFiles:
 
     def __init__(self, run_id: str, tmp: str) -> None:
         """Files of this run, in `tmp` where there is no shared memory; the command knows their place as its agent does."""
-        self._path = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id[:_LONGEST_RUN]}-{os.urandom(4).hex()}"
+        with suppress(OSError):  # there is no shared memory
+            found = os.statvfs(_SHM)
+            has_room = found.f_bavail * found.f_frsize >= _ROOM and os.access(_SHM, os.W_OK | os.X_OK)
+            tmp = _SHM if has_room else tmp
+        self._path = f"{tmp}/{_NAME}{run_id[:_LONGEST_RUN]}-{os.urandom(4).hex()}"
         self._made: str | None = None
         self._lock = -1
         self._pipe: tuple[int, int] | None = None
@@ -176,14 +180,6 @@ def _is_free(folder: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _has_room(folder: str) -> bool:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return False
-    return found.f_bavail * found.f_frsize >= _ROOM and os.access(folder, os.W_OK | os.X_OK)
 
 
 def read(path: str) -> WorkerError | None:

@@ -41,6 +41,7 @@ from ddplaunch.doctor.nodes.pairs import Pair, doubtful, halves
 from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options import token
+from ddplaunch.options.parsers import is_numeric
 from ddplaunch.remote import start
 from ddplaunch.remote.connections import AgentStart
 from ddplaunch.spec import JobSpec
@@ -250,7 +251,7 @@ class _Examination:
 
     def _meet(self, name: str, facts: Mapping[int, Facts]) -> dict[int, Met]:
         """Have all others look for node 0 under its name."""
-        if self._is_shared or 0 not in facts or endpoints.is_numeric(name):
+        if self._is_shared or 0 not in facts or is_numeric(name):
             return {}
         others = {node: Meet(name, facts[0].port) for node in facts if node}
         return self._ask(Met, "names", others, _QUICK)
