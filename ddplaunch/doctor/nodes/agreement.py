@@ -21,15 +21,16 @@ _CLOCK_DIFFERS = 0.5  # seconds: lines of several logs are no longer in the orde
 _CLOCK_BREAKS = 300.0  # seconds: beyond these munge, and so Slurm, and Kerberos refuse what another node has signed
 
 
-def judge_lost(names: Sequence[str], lost: Mapping[int, HostError]) -> Iterator[Concern]:
-    """Yield which nodes did not start, or have stopped answering, those with one reason together."""
+def judge_lost(names: Sequence[str], lost: Mapping[int, HostError], least: int) -> Iterator[Concern]:
+    """Yield which nodes did not start, or have stopped answering, those with one reason together; the job needs `least` nodes."""
+    severity: Severity = "broken" if len(names) - len(lost) < least else "note"
     reasons: dict[HostError, list[int]] = {}
     for node, why in sorted(lost.items()):
         reasons.setdefault(replace(why, status=0), []).append(node)
     for why, nodes in reasons.items():
         message, _, evidence = why.message.partition("\n")
         hint = (why.hint or "").replace("{host}", names[nodes[0]])
-        yield _concern("nodes", "broken", f"{_named(names, nodes)}: {message}", nodes, evidence=evidence, hint=hint)
+        yield _concern("nodes", severity, f"{_named(names, nodes)}: {message}", nodes, evidence=evidence, hint=hint)
 
 
 def failed(names: Sequence[str], check: str, nodes: Sequence[int], why: str) -> Concern:
@@ -164,9 +165,9 @@ def merged(names: Sequence[str], reports: Mapping[int, Report]) -> Iterator[Conc
         yield _concern(check, severity, f"{_named(names, nodes)}: {title}", nodes, evidence=evidence[key], hint=hint)
 
 
-def good_nodes(number: int, concerns: Iterable[Concern]) -> list[int]:
-    """Return the nodes of so many that nothing broken or slow is known of; of two with a bad link the first."""
-    out: set[int] = set()
+def good_nodes(number: int, concerns: Sequence[Concern]) -> list[int]:
+    """Return the nodes of so many that are not lost and of which nothing broken or slow is known; of a bad link the first."""
+    out = {node for one in concerns if one.finding.check == "nodes" for node in one.nodes}
     links = []
     for one in concerns:
         if one.finding.severity == SEVERITIES[-1]:

@@ -178,7 +178,7 @@ class _Examination:
             reports = self._collect(Examined, "nodes", nodes.wait(examined))
         alive = set(nodes.alive)
         concerns = [
-            *agreement.judge_lost(self._names, nodes.lost),
+            *agreement.judge_lost(self._names, nodes.lost, self._allocation.nnodes[0]),
             *self._failed,
             *agreement.judge_facts(self._names, facts),
             *agreement.judge_folders(self._names, shared),

@@ -115,8 +115,12 @@ def test_lost_nodes_with_one_reason_are_named_together_and_the_hint_names_the_fi
         2: HostError("no route to host", "`ssh {host}`", 121),
         1: HostError("no route to host", "`ssh {host}`", 122),
     }
-    (one,) = agreement.judge_lost(NAMES, lost)
+    (one,) = agreement.judge_lost(NAMES, lost, 8)
     assert (one.finding.title, one.finding.hint) == ("gpu[1-2]: no route to host", "`ssh gpu1`")
+    assert one.finding.severity == "broken"
+    assert said(agreement.judge_lost(NAMES, lost, 6)) == [
+        ("note", "gpu[1-2]: no route to host")
+    ]  # as with --nnodes 6:8
 
 
 def test_what_several_machines_have_in_common_is_one_finding():
