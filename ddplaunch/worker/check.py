@@ -166,7 +166,8 @@ class GroupTable(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
 
     def __setitem__(self, group: "Any", ranks: "Any") -> None:
         super().__setitem__(group, ranks)
-        self._note(group, ranks)
+        if hasattr(group, "group_name"):  # a number stands for all groups that this rank is not in
+            self._note(group, ranks)
 
 
 class Groups:
