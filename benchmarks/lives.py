@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,11 @@ from bed import Bed, Figure, Rounds, program
 
 _TRAINS = 20  # seconds
 _QUIET = 256  # workers
+_START = 20.0  # seconds in which all of them start
 _WATCHED = 30.0  # seconds
 _PATIENCE = 120.0  # seconds
+_TRAINING = ("--nproc-per-node", "4", program("trains_on"), os.devnull, "600")
+_WAITING = ("--start-method", "forkserver", "--preload", "", "--nproc-per-node", str(_QUIET), program("sleeps"))
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -34,9 +36,16 @@ def live(bed: Bed) -> Iterator[Figure]:
         target=1,
         how=f"{plain:.0f} and {with_live:.0f} steps/s; {rounds} rounds of {_TRAINS} s",
     )
+    bare, all_of_it = (_taken(bed, [*options, *_TRAINING]) for options in (["--no-sample"], watched))
+    yield Figure(
+        name="training, 4 workers: CPU that ddplaunch takes more for these",
+        value=all_of_it - bare,
+        unit="%",
+        how=f"of a core, in {_WATCHED:g} s: {all_of_it:.2f}% with them, {bare:.2f}% without",
+    )
     yield Figure(
         name=f"{_QUIET} workers that wait: CPU of ddplaunch with --live",
-        value=_at_rest(bed),
+        value=_taken(bed, ["--live", *_WAITING]),
         unit="%",
         target=2,
         how=f"of a core, in {_WATCHED:g} s: front, agent, what writes the files, what makes the rows",
@@ -46,28 +55,21 @@ def live(bed: Bed) -> Iterator[Figure]:
 def _steps(bed: Bed, options: Sequence[str]) -> float:
     file = bed.folder / "steps"
     command = [*bed.ddplaunch, *options, "--nproc-per-node", "4", program("trains_on"), str(file), str(_TRAINS)]
-    started = _on_terminal(bed, command)
-    assert started.wait(_PATIENCE) == 0
+    assert _on_terminal(bed, command).wait(_PATIENCE) == 0
     return float(file.read_text())
 
 
-def _at_rest(bed: Bed) -> float:
-    """Return the percent of a core that all processes of ddplaunch take while its workers wait."""
-    with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
-        options = ["--live", "--start-method", "forkserver", "--preload", "", "--nproc-per-node", str(_QUIET)]
-        command = _on_terminal(bed, [*bed.ddplaunch, *options, program("waits"), folder])
-        try:
-            give_up = time.monotonic() + _PATIENCE
-            while len(list(Path(folder).iterdir())) < _QUIET:
-                assert time.monotonic() < give_up, "the workers did not start"
-                time.sleep(0.1)
-            time.sleep(5)  # the start is over
-            before, began = _cpu_seconds(command.pid), time.monotonic()
-            time.sleep(_WATCHED)
-            return 100 * (_cpu_seconds(command.pid) - before) / (time.monotonic() - began)
-        finally:
-            command.terminate()
-            command.wait()
+def _taken(bed: Bed, words: Sequence[str]) -> float:
+    """Return the percent of a core that all processes of ddplaunch take beside these workers."""
+    command = _on_terminal(bed, [*bed.ddplaunch, *words])
+    try:
+        time.sleep(_START)
+        before, began = _cpu_seconds(command.pid), time.monotonic()
+        time.sleep(_WATCHED)
+        return 100 * (_cpu_seconds(command.pid) - before) / (time.monotonic() - began)
+    finally:
+        command.terminate()
+        command.wait()
 
 
 def _cpu_seconds(front: int) -> float:

@@ -20,7 +20,7 @@ from ddplaunch.runs.live_rows import LiveRows, Wait
 
 _WITHIN = 0.5  # seconds that the nodes have to answer
 _EVERY = 1.0  # seconds from one look to the next, more where one costs more than
-_SHARE = 0.01  # of a core: here, and in the agent of the node with the most workers
+_SHARE = 0.006  # of a core: here, and in the agent of the node with the most workers
 _OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them
 _LONGEST = 10.0  # seconds
 _AGAIN = 10.0  # seconds from one question about collectives to the next, twice as long where the ranks have moved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf
 from statistics import median_high, median_low
 
 from msgspec import Struct
@@ -255,20 +256,23 @@ def _quiet(running: Sequence[Row]) -> _Test:
 
 def _idle(running: Sequence[Row]) -> _Test:
     used = [row.cpu for row in running if row.cpu is not None]
+    usual = median_high(used) if len(used) > 1 else 0.0
 
     def test(row: Row) -> tuple[str, str] | None:
-        is_idle = len(used) > 1 and row.cpu is not None and row.cpu < _IDLE and median_high(used) > _BUSY
-        return (f"idle: {row.cpu:.0f}% of a core, others {median_high(used):.0f}%", ODD) if is_idle else None
+        is_idle = row.cpu is not None and row.cpu < _IDLE and usual > _BUSY
+        return (f"idle: {row.cpu:.0f}% of a core, others {usual:.0f}%", ODD) if is_idle else None
 
     return test
 
 
 def _behind(running: Sequence[Row]) -> _Test:
     steps = [row.worker.progress.step for row in running if row.worker.progress is not None]
+    usual = median_high(steps) if len(steps) > 1 else 0
 
     def test(row: Row) -> tuple[str, str] | None:
         progress = row.worker.progress
-        if progress is None or len(steps) < 2 or (behind := median_high(steps) - progress.step) < 2:
+        behind = usual - progress.step if progress is not None else 0
+        if behind < 2:
             return None
         return f"{count(behind, 'step')} behind", ODD
 
@@ -280,10 +284,11 @@ def _large(running: Sequence[Row]) -> _Test:
     on_gpus = {row.worker.rank: row.worker.gpu_memory for row in running if row.worker.gpu_memory is not None}
     used = on_gpus or {row.worker.rank: row.worker.rss for row in running}
     usual = median_low(used.values()) if used else 0
+    least = max(usual * _MUCH_MORE, usual + _MORE_MEMORY, *used.values()) if len(used) > 1 else inf
 
     def test(row: Row) -> tuple[str, str] | None:
         own = used.get(row.worker.rank, 0)
-        if len(used) < 2 or own < max(used.values()) or own < max(usual * _MUCH_MORE, usual + _MORE_MEMORY):
+        if own < least:
             return None
         return f"{'GPU ' if on_gpus else ''}memory {size(own)}, others {size(usual)}", ODD
 
