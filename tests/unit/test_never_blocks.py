@@ -27,6 +27,7 @@ HARMLESS = {
     "agent/child.py": "the front, while it kills",
     "agent/starter.py": "/dev/null",
     "agent/outward.py": "what a child does that is asked",
+    "runlog/about.py": "what a child does that is asked",
     "agent/services.py": "what a child does that is asked, and /dev/null",
     "coordinator/incoming.py": "before there are workers",
     "coordinator/join.py": "before the job begins; the front can kill the agent",
