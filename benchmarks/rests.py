@@ -54,7 +54,7 @@ def _held(bed: Bed, method: str) -> float:
         options = ["--start-method", method, "--nproc-per-node", str(_WITH_TORCH)]
         command = bed.start([*bed.ddplaunch, *options, program("holds_torch"), folder])
         try:
-            _until(lambda: len(list(Path(folder).iterdir())) == _WITH_TORCH, "the workers to import torch", command)
+            wait_until(lambda: len(list(Path(folder).iterdir())) == _WITH_TORCH, "the workers to import torch", command)
             time.sleep(1)  # the fork server has ended by then: its pages are theirs
             return sum(_kilobytes(int(file.name), "smaps_rollup", "Pss") for file in Path(folder).iterdir()) / 1e3
         finally:
@@ -78,7 +78,7 @@ def _watch(bed: Bed, launcher: Sequence[str], *, launchers: int) -> _Rest:
     with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
         command = bed.start([*launcher, "--nproc-per-node", str(_WORKERS), program("waits"), folder])
         try:
-            _until(lambda: len(list(Path(folder).iterdir())) == _WORKERS, "the workers to run", command)
+            wait_until(lambda: len(list(Path(folder).iterdir())) == _WORKERS, "the workers to run", command)
             pids = [command.pid]
             while len(pids) < launchers:
                 pids += _children(pids[-1])
@@ -97,7 +97,8 @@ def _settle(pids: Sequence[int]) -> None:
             return
 
 
-def _until(condition: Callable[[], bool], what: str, command: subprocess.Popen[bytes]) -> None:
+def wait_until(condition: Callable[[], bool], what: str, command: subprocess.Popen[bytes]) -> None:
+    """Wait until something is so while a command runs."""
     give_up = time.monotonic() + _PATIENCE
     while not condition():
         assert command.poll() is None, f"the command ended with {command.returncode} while waiting for {what}"

@@ -24,6 +24,7 @@ import ends
 import lives
 import nodes
 import outputs
+import profiles
 import rests
 import slurm
 import starts
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "live": lives.live,
     "lines": outputs.lines,
     "flood": outputs.flood,
+    "profile": profiles.profiled,
     "differences": differences.differences,
     "threads": throughput.threads,
 }

@@ -77,9 +77,17 @@ def join(found: Sequence[Recorded], *, aligned: Collection[int]) -> list[Joined]
 
 
 def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Division], Last | None]:
-    """Divide the steps of each rank, and find the rank that the others wait for."""
+    """Divide the steps of each rank that ended while all ranks recorded, and find the rank that the others wait for.
+
+    Of a rank with fewer than two such ends, the whole profile is divided.
+    """
     waits = _waits(joined)
-    windows = {one.rank: _window(one) for one in found}
+    # ranks that record for longer do so while another begins, or makes its trace
+    recorded = max((one.began for one in found), default=0), min((one.ended for one in found), default=0)
+    steps = {one.rank: [end for end in one.steps if recorded[0] <= end <= recorded[1]] for one in found}
+    windows = {
+        one.rank: (ends[0], ends[-1]) if len(ends := steps[one.rank]) > 1 else (one.began, one.ended) for one in found
+    }
     divisions = []
     for one in found:
         window = [windows[one.rank]]
@@ -89,19 +97,15 @@ def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Di
             Division(
                 rank=one.rank,
                 whole=length(window),
-                steps=max(0, len(one.steps) - 1),
+                steps=max(0, len(steps[one.rank]) - 1),
                 computes=length(common(one.computes, window)),
                 communicates=length(communicates) - length(waiting),
                 waits=length(waiting),
                 loads=length(common(one.loads, window)),
             )
         )
-    return divisions, _last(found, joined, waits, windows)
-
-
-def _window(one: Recorded) -> Span:
-    """Return the time from the end of the first step to that of the last; without two, the whole profile."""
-    return (one.steps[0], one.steps[-1]) if len(one.steps) > 1 else (one.began, one.ended)
+    per_step = [one.whole / one.steps for one in divisions if one.steps]
+    return divisions, _last(found, joined, waits, windows, statistics.median(per_step) if per_step else 0.0)
 
 
 def _waits(joined: Sequence[Joined]) -> dict[int, dict[int, list[Span]]]:
@@ -123,8 +127,9 @@ def _last(
     joined: Sequence[Joined],
     waits: Mapping[int, Mapping[int, list[Span]]],
     windows: Mapping[int, Span],
+    step: float,
 ) -> Last | None:
-    """Find the rank that costs the others most; None where nobody waits for long."""
+    """Find the rank that costs the others most; None where nobody waits for long. `step`: its nanoseconds, 0: not known."""
     of_rank = {one.rank: one for one in found}
     costs: dict[int, list[float]] = {}
     for rank, others in waits.items():
@@ -144,11 +149,11 @@ def _last(
         for each in joined
         if each.last == worst
     )
-    steps = [length([windows[other.rank]]) / (len(other.steps) - 1) for other in found if len(other.steps) > 1]
+    missed = common(missed, [windows[worst]])
     return Last(
         rank=worst,
         share=share,
-        per_step=round(share * statistics.median(steps)) if steps else 0,
+        per_step=round(share * step),
         times=sum(each.last == worst for each in joined),
         of=sum(each.last >= 0 and worst in each.calls for each in joined),
         meanwhile=_meanwhile(one, missed),

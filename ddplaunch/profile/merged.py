@@ -7,7 +7,7 @@ first rank began.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import IO, Any
 
 import msgspec
@@ -19,6 +19,7 @@ from ddplaunch.profile.recorded import Event, Recorded
 _FIRST = 1000  # processes below are those of the run
 _EACH = 100  # processes of a rank, at most
 _MOST_ARROWS = 200_000
+_BATCH = 5000  # entries that are written at once
 _LONGEST = 300  # characters of a text
 _GAP = 100_000_000  # nanoseconds between samples that follow each other
 _encode = msgspec.json.Encoder().encode
@@ -32,25 +33,32 @@ def write(
     about: Mapping[str, Any],
 ) -> None:
     """Write the trace; `ours` are entries about the run, in microseconds since 1970, `about` is kept beside all entries."""
-    origin = min(one.began for one in found)
     file.write(b'{"displayTimeUnit":"ms","otherData":' + _encode(about) + b',"traceEvents":[\n')
-    file.write(b",\n".join(map(_encode, _of_run(ours, origin, max(one.ended for one in found)))) or b"{}")
-    waited = {id(call.event): (each, rank) for each in joined for rank, call in each.calls.items()}
+    entries, separator = _entries(found, joined, ours), b""
+    while batch := list(islice(entries, _BATCH)):
+        file.write(separator + b",\n".join(map(_encode, batch)))
+        separator = b",\n"
+    file.write(b"\n]}\n")
+
+
+def _entries(
+    found: Sequence[Recorded], joined: Sequence[Joined], ours: Iterable[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Return all entries of the trace."""
+    origin = min(one.began for one in found)
+    yield from _of_run(ours, origin, max(one.ended for one in found))
+    calls = {id(call.event): (each, rank) for each in joined for rank, call in each.calls.items()}
+    pids_of = {one.rank: _processes(one) for one in found}
     for one in found:
-        pids = _processes(one)
-        for entry in _names(one, pids):
-            file.write(b",\n" + _encode(entry))
+        pids = pids_of[one.rank]
+        yield from _names(one, pids)
         for event in one.events:
             if event.ph != "M" and event.pid in pids:
-                if (join := waited.get(id(event))) is not None:
-                    event.args = _with_collective(event, *join)
-                file.write(b",\n" + _encode(_moved(event, one.rank, pids, origin)))
-        for entry in _samples(one, pids, origin):
-            file.write(b",\n" + _encode(entry))
-    pids_of = {one.rank: _processes(one) for one in found}
-    for entry in _arrows(joined, pids_of, origin):
-        file.write(b",\n" + _encode(entry))
-    file.write(b"\n]}\n")
+                if (call := calls.get(id(event))) is not None:
+                    event.args = _with_collective(event, *call)
+                yield _moved(event, one.rank, pids, origin)
+        yield from _samples(one, pids, origin)
+    yield from _arrows(joined, pids_of, origin)
 
 
 def _processes(one: Recorded) -> dict[int | str, int]:

@@ -97,7 +97,11 @@ def show(
         found = [one.found for one in profiled if one.found is not None]
         if not found:
             problems = [f"{who} {why}" for who, why in _failures(profiled)]
-            raise LaunchError(f"no rank could be profiled: {'; '.join(problems)}", status=_FAILED)
+            raise LaunchError(
+                f"no rank could be profiled: {'; '.join(problems)}",
+                hint=f"`ddplaunch stacks {run.name}` shows where the ranks are",
+                status=_FAILED,
+            )
         aligned = {one.rank.rank for one in profiled if one.found is not None and one.alignment.steady}
         joined = join(found, aligned=aligned)
         divisions, last = divide(found, joined)
@@ -111,7 +115,7 @@ def show(
     parts = [
         _table(divisions, hosts),
         *([section(*_about_last(last))] if last is not None else []),
-        section(*(line((text, style)) for text, style in _notes(profiled, found, joined, wish))),
+        section(*(line((text, style)) for text, style in _notes(profiled, found, divisions, joined, wish))),
         section(
             line((path, NAME)),
             line((f"{size(os.path.getsize(path))}, to be opened in https://ui.perfetto.dev", NOTE)),
@@ -236,15 +240,20 @@ def _table(divisions: Sequence[Division], hosts: Mapping[int, str]) -> Block:
     rows = []
     for one in divisions:
         parts = (one.computes, one.communicates, one.waits, one.loads, one.other)
-        cells = [f"{duration(part / max(1, one.steps) / 1e9)} {part / max(1, one.whole):4.0%}" for part in parts]
-        step = duration(one.whole / one.steps / 1e9) if one.steps else "?"
+        cells = [f"{_short(part / max(1, one.steps))} {part / max(1, one.whole):4.0%}" for part in parts]
+        step = _short(one.whole / one.steps) if one.steps else "?"
         rows.append((str(one.rank), hosts.get(one.rank, ""), str(one.steps or "?"), step, *cells))
     return table(rows, header=header, styles=(NAME,), right=set(header) - {"host"})
 
 
+def _short(nanoseconds: float) -> str:
+    """Write a time so that those of a column compare."""
+    return duration(nanoseconds / 1e9) if nanoseconds >= 1e10 else f"{nanoseconds / 1e6:.0f} ms"
+
+
 def _about_last(last: Last) -> Iterator[Block]:
     """Say which rank the others wait for, and what it did meanwhile."""
-    per_step = f", {duration(last.per_step / 1e9)} of each step" if last.per_step else ""
+    per_step = f", {_short(last.per_step)} of each step" if last.per_step else ""
     head = f"the others wait for rank {last.rank} for {last.share:.0%} of the time{per_step}: "
     yield line((f"{head}it is the last in {last.times} of {count(last.of, 'collective')}", ODD))
     does = ", ".join(f"{name} {share:.0%}" for name, share in last.meanwhile.items() if share >= _WORTH_SAYING)
@@ -270,7 +279,11 @@ def _each(ranks: Collection[int]) -> str:
 
 
 def _notes(
-    profiled: Sequence[_Profiled], found: Sequence[Recorded], joined: Sequence[Joined], wish: Wish
+    profiled: Sequence[_Profiled],
+    found: Sequence[Recorded],
+    divisions: Sequence[Division],
+    joined: Sequence[Joined],
+    wish: Wish,
 ) -> Iterator[tuple[str, str]]:
     """Say what is to be known about the figures, each sentence with its style."""
     for who, why in _failures(profiled):
@@ -285,7 +298,7 @@ def _notes(
     known = [call for one in found for call in one.collectives]
     everything = len(known) + sum(one.unmatched for one in found)
     together = sum(len(each.calls) for each in joined)
-    if not any(len(one.steps) > 1 for one in found):
+    if not any(one.steps for one in divisions):
         yield "no step of an optimizer began and ended in that time, so all of it is divided", ODD
     if everything and len(found) > 1 and not any(each.last >= 0 for each in joined):
         why = (

@@ -19,17 +19,17 @@ def rank(number: int, *calls: Collective, **more: object) -> Recorded:
         "communicates": union((one.arrived, one.ended) for one in calls),
         "samples": [],
         "groups": {"0": 2},
+        "ended": 100,
+        "steps": [0, 100],
     }
     return Recorded(
         rank=number,
         host="h",
         events=[],
         began=0,
-        ended=100,
         starting=0,
         stopping=0,
         on_device=False,
-        steps=[0, 100],
         collectives=list(calls),
         **{**given, **more},  # type: ignore[arg-type]
     )
@@ -88,3 +88,10 @@ def test_who_is_the_last_is_not_known_where_a_rank_of_the_group_was_left_out():
     (joined,) = join(found, aligned={0, 1})
     assert joined.last == -1
     assert divide(found, [joined])[1] is None
+
+
+def test_what_ranks_record_while_another_makes_its_trace_does_not_count():
+    early = rank(1, call(70, 90), steps=[0, 50, 100], ended=60)
+    found = [rank(0, call(10, 90), steps=[0, 50, 100]), early]
+    divisions, _ = divide(found, join(found, aligned={0, 1}))
+    assert [(one.whole, one.steps) for one in divisions] == [(50, 1), (50, 1)]

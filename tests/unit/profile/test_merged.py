@@ -1,0 +1,66 @@
+"""The trace of all ranks: what its processes are called, where its arrows lead, and what is left out of our own events."""
+
+import io
+import json
+
+from ddplaunch.profile.division import Joined
+from ddplaunch.profile.merged import write
+from ddplaunch.profile.recorded import Collective, Event, Recorded
+
+NANOSECONDS = 1_000_000_000
+
+
+def rank(number: int, arrived: int, ended: int) -> tuple[Recorded, Collective]:
+    """A rank whose process is 7, with one collective, and a device."""
+    event = Event(ph="X", name="gloo:all_reduce", pid=7, tid=7, ts=float(arrived), dur=float(ended - arrived))
+    kernel = Event(ph="X", name="gemm", cat="kernel", pid=0, tid=3, ts=float(arrived), dur=5.0, id=4)
+    op = Event(ph="X", name="aten::mm", cat="cpu_op", pid=7, tid=7, ts=float(arrived), dur=1.0)
+    thread = Event(ph="M", name="thread_name", pid=7, tid=7)
+    call = Collective(
+        group="0", number=9, operation="all_reduce", tensors="", arrived=arrived, ended=ended, event=event
+    )
+    return Recorded(
+        rank=number,
+        host="\x1b[2Jhost",
+        events=[kernel, thread, event, op],
+        began=NANOSECONDS,
+        ended=2 * NANOSECONDS,
+        starting=0,
+        stopping=0,
+        on_device=False,
+        computes=[],
+        communicates=[],
+        loads=[],
+        steps=[],
+        collectives=[call],
+        samples=[(NANOSECONDS, NANOSECONDS, "/a/train.py:7")],
+        groups={},
+    ), call
+
+
+def test_ranks_stand_side_by_side_and_the_last_one_releases_the_others():
+    (first, early), (second, late) = (
+        rank(0, NANOSECONDS + 1000, NANOSECONDS + 9000),
+        rank(1, NANOSECONDS + 6000, NANOSECONDS + 9000),
+    )
+    ours = [
+        {"ph": "X", "name": "generation 0", "ts": 0.0, "dur": 1e9, "pid": 1, "tid": 1},
+        {"ph": "i", "name": "later", "ts": 3e6, "pid": 1, "tid": 1},
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "run"}},
+    ]
+    file = io.BytesIO()
+    write(file, [first, second], [Joined(last=1, calls={0: early, 1: late})], ours, {"run": "r"})
+    trace = json.loads(file.getvalue())
+    entries = trace["traceEvents"]
+    assert trace["otherData"] == {"run": "r"}
+    names = [entry["args"]["name"] for entry in entries if entry["name"] == "process_name"]
+    assert names == ["run", "rank 0 on host", "rank 0 on host: device 0", "rank 1 on host", "rank 1 on host: device 0"]
+    start, end = (entry for entry in entries if entry.get("cat") == "collective")
+    assert (start["ph"], start["pid"], start["ts"]) == ("s", 1100, 6.0)
+    assert (end["ph"], end["pid"], end["ts"], end["id"]) == ("f", 1000, 8.998, start["id"])
+    details = [entry["args"] for entry in entries if entry["name"] == "gloo:all_reduce"]
+    assert [(one["number"], one["last rank"], one["waited ms"]) for one in details] == [(9, 1, 0.005), (9, 1, 0.0)]
+    assert {entry["id"] for entry in entries if entry["name"] == "gemm"} == {"0.4", "1.4"}
+    (generation,) = [entry for entry in entries if entry["name"] == "generation 0"]
+    assert (generation["ts"], generation["dur"]) == (0.0, 1e6)
+    assert "later" not in {entry["name"] for entry in entries}
