@@ -82,9 +82,12 @@ class Lifecycle:
             settings["pin"](device)
         if sharing:
             settings["share"](sharing)
-        if self._error_file:
-            follow = lambda trainer: self._load("progress")["follow_trainer"](trainer, self._error_file)  # noqa: E731
-            settings["when_imported"]("transformers.trainer", follow)
+
+        def follow(trainer: "Any") -> None:
+            if self._error_file:
+                self._load("progress")["follow_trainer"](trainer, self._error_file)
+
+        settings["when_imported"]("transformers.trainer", follow)
         if port:
             settings["when_importing"]("torch", lambda: self._notify(b"t"))
             settings["when_imported"]("torch.distributed", self._extend)
