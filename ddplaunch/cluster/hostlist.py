@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import socket
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -49,17 +48,9 @@ class Host(Struct, frozen=True, kw_only=True):
 
 def checked(name: str, piece: str, origin: str) -> str:
     """Return the name; LaunchError unless it is the name of a host, or an address."""
-    if re.fullmatch(_NAME, name, re.ASCII) or ((found := re.fullmatch(_IPV6, name, re.ASCII)) and _is_ipv6(found[1])):
+    if re.fullmatch(_NAME, name, re.ASCII) or ((found := re.fullmatch(_IPV6, name, re.ASCII)) and is_numeric(found[1])):
         return name
     raise wrong(piece, origin, f"{shown(name)} is not the name of a host", hint="type names such as gpu01,gpu02")
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        socket.inet_pton(socket.AF_INET6, text)
-    except OSError:
-        return False
-    return True
 
 
 def number(text: str, limit: int) -> int | None:
