@@ -33,11 +33,14 @@ def has_rows(rows: list[str], step: str = "step 10 of 40 (25%)") -> bool:
     return len(rows) > 1 and step in rows[-2] and rows[-1].startswith("all 2: running, step")
 
 
-@pytest.mark.parametrize(
-    "nodes",
-    [("--nproc-per-node", 2), ("--nnodes", 2, "--nproc-per-node", 1, "--simulate")],
-    ids=["one node", "two nodes"],
-)
+NODES = {
+    "one node": ("--nproc-per-node", 2),
+    "forked": ("--nproc-per-node", 2, "--start-method", "forkserver", "--preload", ""),
+    "two nodes": ("--nnodes", 2, "--nproc-per-node", 1, "--simulate"),
+}
+
+
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES.keys())
 def test_rows_stand_below_the_lines_keys_are_ours_and_ctrl_c_leaves_the_terminal_as_it_was(live, nodes):
     terminal, screen = live(*nodes)
     shown = screen.until(has_rows)
