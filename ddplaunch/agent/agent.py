@@ -29,7 +29,7 @@ from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.orders import JobEnd, NodeEnd, SentReport, Unfit, Warned
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.fields import line, piece
-from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.loop import Loop, Pending
 from ddplaunch.process.linux import keep_freed_memory
 from ddplaunch.process.tree import Process, descendants, reap, signal_leftovers
 from ddplaunch.report.closing import render_still_running, render_stuck
@@ -40,7 +40,6 @@ from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.health import HealthCheck
     from ddplaunch.agent.job import Connect
     from ddplaunch.agent.outward import Errands
     from ddplaunch.agent.workers import Workers
@@ -91,7 +90,8 @@ class Agent:
         self._shutdown = Shutdown(loop, context, self._signals, pipes, job.requeue)
         self._generations = Generations(loop, context)
         self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
-        self._health: HealthCheck | None = None  # of the generation that is to begin
+        self._unchecked: orders.Generation | None = None  # it begins once the node has passed its health check
+        self._health: Pending[str] | None = None  # the last such check
         self._link: Link | None = None  # until the coordinator is known
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)
@@ -143,18 +143,10 @@ class Agent:
             return
         from ddplaunch.agent import notices  # few jobs need it
 
-        def received(signum: int, why: str) -> None:
-            if not signum:
-                self._reporter.warn(f"{why}. No notice comes from there")
-                return
-            self._reporter.emit("notice", text=why)
-            self._reporter.print(f"{why}: {signal_name(signum)} to the workers")
-            self._signals.received(signum, SignalOrigin.PROCESS)
-
         allocation = inputs.allocation
         least, most = allocation.nnodes
         leaves = least < most and not allocation.start and not allocation.has_front
-        notices.watch(self._loop, spec, inputs.env, leaves=leaves, stops=inputs.reports_job, received=received)
+        notices.watch(self._loop, spec, inputs.env, leaves=leaves, stops=inputs.reports_job)
 
     def _before_sleep(self) -> None:
         """Adapt to how much output waits, and to whether there is more to start."""
@@ -206,6 +198,12 @@ class Agent:
             case node.FrontLost():
                 context.queue.abandon()
                 self._step(event)
+            # what the user has this node look for
+            case events.NoticeSeen():
+                self._on_notice(event)
+            case events.HealthChecked(number, why):
+                if self._unchecked is not None and self._unchecked.number == number:
+                    self._on_health(why)
             # the coordinator
             case orders.LookingForCoordinator(text):
                 self._reporter.print(text)
@@ -331,25 +329,50 @@ class Agent:
             case node.ShowOutput():
                 output.hide(False)
 
+    def _on_notice(self, notice: events.NoticeSeen) -> None:
+        """Send the signal of a notice to the workers; or say that none can come from there."""
+        if notice.problem:
+            self._reporter.warn(f"{notice.option}: {notice.problem}. No notice comes from there")
+            return
+        self._reporter.emit("notice", text=notice.option)
+        self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers")
+        self._signals.received(notice.signum, SignalOrigin.PROCESS)
+
+    # --- the begin of a generation
+
     def _check_and_begin(self, generation: orders.Generation) -> None:
         """Begin a generation; if it is a restart, once the node has passed its health check."""
-        inputs = self._context.inputs
-        if inputs.spec.health_check is None or generation.number == 0:
+        command, env = self._context.inputs.spec.health_check, self._context.inputs.env
+        if command is None or generation.number == 0:
             self._begin(generation)
             return
-        from ddplaunch.agent.health import HealthCheck  # few jobs have one
+        from ddplaunch.agent.health import check_before  # few jobs have one
 
-        def done(why: str) -> None:
-            self._health = None
-            if why and self._link is not None and self._link.coordinator is None:
-                self._leave_unfit(why)
-                return
+        self._unchecked = generation
+        self._health = check_before(generation.number, self._loop, command, env)
+
+    def _on_health(self, why: str) -> None:
+        """Begin the generation that waited for the health check; or leave the job, which ends if this is node 0."""
+        generation, self._unchecked = self._unchecked, None
+        assert generation is not None
+        assert self._link is not None
+        if why and self._link.coordinator is None:
+            self._report(Unfit(piece(why)))
+            text = f"error: this node is not fit for the job: --health-check: {why}\n"
+            self._link.take(JobEnd(exitcodes.NODE_LOST, "unfit", text))
+            return
+        self._begin(generation)
+        if why:
+            host = self._context.inputs.node.host
+            failure = StartFailure(min(generation.ranks), host, why, exitcodes.NODE_LOST)
+            self._step(node.StartFailed(failure, self._loop.now()))
+
+    def _begin_unchecked(self) -> None:
+        """Begin the generation that waits for the health check, if one does: what comes next cannot wait."""
+        generation, self._unchecked = self._unchecked, None
+        if generation is not None and self._health is not None:
+            self._health.give_up()
             self._begin(generation)
-            if why:
-                failure = StartFailure(min(generation.ranks), inputs.node.host, why, exitcodes.NODE_LOST)
-                self._step(node.StartFailed(failure, self._loop.now()))
-
-        self._health = HealthCheck(self._loop, inputs.spec.health_check, inputs.env, done)
 
     def _begin(self, generation: orders.Generation) -> None:
         """Begin a generation, as the coordinator has ordered."""
@@ -357,18 +380,10 @@ class Agent:
         self._generations.prepare(generation, self._link.address)
         self._step(node.GenerationBegun(generation.number, generation.ranks, self._loop.now(), generation.alone))
 
-    def _leave_unfit(self, why: str) -> None:
-        """Leave the job, which may go on without this node."""
-        assert self._link is not None
-        self._report(Unfit(piece(why)))
-        self._link.take(
-            JobEnd(exitcodes.NODE_LOST, "unfit", f"error: this node is not fit for the job: --health-check: {why}\n")
-        )
-
     def _step(self, event: node.Event) -> None:
         """Let the decision take an event, and carry out what follows."""
-        if self._health is not None and isinstance(event, (node.StopOrdered, node.KillOrdered, node.JobEnded)):
-            self._health.end()
+        if isinstance(event, (node.StopOrdered, node.KillOrdered, node.JobEnded)):
+            self._begin_unchecked()
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
         if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
@@ -384,8 +399,8 @@ class Agent:
         for action in actions:
             self._reporter.on_action(action)
             self.handle(action)
-        if self._health is not None and (self._state.signum or self._state.front_lost):
-            self._health.end()  # the generation that waits for it begins, and ends at once
+        if self._state.signum or self._state.front_lost:
+            self._begin_unchecked()  # and that generation ends at once
 
     def _on_deadline(self) -> None:
         """Feed the decision that its deadline has come. Called by the loop."""

@@ -42,6 +42,24 @@ class FrontWaits(Struct, frozen=True):
     """The front is to stop, as after Ctrl-Z, and waits until all else has."""
 
 
+# --- what the user has this node look for
+
+
+class NoticeSeen(Struct, frozen=True):
+    """A file or a command has given a notice, which is this signal to the workers; or `problem` says why none can come."""
+
+    option: str  # as typed, "--notice-file /run/notice"
+    signum: int
+    problem: str
+
+
+class HealthChecked(Struct, frozen=True):
+    """The health check before this generation has ended; `why` the node is not fit, "" if it is."""
+
+    generation: int
+    why: str
+
+
 # --- commands that ask the run
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
+from ddplaunch.agent.events import HealthChecked
 from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop, Pending
 from ddplaunch.process.shell import run_in_shell
@@ -23,21 +24,10 @@ def why_unfit(command: str, env: Mapping[str, str]) -> str:
     return line(f"{how}: {said}" if said else how)
 
 
-class HealthCheck:
-    """Has a child run the command while the agent goes on; an order that cannot wait ends the check."""
+def check_before(generation: int, loop: Loop, command: str, env: Mapping[str, str]) -> Pending[str]:
+    """Have a child run the command while the agent goes on; post `HealthChecked` for this generation."""
 
-    def __init__(self, loop: Loop, command: str, env: Mapping[str, str], done: Callable[[str], object]) -> None:
-        """Run the command; `done` gets why this node is not fit, "" if it is, or if the check was ended."""
-        self._done = done
-        self._was_ended = False
-        late = f"no answer after {LIMIT:g} s"
-        question = partial(why_unfit, command, env)
-        self._pending: Pending[str] = loop.ask(question, late, self._on_answer, within=LIMIT + _MARGIN)
+    def answered(why: str) -> None:
+        loop.post(HealthChecked(generation, why))
 
-    def end(self) -> None:
-        """Go on without an answer, if there is none yet."""
-        self._was_ended = True
-        self._pending.give_up()
-
-    def _on_answer(self, why: str) -> None:
-        self._done("" if self._was_ended else why)
+    return loop.ask(partial(why_unfit, command, env), f"no answer after {LIMIT:g} s", answered, within=LIMIT + _MARGIN)

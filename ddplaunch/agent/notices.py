@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from ddplaunch.agent.events import NoticeSeen
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.shell import run_in_shell
 from ddplaunch.spec import JobSpec
@@ -21,34 +22,30 @@ COMMAND_LIMIT = 10.0  # seconds that the command may take
 _CANNOT_RUN = (126, 127)
 _ENDED = "the process that looked for it has ended"
 
-Received = Callable[[int, str], object]  # takes a signal, and why it came
 Wait = Callable[[], str]  # returns when there is news: "" for the notice, else why none can come
 
 
-def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool, stops: bool, received: Received) -> None:
-    """Call `received` when a file that the options name appears or changes, or the command exits with 0.
+def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool, stops: bool) -> None:
+    """Post `NoticeSeen` when a file that the options name appears or changes, or the command exits with 0.
 
     `leaves`: the job goes on without this node, which SIGTERM has it leave. `stops`: this node looks for the stop file.
     """
     notice = signal.SIGTERM if leaves else (*spec.requeue_on, signal.SIGUSR1)[0]
-    waits: list[tuple[str, Wait, int]] = []
     if spec.notice_file:
-        waits.append((f"--notice-file {spec.notice_file}", _file(spec.notice_file), notice))
+        _watch_one(loop, f"--notice-file {spec.notice_file}", _file(spec.notice_file), notice)
     if spec.notice_command:
-        wait: Wait = partial(wait_for_command, spec.notice_command, env)
-        waits.append((f"--notice-command {spec.notice_command}", wait, notice))
+        command = partial(wait_for_command, spec.notice_command, env)
+        _watch_one(loop, f"--notice-command {spec.notice_command}", command, notice)
     if spec.stop_file and stops:
-        waits.append((f"--stop-file {spec.stop_file}", _file(spec.stop_file), signal.SIGTERM))
-    for option, news, signum in waits:
-        loop.ask(news, _ENDED, partial(_on_news, option, signum, received))
+        _watch_one(loop, f"--stop-file {spec.stop_file}", _file(spec.stop_file), signal.SIGTERM)
+
+
+def _watch_one(loop: Loop, option: str, wait: Wait, signum: int) -> None:
+    loop.ask(wait, _ENDED, lambda problem: loop.post(NoticeSeen(option, signum, problem)))
 
 
 def _file(path: str) -> Wait:
     return partial(wait_for_file, os.path.abspath(path), time.time_ns())
-
-
-def _on_news(option: str, signum: int, received: Received, problem: str) -> None:
-    received(0 if problem else signum, f"{option}: {problem}" if problem else option)
 
 
 def wait_for_file(path: str, since: int) -> str:
