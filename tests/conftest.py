@@ -30,6 +30,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
+# a command starts in half the time, and tests are collected in a third, where what they import is compiled already
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 TESTS = Path(__file__).parent
 LIGHT_TORCH = str(TESTS / "torch" / "light")
