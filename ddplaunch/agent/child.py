@@ -131,18 +131,18 @@ def kill(agent: int) -> None:
 
 
 class Question:
-    """Whether an agent that has to end runs: asked every INTERVAL seconds until its loop answers. Has no timer.
+    """Asks an agent that has to end whether it still runs, every INTERVAL seconds until its loop answers. Has no timer.
 
-    Its loop answers what comes through the pipe, and a handler of Python the signal, even while the loop is in a long call,
-    as of a sweep or a slow disk. So one that is stopped or in uninterruptible sleep is found at once, and a slow one has time.
+    The loop answers a byte in the pipe. A signal handler answers a signal, even while the loop is in a long call, such as a
+    sweep or a write to a slow disk. So a stopped agent is given up within seconds, and a slow one has time.
     """
 
     def __init__(self, agent: int, pipes: FrontPipes, replies: Replies) -> None:
         self._agent = agent
         self._pipes = pipes
         self._replies = replies
-        self._unanswered = 0
-        self._without_loop = 0
+        self._unanswered = 0  # questions in a row without any answer
+        self._without_loop = 0  # questions that the loop has not answered
         replies.forget(RUNS + LIVES)
         self._ask()
 
@@ -152,9 +152,10 @@ class Question:
         return self._replies.has(RUNS)
 
     def repeat(self) -> bool:
-        """Ask again, INTERVAL seconds after the last time; False if the agent is to be given up."""
+        """Ask again, INTERVAL seconds after the last question; False: the agent does not respond, so give it up."""
         self._replies.take()
-        self._unanswered = 0 if self._replies.has(LIVES) else self._unanswered + 1
+        handler_answered = self._replies.has(LIVES)
+        self._unanswered = 0 if handler_answered else self._unanswered + 1
         self._without_loop += 1
         if self._unanswered >= _MOST_UNANSWERED or self._without_loop >= _MOST_WITHOUT_LOOP:
             return False

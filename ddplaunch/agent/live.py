@@ -48,9 +48,9 @@ class LiveOutput(FrontOutput):
         self._held: list[tuple[bytes, bytes]] = []  # what is to be written: stream and data
         self._size = 0  # bytes of that
         self._drawn_at = 0.0
-        self._is_old = False  # what is drawn
-        self._next = 0.0  # when rows are asked for
-        self._asked_at: float | None = None  # and no reply has come
+        self._is_old = False  # the rows have changed since they were drawn
+        self._next = 0.0  # when to ask the viewer for rows
+        self._asked_at: float | None = None  # when the viewer was asked, if it has not replied
         self._poll = select.poll()
 
     def show(self, reader: socket.socket) -> None:
@@ -99,7 +99,7 @@ class LiveOutput(FrontOutput):
             self._size += len(data)
 
     def _update(self) -> None:
-        """Ask for rows, and write what is due."""
+        """Ask for rows if it is time, clear the rows of a viewer that does not reply, and write what is held or drawn."""
         now = time.monotonic()
         if self._viewer is not None:
             if now >= self._next and self._asked_at is None:

@@ -60,11 +60,11 @@ class FrontPipes(Struct, frozen=True):
 
     @classmethod
     def make(cls) -> FrontPipes:
-        """Make the pipes and the socket pair."""
+        """Make all pipes and socket pairs, and put the byte into `start` for which the agent and the front compete."""
         signals, requests, replies, start = os.pipe(), os.pipe(), os.pipe(), os.pipe()
         for fd in (*signals, *requests, *replies, *start):
             os.set_blocking(fd, False)
-        os.write(start[1], b".")
+        os.write(start[1], b".")  # if the agent takes it, the job begins; if the front does, the job never will
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)

@@ -123,17 +123,17 @@ def _end_with(asked: int) -> None:
 
 
 def host_store(setup: WorkerSetup) -> None:
-    """Host torch's store at MASTER_PORT for workers of other nodes, where none of node 0 does.
+    """Start a process that hosts torch's store at MASTER_PORT: a worker of another node has waited for the store in vain.
 
-    Its server runs in the workers' interpreter and environment; it is swept with what workers leave behind.
+    The process has the interpreter and the environment of the first worker here, and ends with what workers leave behind.
     """
     plan = setup.plan
-    if plan.interpreter is None:  # of no program that uses torch
+    if plan.interpreter is None:  # the program is not Python
         return
     env = environment(setup.env, plan, plan.workers[0], generation=setup.generation, port=setup.port)
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        with suppress(StartError):  # the client then waits as long as it would without us
+        with suppress(StartError):  # the worker then waits as long as it would without ddplaunch
             argv = [plan.interpreter, _STORE, str(os.getpid())]
             child = start(argv, env, Stdio(nothing, nothing, nothing), handled=handled_signals())
             child.abandon()

@@ -194,7 +194,7 @@ class SignalSource:
         self._post_if_front_waits()
 
     def _read_front(self) -> bytes | None:
-        """Take the signals that the front has passed on: none at its end, None if a request that came with them took them."""
+        """Return the signals that the front has passed on: b"" at its end, None if they were read before, with a request."""
         try:
             return os.read(self._from_front, 256)
         except BlockingIOError:

@@ -39,7 +39,7 @@ class Workers:
     def __init__(
         self, loop: Loop, setup: WorkerSetup, starter: Starter, output: Output, running: dict[int, RunningWorker]
     ) -> None:
-        """`running` is where those are found that were started, by rank."""
+        """`running` gets each worker that was started, by rank."""
         self._loop = loop
         self._setup = setup
         self._starter = starter
@@ -222,7 +222,7 @@ class Workers:
     def end(self, signum: int, ranks: Collection[int], at: float, *, by_cluster: bool = False) -> None:
         """Send the groups of these workers a signal that is meant to end them, also where the worker itself is dead.
 
-        `by_cluster`: they have had it, but for those that have just started: who signals all processes lists them before.
+        `by_cluster`: the cluster has sent it to all processes that it listed, so only workers that have just started lack it.
         """
         if signum == signal.SIGINT:
             self._output.interrupted()

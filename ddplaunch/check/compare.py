@@ -40,7 +40,7 @@ class Mismatch(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Say it: "step 1: rank 0 calls all_reduce (float32 [4096]), rank 511 calls broadcast (float32 [4096]): train.py:88"."""
+        """Return the mismatch as text: "step 1: rank 0 calls all_reduce (float32 [8]), rank 1 ends in step 2: train.py:88"."""
         shown = self.sides[:_MOST_SIDES]
         places = {side.where for side in shown if side.where}
         said = [
@@ -71,7 +71,7 @@ _Key = tuple[str, tuple[int, ...]]  # of a group: torch's name, and its members
 
 
 def compare(traces: Sequence[Trace], cwd: str) -> Compared:
-    """Compare what these ranks asked of their groups; `cwd` is the folder to which paths are relative."""
+    """Return where these ranks disagree about their collectives, the earliest first; paths are relative to `cwd`."""
     played = _Play(traces, cwd)
     done = played.play()
     found = [*played.stuck(), *_unpaired(traces, cwd)]
@@ -120,7 +120,10 @@ class _Play:
         return self.head(rank) is not None or self._traces[rank].is_complete
 
     def play(self) -> Mapping[_Key, int]:
-        """Do all collectives that can be done; return how many of each group two or more checked ranks have done."""
+        """Let the ranks do every collective on which its members agree; return the number of each group.
+
+        Only collectives of two or more checked ranks are counted.
+        """
         done: dict[_Key, int] = defaultdict(int)
         ready = set(self._traces)
         while ready:
@@ -135,7 +138,7 @@ class _Play:
                 continue
             for one in here:
                 self._at[one] += 1
-            # whoever comes last to a collective sees the others there; of a rank that makes no more calls nobody may come last
+            # a rank that makes no more calls holds up no group any longer, so look at all ranks again
             ready.update(self._traces if any(self.head(one) is None for one in here) else here)
             if len(here) > 1:
                 done[key] += 1

@@ -93,7 +93,7 @@ def _failure(trace: Trace, wanted: Wanted, cwd: str) -> tuple[str, str, str]:
 
 
 def _notes(wanted: Wanted, traces: Sequence[Trace], compared: Compared, cwd: str) -> Iterator[str]:
-    """Yield what limits what was found."""
+    """Yield the limits of this check: ranks that stopped early, steps that never came, groups with one checked rank."""
     saved: dict[tuple[int, str], list[int]] = {}
     for trace in traces:
         if trace.end == "saves":

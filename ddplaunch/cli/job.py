@@ -136,11 +136,11 @@ class CommandLine(Struct, frozen=True):
 
 
 class JobCommand(Command):
-    """A command with all options of a job, behind which the script has its own."""
+    """A command with all options of a job; options after the script belong to the script."""
 
     def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), words: str = "", **settings: Any) -> None:
-        """`params` are its own besides those of a job, `words` how these are typed."""
-        own = {name for param in params for name in param.opts}
+        """Make a command with the options of a job and `params`, which the usage line shows as `words`."""
+        own = {name for param in params for name in param.opts}  # an alias with one of these names gives way
         aliases = (alias for alias in ALIASES if alias.flag not in own)
         options = [*map(JobOption, OPTIONS), *(JobOption(BY_NAME[alias.option], alias.flag) for alias in aliases)]
         program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_files)

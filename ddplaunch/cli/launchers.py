@@ -69,9 +69,9 @@ def of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _on_each_node(meant: list[tuple[str, str]], total: int) -> list[tuple[str, str]]:
-    """Count the workers on each node, of which other launchers have counted `total` on all nodes; 0: they have not.
+    """Return the options with the number of workers on each node, from the `total` of another launcher; 0: it named none.
 
-    As with mpirun each host gets as many as it has slots, then one more in turn.
+    As with mpirun, each host gets as many workers as it has slots; then the hosts get one more each in turn.
     """
     typed = dict(meant)
     hosts, nodes = _hosts(typed) if total else (), typed.get("--nnodes", "")
@@ -98,7 +98,7 @@ def _numbered(meant: list[tuple[str, str]], number: int) -> list[tuple[str, str]
 
 
 def _hosts(typed: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts that are typed, or in the file that is; none if they cannot be read."""
+    """Return the hosts of --hosts, or in the file of --hostfile; () if these cannot be read."""
     from ddplaunch.cluster import hostlist  # only for a mistake
 
     try:

@@ -188,7 +188,7 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
         )
     if _ASSIGNMENT.fullmatch(target):
         return _of_assignment(before, program)
-    if meant := _of_last_value(before, program):
+    if meant := _of_split_value(before, program):
         return LaunchError(f"{target} does not exist", hint=_type([], meant, "a value is one word: "))
     if target.isdecimal():
         return LaunchError(f"{target} is a number, not a script", hint=_type([*before, _NUMBER, target], rest))
@@ -349,8 +349,11 @@ def behind_script(program: Sequence[str], before: Sequence[str], forms: Sequence
     return f"{name} after {program[0]} is an option of the script; for ddplaunch type `{meant}`"
 
 
-def _of_last_value(before: Sequence[str], program: Sequence[str]) -> list[str]:
-    """Return the command line that was meant if the last value took the script with it; empty if it did not."""
+def _of_split_value(before: Sequence[str], program: Sequence[str]) -> list[str]:
+    """Return the command line that was meant if spaces split a value, so that its rest stands for SCRIPT; else [].
+
+    `--devices 0, 1 train.py` gives `--devices 0,1 train.py`, and `--timeout 5 m train.py` gives `--timeout 5m train.py`.
+    """
     option = FLAGS.get(flag_of(before[-2])) if len(before) > 1 else None
     at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
     if option is None or option.is_flag or not at or program[at].startswith("-"):

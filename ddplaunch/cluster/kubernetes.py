@@ -78,7 +78,7 @@ def _node_rank(facts: ClusterFacts, rank: int | None, index: int | None, nodes: 
 
 
 def _check_size(spec: JobSpec, size: int | None, nodes: int) -> None:
-    """Check that WORLD_SIZE counts as many pods as nodes were asked for, or the workers on them."""
+    """Check that WORLD_SIZE of the controller fits --nnodes: it may count the nodes, or the workers on all of them."""
     min_nodes, max_nodes = spec.nnodes
     if size is None or size == nodes or (min_nodes < max_nodes and min_nodes <= size <= max_nodes):
         return

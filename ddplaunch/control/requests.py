@@ -160,7 +160,7 @@ _without_answer: Callable[[bytes], _NodeReply] = decoder(_NodeReply)
 
 
 def for_client(payload: bytes) -> Reply:
-    """Return the reply; in place of a malformed answer of a node, NoAnswer. Raises Malformed: it is no reply."""
+    """Return the reply; a malformed answer of a node becomes NoAnswer. Raises Malformed: the payload is no reply."""
     try:
         return _for_client(payload)
     except Malformed as error:

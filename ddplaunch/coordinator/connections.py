@@ -208,9 +208,9 @@ class Connections:
             connection.is_known = True
 
     def _decoded(self, id: int, payload: bytes) -> messages.ToCoordinator | None:
-        """Return the message. In place of a malformed message that is only about workers: NoAnswer, or None.
+        """Return the message. If it is malformed, but only about workers, drop it and return NoAnswer or None instead.
 
-        Raises Malformed: it is another message.
+        Raises Malformed: any other message is malformed.
         """
         try:
             return messages.for_coordinator(payload)

@@ -329,7 +329,7 @@ class Coordinator:
                 pending.give_up()
 
     def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
-        """Report the end of the job, and send it to all agents; they have QUIT_TIMEOUT to take note."""
+        """Report how the job ended, and send that to all agents, which have QUIT_TIMEOUT seconds to take note."""
         if self._warnings is not None:
             self._warnings.flush()
         if self.stragglers is not None:

@@ -110,7 +110,7 @@ def _policy(request: JoinRequest) -> job.Policy:
         # tasks of a step, or ranks of mpirun, are started once
         replaceable=not allocation.start and allocation.cluster not in ("slurm", "mpi"),
         may_leave=not allocation.start and not allocation.has_front,
-        called=bool(allocation.start),
+        dispatched=bool(allocation.start),
         names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
         command=_command_elsewhere(request),
     )

@@ -206,14 +206,16 @@ _O = TypeVar("_O", bound="SentOrder | Ask | Forget | Chunk")
 
 
 def on_arrival(order: _O, at: float) -> _O:
-    """Return an order of node 0 with the time of its arrival, and its text indented where it might look like ours."""
+    """Return an order of node 0 with the time of its arrival; in the text of a `JobEnd`, indent what could look like ours.
+
+    Our messages begin at the left edge: only the first lines of the error and of its hint may do so.
+    """
     match order:
         case node.StopOrdered() | node.KillOrdered():
             return replace(order, at=at)
-        case JobEnd(text=words):
-            # of an error and its hint only the first lines may look like ours
-            said, hint, more = words.partition("\n\nhint: ")
-            return replace(order, text=f"{below(said)}{hint}{below(more)}")
+        case JobEnd(text=text):
+            error, separator, hint = text.partition("\n\nhint: ")
+            return replace(order, text=f"{below(error)}{separator}{below(hint)}")
     return order
 
 

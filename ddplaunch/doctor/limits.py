@@ -40,7 +40,7 @@ class Ulimits(Struct, frozen=True, kw_only=True):
 
 
 def read_ulimits(subject: Subject) -> Ulimits:
-    """Read them from this process, which inherits what workers inherit."""
+    """Return the ulimits of this process: workers inherit the same."""
     return Ulimits(
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
         locked=resource.getrlimit(resource.RLIMIT_MEMLOCK),

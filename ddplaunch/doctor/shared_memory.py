@@ -107,7 +107,7 @@ def _in_use(prefix: str) -> Iterator[str]:
 
 
 def judge(shm: SharedMemory) -> Verdict:
-    """Judge its size, its room, and what is left in it."""
+    """Judge the size of /dev/shm, its free room, and the files that ended programs have left there."""
     if shm.why:
         finding = Finding(
             check="shm",

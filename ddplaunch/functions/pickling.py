@@ -62,15 +62,15 @@ class Function:
             close(self._first.descriptors)
 
     def _try(self) -> Payload:
-        """Pickle by reference; by value, with cloudpickle, what workers could not import."""
+        """Pickle the call by reference; if workers could not import what it names, by value, with cloudpickle."""
         try:
             payload = self._pickled(by_value=False)
         except CannotSend:
             if not _cloudpickle():
                 raise
         else:
-            # whether the call needs something of the caller's `__main__` that workers cannot import
-            if _MAIN not in payload.pickle or (self._main and not is_interactive()):
+            workers_import_main = self._main and not is_interactive()
+            if _MAIN not in payload.pickle or workers_import_main:
                 return payload
             close(payload.descriptors)
             if not _cloudpickle():

@@ -30,7 +30,7 @@ _LOOKS = 5  # at both clocks: the quickest counts
 
 
 def arrivals(bodies: Iterable[bytes], members: Mapping[str, str], every: int = 1) -> list[Arrivals]:
-    """Return what the recorders of a worker tell; of the steps only every so many, but some of those that are known."""
+    """Return when a worker came to the collectives of each group, as its recorders tell; of the steps, only one in `every`."""
     calls: dict[str, list[tuple[int, int, str, str]]] = {}
     for body in bodies:
         for fields in entries_of(body):
@@ -157,12 +157,11 @@ def _wall() -> int:
 
 
 def sent_arrivals(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
-    """Return what was read in the form of the answer; whatever recorders have said, the result is valid."""
-    members: dict[str, int] = {"": 0}  # and their indices
+    """Return the answer with these arrivals, by rank. Whatever the recorders have said, the answer keeps its limits."""
+    members: dict[str, int] = {"": 0}  # the members of a group, and their index in the answer
     series = []
-    for rank, each, most in (
-        (rank, each, MAX_ENTRIES // len(of_rank)) for rank, of_rank in found.items() for each in of_rank
-    ):
+    for rank, each in ((rank, each) for rank, of_rank in found.items() for each in of_rank):
+        most = MAX_ENTRIES // len(found[rank])
         known = each.members if len(each.members) <= MAX_MEMBERS else ""
         if known not in members and len(members) < MAX_SETS:
             members[known] = len(members)

@@ -106,7 +106,7 @@ def parse_members(text: str) -> dict[str, tuple[int, ...]]:
 
 @lru_cache(maxsize=4096)  # the workers of a node share most groups
 def ranks_of(written: str, most: int) -> tuple[int, ...]:
-    """Read ascending ranges of ranks: "0-2,4"; () for anything else, and for more ranks than `most`, which are not made first."""
+    """Return the ranks in a text of ascending ranges: "0-2,4" gives (0, 1, 2, 4); other texts, or too many ranks, give ()."""
     ranges = []
     for part in written.split(","):
         if not (match := _RANGE.fullmatch(part)):
@@ -114,7 +114,7 @@ def ranks_of(written: str, most: int) -> tuple[int, ...]:
         low = int(match[1])
         ranges.append(range(low, int(match[2] or low) + 1))
     ascends = all(before.stop <= after.start for before, after in pairwise(ranges))
-    if not ascends or not all(ranges) or sum(map(len, ranges)) > most:
+    if not ascends or not all(ranges) or sum(map(len, ranges)) > most:  # counted before they are made
         return ()
     return tuple(chain.from_iterable(ranges))
 

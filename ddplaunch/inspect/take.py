@@ -80,10 +80,10 @@ def take(
     stacks: bool = True,
     ras: bool = False,
 ) -> list[Sample]:
-    """Take the stacks of these and of their children, until this time (CLOCK_MONOTONIC) at the latest.
+    """Take the stacks of `targets` and of their children, until the time `until` (CLOCK_MONOTONIC) at the latest.
 
-    Without `stacks` it is only found out what torch tells of their collectives. `ras`: NCCL is asked too, on the node of rank 0:
-    it tells of all ranks.
+    Without `stacks`, only ask torch's recorders about collectives. With `ras`, ask NCCL too, on the node of rank 0: NCCL knows
+    about all ranks.
     """
     found = [] if stacks else [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
     groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
@@ -99,7 +99,7 @@ def take(
         pending.append(_contained(ask_ras(ranks, of_ras, until=min(until, time.monotonic() + _RAS))))
     pending += [_contained(_native(target, until, of_native)) for target in targets if native]
     while pending:
-        is_last = time.monotonic() >= until  # looked at first: each notes once more what it has not learned
+        is_last = time.monotonic() >= until  # in the last round, too, each may note what it has not learned
         pending = [one for one in pending if next(one, None) is not None]
         if is_last:
             break
@@ -239,7 +239,7 @@ def _why_not(pid: int, status: Status, file: int | None) -> str | None:
 
 
 def has_file(pid: int, file: int) -> bool:
-    """Whether a process has our file where the handler writes to."""
+    """Whether a process has our file at the descriptor to which the handler of the signal writes, and has that handler."""
     path = f"/proc/{pid}/fd/{STACKS_FD}"
     try:
         if not os.readlink(path).startswith(_NAME):

@@ -234,9 +234,9 @@ def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], 
 
 
 def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, several: bool) -> Connect:
-    """Return what connects the agent with the coordinator. Where that is certainly here, the other nodes can reach it now.
+    """Return what connects the agent with the coordinator. If the coordinator is certainly here, listen at once.
 
-    They find it, and wait: to look again and again would take the time that the imports need.
+    Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
     """
     if not several:
         with own_imports():
@@ -245,7 +245,7 @@ def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, 
         return partial(coordinate_alone, spec, draft)
     listening, rendezvous = None, allocation.rendezvous
     if rendezvous is not None and rendezvous.coordinator:
-        with suppress(LaunchError):  # which is reported later
+        with suppress(LaunchError):  # the coordinator tries again, and reports the error
             listening = port.listen(rendezvous.listen, rendezvous.ports)
     with own_imports():
         from ddplaunch.coordinator import join  # only jobs of several nodes need it

@@ -198,10 +198,10 @@ class Loop:
     def run_once(self) -> None:
         """Sleep until something is due, then serve everything that is due, with the events that follow.
 
-        Descriptors are served in the order in which they became ready, so the first of two workers that die comes first. One
-        that an earlier call of this round has closed is not served. Then come the timers, by their times.
+        Descriptors are served in the order in which they became ready, so the first of two workers that die comes first. A
+        descriptor that an earlier handler of this round has closed is not served. Then come the timers, by their times.
         """
-        was_posted = bool(self._events)  # what is handled now may be the last thing that was waited for
+        was_posted = bool(self._events)  # then do not sleep: one of these may be all that the caller waits for
         self._hand_over()
         deadline = self.now() if was_posted else self._soonest(may_rest=False)
         for key, _ in self.clock.select(self._selector, deadline, self._soonest(may_rest=True)):

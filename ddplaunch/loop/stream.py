@@ -32,9 +32,9 @@ class SendBuffer:
         self.sent = 0  # bytes that were taken, ever
 
     def put(self, *pieces: Buffer, joins: bool = True) -> None:
-        """Send these pieces as far as there is room, and keep the rest behind what waits already.
+        """Send these pieces as far as there is room, and queue the rest.
 
-        `joins`: what is kept may be sent together with what was kept before; False for messages.
+        `joins`: the rest may be sent in one piece with bytes that were queued before; False for messages.
 
         Raises OSError: the other side has closed.
         """

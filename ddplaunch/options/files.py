@@ -28,7 +28,7 @@ def read_text(path: str, limit: int, *, errors: str = "strict") -> str:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Be the `opener` of `open`: a pipe is waited for until something is written to it, and that is said if it takes long."""
+    """Open a file for `open(opener=...)`. Wait until a pipe has a writer, and say so if that takes long."""
     # a pipe without a writer would have the open wait, silently
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISFIFO(os.fstat(fd).st_mode):

@@ -186,7 +186,10 @@ def _unquoted(text: str, place: str) -> str:
 
 
 def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
-    """Take those settings of torchrun that have a field of their own: its value and its origin."""
+    """Return the timeouts in torchrun's --rdzv-conf as fields of the spec, each a value and its origin.
+
+    The timeout of the rendezvous leaves `rdzv_conf`: --rdzv-timeout from a nearer source replaces it.
+    """
     conf, ours, backend = (resolved.get(name) for name in ("rdzv_conf", "rdzv_timeout", "rdzv_backend"))
     if conf is None:
         return {}

@@ -39,9 +39,10 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
 
 
 def from_files(folder: str) -> tuple[list[Given], list[str]]:
-    """Take the nearest pyproject.toml with a [tool.ddplaunch] table and the nearest ddplaunch.toml, in this folder or above it.
+    """Return the options in the nearest pyproject.toml with a [tool.ddplaunch] table, then those in the nearest ddplaunch.toml.
 
-    Give remarks on those that are ignored too: any user could leave one in a folder like /tmp, and it may name the interpreter.
+    Both are looked for in this folder and above it. Also return remarks on files that are ignored because another user could
+    have left them, as in /tmp: an option may name the interpreter.
 
     Raises:
         LaunchError: a file of this user cannot be read, or one holds what is not an option.

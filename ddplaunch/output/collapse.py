@@ -115,7 +115,7 @@ class Collapse:
         return groups
 
     def flush(self, at: float) -> list[Group]:
-        """Return the lines that wait no longer at this time."""
+        """Return the lines for which no further rank is waited; neighbouring lines of the same ranks are one group."""
         groups: list[Group] = []
         lines: list[bytes] = []
         key: tuple[Stream, list[int]] | None = None

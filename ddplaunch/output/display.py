@@ -222,23 +222,24 @@ class Display:
             self.bars_moved = self.bar_ended = True
 
     def _reader(self, rank: int, stream: Stream) -> _Reader | None:
-        """Return the reader that makes lines of a worker's stream; None if the stream is not shown."""
+        """Return the reader that makes lines of a worker's stream, a new one at first; None if the stream is not shown."""
         worker = self._shown.get(rank)
         if worker is None or stream not in worker.streams:
             return None
         reader = self._streams.get((rank, stream))
         if reader is None:
-            if not self._alone:
-                passes = self._bare and self._stamp is None
-                reader = LoneLines(_NO_PREFIX) if passes else Lines(live=stream in self._live)
-            elif stream in self._live:
-                reader = Lines(live=True)
-            elif self._bare:
-                reader = _RawReader(terminal=stream in self._terminal)
-            else:
-                reader = LoneLines(self._prefixes[stream].of((rank,)))
-            self._streams[rank, stream] = reader
+            reader = self._streams[rank, stream] = self._new_reader(rank, stream)
         return reader
+
+    def _new_reader(self, rank: int, stream: Stream) -> _Reader:
+        """Return a reader as the mode of the console wants it: the class has a table of them."""
+        if self._alone and self._bare:
+            return _RawReader(terminal=stream in self._terminal)
+        if self._alone and stream not in self._live:
+            return LoneLines(self._prefixes[stream].of((rank,)))
+        if self._bare and self._stamp is None:
+            return LoneLines(_NO_PREFIX)
+        return Lines(live=stream in self._live)
 
     def _show(
         self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader, *, has_ended: bool = False

@@ -37,8 +37,8 @@ def split_unfinished(data: bytes) -> tuple[bytes, bytes]:
 class RedrawnRows:
     """The last rows of one stream; rows that can no longer change leave it as lines.
 
-    How far back the cursor goes is learned: `depth` rows above the last one are held, none before it first went up unless that
-    is guessed. Where it is, rows above the one to which the cursor goes up are lines.
+    The class learns how far up the cursor goes: it holds that many rows above the last row, and at first none. It can begin
+    with a guess: then each move up shows where the bars begin, and the rows above that become lines.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class RedrawnRows:
         self._is_guessed = depth > 0
         self._climbing = False  # the cursor has gone up, and nothing was written since
         self.goes_up = False  # the cursor has gone up
-        self.redrawn = False  # and has done so in the last piece
+        self.redrawn = False  # the cursor has gone up in the last piece
         self._climbed = 0  # rows up since the last newline
         self.drawing = False  # the rows from the cursor's on are a bar, not a line that is just being written
 

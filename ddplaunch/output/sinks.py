@@ -132,19 +132,20 @@ class Output:
         nodes: int = 1,
         on_terminal: frozenset[int] = frozenset(),
     ):
-        """`put_bars` takes the progress bars that are shown in place, those of so many `nodes`; False: not now.
+        """`put_bars` takes progress bars that are shown in place, or returns False; None: bars are ordinary lines.
 
-        The workers `on_terminal` write for one: their logs get text, without escape sequences.
+        `nodes`: how many share the console. `on_terminal`: ranks whose output goes to a terminal with its escape sequences,
+        and to their logs without these.
         """
         self._on_terminal = on_terminal
-        self._plain: dict[tuple[int, Stream], PlainText] = {}  # of their streams
+        self._plain: dict[tuple[int, Stream], PlainText] = {}  # removes escape sequences for the logs
         self._display = display
         self._put = put
         self._put_bars = put_bars
         self._nodes = nodes
-        self._bars: BarFeed | None = None  # once there is one
+        self._bars: BarFeed | None = None  # made with the first bar
         self._logs: dict[tuple[int, Stream], Log] = {}
-        self._tails: dict[int, bytes] = {}
+        self._tails: dict[int, bytes] = {}  # the last output on stderr, by rank
         self._ended: set[tuple[int, Stream]] = set()
         self._filters: dict[tuple[int, Stream], tuple[LineFilter, Prefix, Log]] = {}
         self._filter_logs: list[Log] = []
@@ -157,7 +158,7 @@ class Output:
         self._status: tuple[Bar, ...] = ()  # shown in place until a worker writes
         self._asker = -1  # the rank that reads the terminal
         self._awaited_input: Callable[[], str | None] | None = None
-        self._awaited: str | None = None  # what that gave as the prompt appeared
+        self._awaited: str | None = None  # what `_awaited_input` returned when the prompt appeared
 
     def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
         """Expect output of this worker."""

@@ -124,7 +124,7 @@ class Tracebacks:
         return self._is_told or not self._failed.issubset(self._held)
 
     def feed(self, rank: int, block: bytes, at: float) -> bytes:
-        """Take whole lines of a rank; return the lines, of any traceback before them, that are shown now."""
+        """Take whole lines of a rank; return what to show now, which may begin with lines that were held back before."""
         if rank in self._held:
             self._held[rank].later.append(block)
             return b""

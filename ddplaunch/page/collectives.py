@@ -112,7 +112,7 @@ def collectives(files: Sequence[tuple[str, float]], began: Sequence[tuple[float,
 
 
 def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
-    """Return for each group which ranks came last to its collectives, and who waited, those that cost most first."""
+    """Return for each group how often each rank came last, kept others and waited; the rank that cost most comes first."""
     by_group: dict[tuple[str, str], list[Collective]] = {}
     for one in seen:
         if len(one.came) > 1:
@@ -123,11 +123,12 @@ def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
         kept, waited = defaultdict[int, float](float), defaultdict[int, float](float)
         for one in of_group:
             times = sorted(one.came.values())
+            median, latest = times[(len(times) - 1) // 2], times[-1]
             last[one.last] += 1
-            kept[one.last] += times[-1] - times[(len(times) - 1) // 2]
+            kept[one.last] += latest - median
             for rank, at in one.came.items():
                 count[rank] += 1
-                waited[rank] += times[-1] - at
+                waited[rank] += latest - at
         every = (Waits(rank, count[rank], last[rank], kept[rank], waited[rank]) for rank in count)
         made[group] = sorted(every, key=lambda each: (-each.kept, each.rank))
     return made

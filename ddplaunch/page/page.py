@@ -385,7 +385,7 @@ def _code(run: Run) -> Html | None:
 
 
 def _text(title: str, text: str, room: int, **attributes: str) -> Html:
-    """Return a text that opens and closes; of a long one the end, so that its markup has at most `room` bytes."""
+    """Return a title that unfolds a text. Of a long text, show only the end: at most `room` bytes of markup."""
     text = clean(text)
     shown = tag("code", text)
     while len(shown.encode()) > room and text:

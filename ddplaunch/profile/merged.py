@@ -115,7 +115,7 @@ def _with_collective(event: Event, joined: Joined, rank: int) -> msgspec.Raw:
 
 
 def _samples(one: Recorded, pids: Mapping[int | str, int], origin: int) -> Iterator[dict[str, Any]]:
-    """Return where the main thread was, as a track of its own."""
+    """Yield where the main thread was, as a track of its own: from sample to sample, with gaps where none was taken."""
     pid = next(iter(pids.values()), _FIRST + one.rank * _EACH)
     if one.samples:
         yield {

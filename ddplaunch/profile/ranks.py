@@ -277,7 +277,7 @@ def record(
             selector.register(sock, selectors.EVENT_READ, rank)
 
     def wait(within: float, has_come: Callable[[Rank], bool]) -> list[Rank]:
-        """Read until this is so of all ranks that have not failed; return those of which it is not, once the time is up."""
+        """Read until it `has_come` from all ranks that have not failed; return the missing ranks once the time is up."""
         until = clock.now() + within
         while missing := [rank for rank in ranks if not rank.is_over and not has_come(rank)]:
             if not (ready := clock.wait(selector, until)):

@@ -97,7 +97,7 @@ class Dispatcher:
         verdict = self._statuses.verdict(signum=self._signum, front_lost=self._front_lost)
         if self._run_socket is not None:
             self._run_socket.end(verdict.status)
-        # of a job that cannot begin agents say that others were cut off: by that host's loss, or by us, because of its error
+        # if the job could not begin, the agents report only that other hosts were cut off: the verdict says why
         if not self._front_lost and not self._statuses.is_prevented:
             self._console.write(self._final_report)
         self._console.report(verdict.error)
@@ -174,7 +174,7 @@ class Dispatcher:
             host.kill()
 
     def connected(self, host: HostConnection, protocol: int, version: str) -> None:
-        """Send a host its order."""
+        """Send a host its order, the news that came before it was connected, and start the next host."""
         if protocol != PROTOCOL or version != __version__:
             self._host_failed(host, diagnose.other_version(version))
             host.close_stdin()

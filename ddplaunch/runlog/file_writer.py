@@ -175,7 +175,7 @@ class _Writer:
         os.set_blocking(sock, True)
 
     def _listen(self, name: str, in_folder: bool) -> None:
-        """Give the socket of the run its place: in the folder, or, where that cannot be, under this name among others'."""
+        """Bind the socket of the run in its folder, or, where that fails, by this name in the folder of all sockets."""
         listener = socket.socket(fileno=self._listener)
         if in_folder and self._folder >= 0:
             with suppress(OSError):  # the file system has no sockets

@@ -192,7 +192,10 @@ def _read(path: str, limit: int) -> tuple[bytes, float]:
 
 
 def _measure(runs: str, run: Run) -> Generator[None, None, Run]:
-    """Return the run with its size, and with the time when any file in it was written: its node may be on another host."""
+    """Return the run with its size and the time of the last write to any of its files; yield after each file.
+
+    Recent writes show that a job of another host goes on, whose lock may not be seen here.
+    """
     folders, size, written = [f"{runs}/{run.name}"], 0, run.written
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:

@@ -150,7 +150,7 @@ class RunFolder:
         return f"{base}filtered_stdout.log", f"{base}filtered_stderr.log"
 
     def news(self, on: str) -> str | None:
-        """Say it, once each time, when the disk hangs or answers again; `on` names the host."""
+        """Return a message if the disk hangs or answers again since the last call, else None; `on` names the host."""
         if self.files.hangs is self._reported_hanging:
             return None
         self._reported_hanging = self.files.hangs
@@ -174,7 +174,7 @@ class RunFolder:
 
 
 def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue) -> RunFolder:
-    """Have the folder of this run made, or give one that keeps nothing, as was asked."""
+    """Have the folder of this run made where --log-dir wants it; return a folder that keeps nothing if none is wanted."""
     if spec.log_dir == os.devnull:  # torchrun's value for none
         return RunFolder.none(files)
     if spec.log_dir:

@@ -70,7 +70,7 @@ class _Viewer:
         return found[0] if found else None
 
     def _look_for_waits(self) -> None:
-        """Find out in which collectives ranks wait; those that are in the same ones as at the last look stand there."""
+        """Find out in which collectives ranks wait; show those that were there at the last look already."""
         asked = AskStacks(stacks.WITHIN, frames=False)
         found = client.ask_all([self._path], asked, stacks.WITHIN + _WITHIN)
         samples = [
@@ -86,7 +86,7 @@ class _Viewer:
         self._waits_at = time.monotonic() + self._pause
 
     def snapshot(self, columns: int) -> str:
-        """Return what `ddplaunch ps` shows of few workers, and where all of them are, as `ddplaunch stacks` says it."""
+        """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""
         look = Look(self._colour, columns)
         replies = self._ask()
         if replies is None:

@@ -248,7 +248,7 @@ class Profile:
         self.give(note, memory)
 
     def record(self, steps: int) -> str:
-        """Wait for the end of the profile; return why it ended before the client or the steps wanted it, "" if it did not."""
+        """Record until the client ends the profile or `steps` are done; return why it ended earlier, else ""."""
         began = read_at = time.monotonic()
         pause, size = READ, resident()
         while True:

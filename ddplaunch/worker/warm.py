@@ -308,9 +308,9 @@ def _adopt_orphans() -> None:
 
 
 def _guard(control: "Any", names: "dict[str, Any]", imported: "Any") -> "list[str]":
-    """Serve the agent at the other side of `control`. It returns in each worker, with the arguments of that worker.
+    """Serve the agent at the other side of `control`: fork its workers and report their ends. Returns only in a worker.
 
-    `names` is what fork_server.py defines.
+    The result is the worker's arguments. `names` is what fork_server.py defines.
     """
     os.setsid()
     _adopt_orphans()

@@ -185,7 +185,7 @@ def good_nodes(number: int, concerns: Sequence[Concern]) -> list[int]:
 def _differing(
     names: Sequence[str], check: str, severity: Severity, what: str, values: Mapping[int, str], hint: str
 ) -> Iterator[Concern]:
-    """Yield that a value is not the same on all nodes; those that have not what most have are named."""
+    """Yield a finding if a value differs between nodes; it names the nodes that do not have what most nodes have."""
     counts = Counter(values.values())
     if len(counts) < 2:
         return

@@ -267,7 +267,7 @@ class _Examination:
         return ways
 
     def _round(self, pairs: Sequence[Pair], facts: Mapping[int, Facts], ways: dict[tuple[int, int], Way]) -> None:
-        """Measure one direction of all pairs at once, then the other."""
+        """Measure all pairs at once in one direction, then in the other; put the better of two measurements into `ways`."""
         seconds = _SEND_HERE if self._is_shared else _SEND
         for turn in (list(pairs), [(there, here) for here, there in pairs]):
             targets = dict(turn)

@@ -273,7 +273,7 @@ def _answer(loop: Loop, peer: Peer, spec: JobSpec, env: Mapping[str, str], alloc
 
 
 def _own_order(order: Order, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Order:
-    """Return the order of this node: nothing is run here but what it was started with, whoever says to be node 0."""
+    """Return this node's own order: the node runs what it was started with, whatever a peer says that claims to be node 0."""
     return orders.order(
         spec,
         replace(allocation, start=tuple(HostOfList(name=name) for name in order.hosts)),

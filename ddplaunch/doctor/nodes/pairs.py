@@ -33,7 +33,7 @@ def halves(nodes: Sequence[int]) -> list[list[Pair]]:
 
 
 def doubtful(speeds: Mapping[Pair, float], bad: Collection[Pair]) -> list[Pair]:
-    """Return a round that finds out who is at fault for the `bad` ones of the pairs that were measured.
+    """Return one more round of pairs, which shows whether a node or a link is at fault for the `bad` pairs so far.
 
     A node without any good pair meets the fastest node that it has not met, or one in doubt as well: if that pair is bad too, the
     node is at fault, else the link was. Two such rounds leave no node with one bad pair alone, where there are nodes to meet.

@@ -93,7 +93,7 @@ def _announced(text: str, result: Result) -> Result:
 
 
 def _restart(state: State, failure: WorkerExit | None, at: float, *, counts: bool) -> Result:
-    """Pause before the next generation, longer each time that a generation failed at once; report this failure."""
+    """Pause before the next generation, the longer the more generations in a row failed at once; report this failure."""
     lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
     wait = max(0.0 if state.why is Why.NODE_JOINED else pause(lives), state.regroup_at - at)
     failed = state.why is Why.FAILED

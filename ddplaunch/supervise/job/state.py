@@ -183,7 +183,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     straggler_check: float = 0.0  # seconds from one check for stragglers to the next; 0: that is not done
     replaceable: bool = False  # whether another agent may be started in place of a lost one
     may_leave: bool = False  # whether SIGTERM to an agent of an elastic job concerns its node alone
-    called: bool = False  # whether the agents are on hosts where a command elsewhere has started them
+    dispatched: bool = False  # whether one command has started the agents on all hosts (`remote/dispatcher.py`)
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited is to be queued again
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
     command: tuple[str, ...] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank

@@ -122,9 +122,9 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
 
 
 def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
-    """Say that a node does not come; end a job that needs it, or start without it if all others are there."""
+    """Report that a node will not join; end a job that needs the node, or start if all other nodes are there."""
     policy, text = state.policy, f"{event.node} does not take part: {event.reason}"
-    if not policy.replaceable and not policy.called:  # who has called it gives it up as well
+    if not policy.replaceable and not policy.dispatched:  # a dispatcher sends `NodeGivenUp` for the same node
         state = replace(state, given_up=state.given_up + 1)
     if state.phase is not Phase.RENDEZVOUS:
         return state, (actions.Print(text),)
@@ -208,7 +208,7 @@ def _start(state: State, at: float) -> Result:
 
 
 def _take_back(state: State, at: float) -> State:
-    """Take back the generation that was to begin, before any agent knows of it; begin again after a pause."""
+    """Take back a generation that no agent knows of yet, because its port was taken; begin again after a pause."""
     return replace(
         state,
         phase=Phase.PAUSING,
@@ -228,7 +228,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     if id != SELF_ID:
         takes_no_part = state.members[id].node_rank is None
         if why is Why.FRONT_LOST or (takes_no_part and not state.needs_all):
-            state, then = _on_agent_lost(state, id, _CUT_OFF if state.policy.called else OWN_END, at)
+            state, then = _on_agent_lost(state, id, _CUT_OFF if state.policy.dispatched else OWN_END, at)
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):

@@ -108,9 +108,10 @@ def _with_grace_period(state: State, at: float) -> State:
 
 
 def look_for_stuck(state: State, at: float) -> Result:
-    """Ask which ranks stand where they stood at the stop; a worker that they waited for may have ended since.
+    """Ask which ranks still stand where they stood at the stop: these are killed before their grace period ends.
 
-    Where the job does not hang, a worker may have to end what the others wait for: they wait in vain once one has ended.
+    In a job that does not hang, a rank may wait for a worker that is saving. It waits in vain only once a worker has ended:
+    until then, look again later.
     """
     state = replace(state, stuck_deadline=None)
     if not (ranks := state.compared & state.alive):
