@@ -36,7 +36,7 @@ from ddplaunch.report.closing import render_still_running, render_stuck
 from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase
-from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.orders import Report
 
-_ENDS_OF_JOB = frozenset(why.value for why in Why)  # other ends are those of this node
 _AT_WORK = (Phase.RUNNING, Phase.SETTLING)
 # rest after a look at all children, in times of what the look took: thousands may end one by one
 _REST = 9
@@ -215,10 +214,8 @@ class Agent:
                 self._signals.received(signum, SignalOrigin.COORDINATOR)
             case orders.ClientOrder(order):
                 self._take_client_order(order)
-            case orders.JobEnd(status, why):
-                was_spare = context.inputs.spec.spares > 0 and generations.plan is context.draft
-                # a spare that nobody needed has done its part, however the job has ended
-                self._step(node.JobEnded(0 if was_spare and why in _ENDS_OF_JOB else status, loop.now()))
+            case orders.JobEnd():
+                self._step(node.JobEnded(event.status, loop.now()))
             # commands that ask the run
             case events.QuestionAnswered(report):
                 self._report(report)

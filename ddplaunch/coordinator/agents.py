@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ddplaunch import exitcodes
 from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.control.questions import Ask
 from ddplaunch.coordinator import messages
@@ -112,10 +113,14 @@ class Agents:
             self._refusals.add(text)
             self._print(f"refused {text}")
 
-    def end(self, end: JobEnd) -> None:
-        """Send the end of the job to all, also to those that connect too late to send a hello."""
+    def end(self, end: JobEnd, spares: Collection[int]) -> None:
+        """Send the end of the job to all, also to those that connect too late to send a hello.
+
+        Spares that nobody needed have done their part, however the job has ended: their status is 0.
+        """
         self.job_end = end
-        self.send(list(self.connections.ids), end)
+        self.send([id for id in self.connections.ids if id not in spares], end)
+        self.send(tuple(spares), replace(end, status=exitcodes.OK))
 
 
 # --- what follows from the hellos of all agents

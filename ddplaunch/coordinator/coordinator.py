@@ -345,7 +345,7 @@ class Coordinator:
             # a command that has started the agents requeues the job, unless its shell has ended at the same SIGTERM
             is_left_to_us = requeue == SIGTERM and self._agents.requeues_after_sigterm
             end = replace(end, is_watched=bool(self._agents.watchers) and not is_left_to_us)
-            self._agents.end(replace(end, text=text))
+            self._agents.end(replace(end, text=text), self.state.unneeded_spares)
         self._take_order(end)
 
     def _order(self, ids: Sequence[int], order: OrderToAll) -> None:

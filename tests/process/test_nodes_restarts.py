@@ -167,6 +167,11 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_one_that_nobody_needed_ends_
     assert not nodes.has_sign("place-0-2")
 
 
+def test_a_job_with_spares_whose_nodes_do_not_meet_fails(nodes, program):
+    nodes.node(*nodes.c10d("2"), "--spares", 1, "--rdzv-timeout", 1, program("restarts"), "stays")
+    assert nodes.statuses() == [121]
+
+
 def test_sigterm_to_an_agent_is_its_node_leaving_and_to_all_the_end(nodes, program):
     args = ("--nproc-per-node", 1, "--rdzv-conf", "last_call_timeout=60", program("restarts"), "stays")
     started = [nodes.node(*nodes.c10d("2:3"), "--node-rank", place, *args) for place in range(3)]

@@ -284,6 +284,12 @@ class State(Struct, frozen=True, kw_only=True):
         return tuple(member for member in self.members.values() if member.node_rank is None) if waits else ()
 
     @property
+    def unneeded_spares(self) -> tuple[int, ...]:
+        """The ids of the spares that have not taken part in any generation; () before the first one, when no node is a spare."""
+        may_have = self.policy.spares > 0 and self.generation >= 0
+        return tuple(member.id for member in self.members.values() if member.node_rank is None) if may_have else ()
+
+    @property
     def needs_all(self) -> bool:
         """Whether the job cannot go on without one of its nodes, since it has no other and gets none."""
         return self.policy.min_nodes == self.policy.max_nodes and not self.policy.replaceable

@@ -43,6 +43,13 @@ def test_the_job_starts_without_waiting_for_spares_and_one_that_comes_stops_noth
     assert [spare.host for spare in state.spares] == ["c"]
 
 
+def test_only_a_spare_of_a_job_that_has_begun_was_not_needed() -> None:
+    waiting, _ = history(SPARE, met(1))
+    begun_with_spare, _ = history(SPARE, met(3))
+    needed, _ = history(SPARE, [*met(3), *LOST])
+    assert [state.unneeded_spares for state in (waiting, begun_with_spare, needed)] == [(), (2,), ()]
+
+
 def test_a_spare_takes_the_place_of_a_lost_node_at_no_restart() -> None:
     state, actions = history(SPARE, [*met(3), *LOST])
     assert begun(actions) == [(0, 1), (0, 2)]
