@@ -99,11 +99,14 @@ class RunSocket:
             expendable(lambda: clients.answer(client, request), self.fail)
 
     def take(self, chunk: Chunk) -> None:
-        """Take a piece of what a client has sent to node 0; with the first one begins a stream, whose numbers ascend."""
+        """Take a piece of what a client has sent to node 0, or to the command that has started the agents.
+
+        With the first piece begins a stream, whose numbers ascend.
+        """
         expendable(lambda: self._take_chunk(chunk), self.fail)
 
     def _take_chunk(self, chunk: Chunk) -> None:
-        """Take a chunk of a client that is connected to node 0's agent; the first chunk makes a client of ours."""
+        """Take a chunk of a client that is connected elsewhere; the first chunk makes a client of ours."""
         if self._link is None:
             return
         if self._streams is None:
@@ -117,7 +120,8 @@ class RunSocket:
             ours, its = socket.socketpair()
             its.setblocking(False)
             self._streams.add(chunk.number, ours)
-            self._made_clients().add_of_coordinator(its)
+            clients = self._made_clients()
+            clients.add(its) if self._link.coordinator is not None else clients.add_of_coordinator(its)
         self._streams.take(chunk)
 
     def forget(self, client: int) -> None:

@@ -29,6 +29,7 @@ from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.control.questions import Answer
+    from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.agents import Agents
     from ddplaunch.coordinator.orders import Order, OrderToAll, Report
     from ddplaunch.coordinator.questions import NodeStreams, Questions
@@ -134,12 +135,19 @@ class Coordinator:
         from ddplaunch.inspect.answers import received
 
         match report:
+            case Chunk() if member.id == SELF_ID and self._agents is not None:  # our own agent answers a watcher
+                self._agents.send(tuple(self._agents.watchers), report)
             case Chunk() if self._streams is not None:
                 self._streams.take(member.id, report)
             case Answered() if self._questions is not None:
                 self._questions.take(member.id, report)
             case StacksAtEnd(generation) if generation == self.state.generation and not member.has_ended:
                 self._samples[member.id] = received(report.stacks, member.host)
+
+    def take_of_watcher(self, chunk: Chunk) -> None:
+        """Take what is asked through the command that has started the agents: the agent that is here answers."""
+        if not self._has_ended:
+            self._take_order(chunk)
 
     def _warn(self, member: Member, warned: Warned) -> None:
         if self._warnings is None:

@@ -84,6 +84,8 @@ class Incoming:
                 self._coordinator.feed(job.NodeEscalated(_NO_MEMBER, signum, self._loop.now()))
             case Forward(signum) if id in self.agents.watchers:
                 self._coordinator.forward(signum)
+            case Chunk() if id in self.agents.watchers:
+                self._coordinator.take_of_watcher(message)
             case _ if id in self.agents.watchers:
                 pass
             # an agent

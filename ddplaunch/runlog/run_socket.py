@@ -76,18 +76,18 @@ def listen(sock: socket.socket, folder: int, name: str) -> None:
 
 
 def connect(folder: str, name: str) -> socket.socket:
-    """Connect to the socket of a run.
+    """Connect to the socket of a run; one without a folder has an abstract name (unix(7)).
 
     Raises:
         BlockingIOError: a process listens there, and takes no connections.
         OSError: no process listens there.
         LaunchError: it is another user's.
     """
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if folder else -1
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.setblocking(False)  # where too many wait already, it is an error
-        sock.connect(address(opened, name))
+        sock.connect(address(opened, name) if folder else f"\0{name}")
         sock.setblocking(True)
         if (uid := uid_of(sock)) not in (os.getuid(), 0) and os.getuid() != 0:
             raise LaunchError(f"{folder}/{name} belongs to another user ({uid})")
@@ -95,7 +95,8 @@ def connect(folder: str, name: str) -> socket.socket:
         sock.close()
         raise
     finally:
-        os.close(opened)
+        if folder:
+            os.close(opened)
     return sock
 
 

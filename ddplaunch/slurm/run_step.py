@@ -81,6 +81,7 @@ def run_step(
         notices=frozenset(spec.requeue_on),
         requeue=SlurmRequeue(secret.public(env), spec.max_requeues, spec.grace_period),
         is_quiet=spec.verbosity < 0,
+        live=spec.live,
         reads_stdin=allocation.is_here and (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)),
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready

@@ -46,15 +46,18 @@ class StepJob(Struct, frozen=True, kw_only=True):
     notices: frozenset[int]
     requeue: SlurmRequeue
     is_quiet: bool = False
+    live: bool = False  # rows about the job stand below the output
     reads_stdin: bool = False  # rank 0 reads what this command is given
 
 
 class Srun:
     """srun, as its parent reports it: `fd` is readable when it has ended."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, output: tuple[int, int] | None = None) -> None:
+        """`output` is where its stdout and stderr are read; None: it writes to ours."""
         self._connection = connection
         self.fd = connection.fileno()
+        self.output = output
 
     def signal(self, signum: int) -> None:
         """Send it a signal, if it still runs."""
@@ -89,7 +92,11 @@ def start_step(job: StepJob) -> Srun:
 
     Call this before this process becomes a subreaper, since srun's parent has to become a child of process 1.
     """
+    written = (1, 2)
+    output = None
     try:
+        if job.live:
+            output, written = zip(os.pipe(), os.pipe(), strict=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
     except OSError as error:
@@ -98,35 +105,40 @@ def start_step(job: StepJob) -> Srun:
         try:
             if os.fork() == 0:
                 ours.close()
-                _be_parent(job, theirs)
+                for fd in output or ():
+                    os.close(fd)  # srun is to see it if nobody reads
+                _be_parent(job, theirs, written)
         except OSError as error:
             theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _FORK)))
         finally:
             os._exit(0)
     theirs.close()
+    if output is not None:
+        for fd in written:
+            os.close(fd)
     os.waitpid(pid, 0)
-    return Srun(ours)
+    return Srun(ours, output)
 
 
-def _be_parent(job: StepJob, connection: socket.socket) -> NoReturn:
+def _be_parent(job: StepJob, connection: socket.socket, written: tuple[int, int]) -> NoReturn:
     """Start srun, pass signals on to srun, and report how it ended; kill srun if the connection ends."""
     try:
         os.setsid()
         for signum in job.signals:  # those for ddplaunch are not for this process
             signal.signal(signum, signal.SIG_IGN)
-        connection.send(_report(*_run(job, connection)))
+        connection.send(_report(*_run(job, connection, written)))
     except BaseException:  # noqa: BLE001 - the watcher learns of it by the end of the connection
         os._exit(BUG)
     finally:
         os._exit(0)
 
 
-def _run(job: StepJob, connection: socket.socket) -> tuple[int, StartError | None]:
+def _run(job: StepJob, connection: socket.socket, written: tuple[int, int]) -> tuple[int, StartError | None]:
     """Run srun to its end; return its wait status, or why srun could not be started."""
     try:
         # keyboard input is for the shell
         stdin = os.dup(0) if job.reads_stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        child = start(job.argv, job.env, Stdio(stdin, 1, 2), handled=tuple(job.signals), open_files=job.open_files)
+        child = start(job.argv, job.env, Stdio(stdin, *written), handled=tuple(job.signals), open_files=job.open_files)
     except StartError as error:
         return 0, error
     except OSError as error:

@@ -2,7 +2,8 @@
 
 It runs in place of a job's only agent, behind the same front. Signals go to the coordinator, never to srun:
 SIGTERM or SIGHUP have srun SIGKILL its tasks at once. The status comes from the coordinator too: srun's is the highest of
-all tasks', and hidden when Slurm kills them. Agents write whole lines, which srun passes on whole.
+all tasks', and hidden when Slurm kills them. Agents write whole lines, which srun passes on whole, to our stdout and stderr or,
+with --live, to pipes of ours.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.events import FrontWaits
-from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
+from ddplaunch.agent.pipes import STDERR, UNREAD_TIMEOUT, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.control.handshake import key
+from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import Forward, JobEnd
+from ddplaunch.coordinator.orders import ClientOrder, Forward, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import below, visible
 from ddplaunch.loop.loop import Loop
@@ -26,6 +29,9 @@ from ddplaunch.slurm.job import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.slurm.srun import Srun, StepJob, not_started
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import ClusterEnding, Why
+
+if TYPE_CHECKING:
+    from ddplaunch.slurm.live import StepOutput, StepSocket
 
 HELLO_TIMEOUT = 2.0  # seconds from a signal to stop until the step is ended if no coordinator was reached yet
 QUIT_TIMEOUT = 5.0  # seconds from the end of the grace period until srun gets SIGTERM, at which it ends the step
@@ -69,17 +75,29 @@ class Watcher:
         self._why = Why.SIGNALLED  # or FRONT_LOST: the command that the user typed has ended, without a signal
         self._end_by = loop.timer(None, self._end_step)
         self._is_ending = False  # whether srun has got SIGTERM
+        self._output: StepOutput | None = None  # with --live
+        self._socket: StepSocket | None = None  # with --live, once the coordinator is reached
 
     def run(self, srun: Srun) -> int:
         """Run the loop until srun has ended; give the job's exit status."""
         self._signals.listen(self._job.signals)
         self._srun = srun
         self._loop.watch(srun.fd, self._on_srun_end)
+        if srun.output is not None:
+            from ddplaunch.slurm.live import StepOutput  # few jobs need it
+
+            self._output = StepOutput(self._loop, self._queue, srun.output)
         self._link.aim((self._job.host,), self._job.ports)
         while self._wait_status is None:
             self._loop.run_once()
             self._send_pending()
+            if self._output is not None:
+                self._output.update()
         self._link.close()
+        if self._socket is not None:
+            self._socket.close()
+        if self._output is not None:
+            self._output.drain()
         if self._never is not None:
             error = not_started(self._never)
             self._write(error.render())
@@ -92,9 +110,15 @@ class Watcher:
         return status
 
     def _hand_over(self) -> None:
-        """Wait until the front has taken all that was written."""
-        while self._queue.size:
+        """Wait until the front has taken all that was written; after a signal to stop, only as long as it takes any."""
+        sent, read_by = self._queue.sent, self._loop.timer(None, lambda: None)
+        if self._signum:
+            read_by.set(self._loop.now() + UNREAD_TIMEOUT)
+        while self._queue.size and (read_by.is_set or not self._signum):
             self._loop.run_once()
+            if self._signum and self._queue.sent != sent:
+                sent = self._queue.sent
+                read_by.set(self._loop.now() + UNREAD_TIMEOUT)
 
     def _on_event(self, event: object) -> None:
         """Take a signal of the user, the loss of the front, or the end of the job; no workers are started here."""
@@ -110,6 +134,8 @@ class Watcher:
                 self._signals.let_front_stop(all_stopped=True)
             case JobEnd():
                 self._on_job_end(event)
+            case ClientOrder(order) if self._socket is not None and isinstance(order, Chunk):
+                self._socket.take(order)
 
     def _on_job_end(self, end: JobEnd) -> None:
         """Record the job's status."""
@@ -145,6 +171,10 @@ class Watcher:
         """Send pending signals to the coordinator, as soon as the coordinator is reached."""
         if not self._link.is_reached:
             return
+        if self._output is not None and self._socket is None:
+            from ddplaunch.slurm.live import StepSocket
+
+            self._socket = StepSocket(self._loop, self._queue, self._link.send)
         for signum in self._forwards:
             self._link.send(Forward(signum))
         self._forwards.clear()

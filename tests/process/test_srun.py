@@ -6,6 +6,7 @@ import select
 import signal
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.slurm.job import SlurmRequeue
@@ -69,3 +70,16 @@ def test_a_machine_without_room_is_an_error_that_says_so() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert failed.value.status == 126
     assert "ulimit" in (failed.value.hint or "")
+
+
+def test_where_rows_stand_below_the_output_srun_writes_into_pipes(capfd: pytest.CaptureFixture[str]) -> None:
+    srun = start_step(replace(step("sh", "-c", "echo out; echo err >&2"), live=True))
+    assert srun.output is not None
+    said = []
+    for fd in srun.output:
+        with os.fdopen(fd) as file:
+            said.append(file.read())  # to the end: no other process holds the pipe
+    assert select.select([srun.fd], [], [], PATIENCE)[0]
+    assert srun.end() == (0, None)
+    assert said == ["out\n", "err\n"]
+    assert capfd.readouterr() == ("", "")

@@ -27,6 +27,21 @@ print("waiting", flush=True)
 threading.Thread(target=look).start()
 threading.Event().wait()
 """
+TELLS = """
+import os, time
+from pathlib import Path
+import ddplaunch
+
+rank = os.environ["RANK"]
+print("told by", rank, flush=True)
+step = 0
+while not Path("enough").exists():
+    step += 1
+    ddplaunch.progress(step, 1_000_000)
+    time.sleep(0.05)
+if rank == "1":
+    print("told enough", flush=True)
+"""
 
 
 @pytest.mark.parametrize("before", ["", "srun --unbuffered "])
@@ -63,6 +78,27 @@ def test_the_terminal_of_salloc_gives_the_step_its_colours(job: SlurmJob) -> Non
     terminal = fdpexpect.fdspawn(ours, timeout=PATIENCE)
     terminal.expect_exact("\x1b[")
     terminal.expect_exact("terminals False False")
+    assert command.wait(PATIENCE) == 0
+    os.close(ours)
+    job.nothing_left(10)
+
+
+def test_rows_of_live_stand_below_what_the_step_writes_where_node_0_is_another_host(job: SlurmJob) -> None:
+    (job.home / "tells.py").write_text(TELLS)
+    ours, theirs = pty.openpty()
+    command = job.start_salloc(
+        f"{job.ddplaunch} --live --nproc-per-node 1 tells.py",
+        "--nodes=2",
+        stdout=theirs,
+        stderr=theirs,
+        env={"TERM": "xterm", "NO_COLOR": "1"},
+    )
+    os.close(theirs)
+    terminal = fdpexpect.fdspawn(ours, timeout=PATIENCE)
+    terminal.expect_exact("told by 1")
+    terminal.expect(r"step [\d,]+ of 1,000,000")
+    (job.home / "enough").touch()
+    terminal.expect_exact("told enough")
     assert command.wait(PATIENCE) == 0
     os.close(ours)
     job.nothing_left(10)
