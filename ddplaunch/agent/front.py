@@ -315,6 +315,7 @@ class FrontOutput:
 
 
 def _write(fd: int, data: memoryview) -> int:
+    """Write to a descriptor as if it blocked, whatever flags it has; return how many bytes were written."""
     while True:
         try:
             return os.write(fd, data)

@@ -94,6 +94,7 @@ class Mps:
             pass  # the sweep ends it
 
     def _quit(self) -> None:
+        """Tell the MPS daemon to quit. Runs in a child, since the command may hang."""
         import subprocess
 
         null = subprocess.DEVNULL

@@ -156,7 +156,7 @@ class SignalSource:
         return pending.answer
 
     def received(self, signum: int, source: SignalOrigin, *, by_cluster: bool = False, plain: bool = False) -> None:
-        """Take a signal that came from there."""
+        """Take a signal that came from `source`: post its event, which says whether it escalates."""
         self.end_asked = self.end_asked or signum in self._stops
         event = self._deduplicator.take(signum, self._loop.now(), source, plain=plain)
         self.stop_signals += event.escalates and signum in self._stops
@@ -180,7 +180,7 @@ class SignalSource:
     def _on_front_signals(self) -> None:
         """Take the signals that the front has passed on, or the end of the front. Called by the loop."""
         numbers = self._read_front()
-        # Slurm signals a process before its parent: the signals that the front has passed on until now came here directly, too
+        # Slurm signals a process before its parent, so that this process has the same signals already: take those first
         self._on_signals()
         if numbers is None:
             return

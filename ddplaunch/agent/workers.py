@@ -220,7 +220,7 @@ class Workers:
                 self.running[rank].signal(signum)
 
     def end(self, signum: int, ranks: Collection[int], at: float, *, by_cluster: bool = False) -> None:
-        """Send the groups of these workers a signal that is meant to end them, also where the worker itself is dead.
+        """Send these workers a signal that is meant to end them; also the process groups whose worker is dead.
 
         `by_cluster`: the cluster has sent it to all processes that it listed, so only workers that have just started lack it.
         """

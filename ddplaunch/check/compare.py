@@ -212,7 +212,7 @@ def _ended(trace: Trace) -> str:
 
 
 def _unpaired(traces: Sequence[Trace], cwd: str) -> Iterator[Mismatch]:
-    """Yield the first send or receive between two checked ranks that has no counterpart, or another one."""
+    """Yield, for each two checked ranks, the first send or receive without a counterpart of the same tensors."""
     sent: dict[tuple[int, int, str, int], list[Call]] = defaultdict(list)  # by sender, receiver, group and tag
     got: dict[tuple[int, int, str, int], list[Call]] = defaultdict(list)
     takes_any = {trace.rank for trace in traces for call in trace.calls if call.operation == "recv_any_source"}
@@ -236,6 +236,7 @@ def _unpaired(traces: Sequence[Trace], cwd: str) -> Iterator[Mismatch]:
 
 
 def _unpaired_at(ends: Sequence[tuple[int, Call | None, str]], cwd: str) -> Mismatch:
+    """Return the mismatch of two ranks: each end is a rank, its call (None: no more calls) and "to rank 3" or "from rank 3"."""
     sides = []
     for rank, call, way in ends:
         verb = "sends" if way.startswith("to") else "receives"

@@ -131,6 +131,7 @@ class _Runs:
         return [self._traces[rank] for rank in self._wanted.ranks]
 
     def _start(self, rank: int) -> None:
+        """Start the process of a rank, with a deadline; if that fails, note why in the trace of the rank."""
         readable, writable = os.pipe2(os.O_CLOEXEC)
         devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         local_rank = rank % self._wanted.nproc_per_node
@@ -161,6 +162,7 @@ class _Runs:
         self._loop.watch(process.ended, on_end)
 
     def _environment(self, rank: int) -> dict[str, str]:
+        """Return the variables of a rank as in the whole job; hide the devices if there are fewer than on a node of that job."""
         wanted, usable = self._wanted, self._node.hardware.usable_cpus
         node_rank, local_rank = divmod(rank, wanted.nproc_per_node)
         nnodes = -(-wanted.world_size // wanted.nproc_per_node)
@@ -227,6 +229,7 @@ class _Runs:
         self._traces[one.rank] = self._trace(one, ended)
 
     def _trace(self, one: _Rank, ended: End) -> Trace:
+        """Return what a rank has noted, and why it ended: by its notes, else late, well, with an exception, or with a status."""
         path = self._path(one.rank)
         trace = replace(
             notes.read(path, one.rank, self._wanted.world_size),

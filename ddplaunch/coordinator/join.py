@@ -136,7 +136,7 @@ def _is_here(address: str, *, quiet: bool) -> bool:
 
 
 def _digest(spec: JobSpec) -> str:
-    """What distinguishes two versions of the program; "" where that is not a file of its own."""
+    """Return the name and a hash of the script, which differ between two versions; "" if the program is no script."""
     if spec.program.kind is not ProgramKind.SCRIPT or not os.path.isfile(spec.program.target):
         return ""
     try:

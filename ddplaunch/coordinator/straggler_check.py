@@ -100,6 +100,7 @@ class StragglerCheck:
         reading, history, several = _Reading(self._clock), self._history, len(members) > 1
 
         def compared(found: tuple[list[Steps], list[dict[str, Any]]]) -> None:
+            """Take the answer of the child: keep the timings, less and less often, and report a straggler."""
             self._is_reading = False
             steps, timings = found
             if timings and time.monotonic() >= self._keeps_at:

@@ -111,6 +111,7 @@ def _handle(index: int) -> Any:
 
 
 def _health(index: int, handle: Any) -> Health:
+    """Return the state of a GPU; what its driver does not know is None or 0."""
     memory = ask_nvml(pynvml.nvmlDeviceGetMemoryInfo, handle)
     mode = ask_nvml(pynvml.nvmlDeviceGetComputeMode, handle)
     remapped = ask_nvml(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)

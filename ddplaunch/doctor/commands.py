@@ -1,4 +1,4 @@
-"""Runs a command from within a check, which ends with that."""
+"""Runs a command from within a check; the command ends when the check does."""
 
 from __future__ import annotations
 

@@ -145,6 +145,7 @@ def judge(check: str, place: Place) -> Verdict:
 
 
 def _findings(check: str, place: Place) -> Iterator[Finding]:
+    """Yield what is wrong with a place, as far as the check with this name is about it."""
     found = partial(Finding, check=check, evidence=f"{place.path} ({place.kind or 'unknown file system'})")
     if place.free < _LITTLE:
         yield found(

@@ -78,6 +78,7 @@ def read(subject: Subject) -> Gpus:
 
 
 def _user(pid: int) -> User | None:
+    """Return the owner, command and age of a process that uses a GPU; None if the process has ended."""
     process = look(pid)
     if process is None:
         return None

@@ -284,7 +284,7 @@ def _named_port(pid: int) -> int | None:
 
 
 def _listeners(family: int, table: str, port: int) -> Iterator[tuple[str, str]]:
-    """The addresses at which something of this user listens on this port, each with the number of its socket (proc(5))."""
+    """Yield the addresses at which a process of this user listens on this port, each with the socket's inode (proc(5))."""
     with suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
         for line in file.readlines()[1:]:
             _, local, _, state, _, _, _, uid, _, inode, *_ = line.split()

@@ -46,6 +46,7 @@ def of_samples(samples: Iterable[Sample], ahead: int) -> list[dict[str, Any]]:
 
 
 def _rows(came: _Came, operations: Mapping[_Group, Mapping[int, str]]) -> list[dict[str, Any]]:
+    """Return a row of collectives.jsonl for each group: its ranks, and when each came to each of the latest collectives."""
     rows = []
     for (name, members), by_number in came.items():
         ranks = sorted({rank for of_number in by_number.values() for rank in of_number})

@@ -21,7 +21,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class SendBuffer:
-    """Bytes on their way into a stream; or messages, of which a socket takes each as a whole or not at all."""
+    """Queues what a socket or pipe does not take at once: bytes of a stream, or messages that must stay whole."""
 
     def __init__(self, send: Callable[[Sequence[Buffer]], int]) -> None:
         """Send by `socket.sendmsg`, or by `os.writev` to a descriptor that does not block."""

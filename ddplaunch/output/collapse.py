@@ -115,7 +115,7 @@ class Collapse:
         return groups
 
     def flush(self, at: float) -> list[Group]:
-        """Return the lines for which no further rank is waited; neighbouring lines of the same ranks are one group."""
+        """Return the lines that wait for no further rank; neighbouring lines of the same ranks are one group."""
         groups: list[Group] = []
         lines: list[bytes] = []
         key: tuple[Stream, list[int]] | None = None

@@ -57,6 +57,7 @@ _SHOW: dict[str, Callable[[float], str]] = {
 
 
 def _chart(run: Run, curve: Curve) -> Html:
+    """Draw a figure over time: a line for each rank, or, for many ranks, a band."""
     span = max(run.ended - run.began, 1e-3)
     largest = max(point.value for points in curve.ranks.values() for point in points)
     top = _round_up(largest, curve.unit)
@@ -89,7 +90,7 @@ def _chart(run: Run, curve: Curve) -> Html:
 
 
 def _line(points: Sequence[Point], place: Callable[[Point], tuple[float, float]]) -> str:
-    """Return a path through these points, with a gap at each restart."""
+    """Return an SVG path through these points, with a gap at each restart."""
     words, before = [], None
     for point in points:
         across, down = place(point)

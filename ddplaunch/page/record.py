@@ -198,6 +198,7 @@ class _Node:
             self.marks.append(Mark(at=at, node=self._index, name=row.event, text=text, ranks=ranks))
 
     def _on_worker(self, row: _Row, rank: int, at: float) -> None:
+        """Begin the life of a worker, or end it; a worker whose start is not in the events began `seconds` before its end."""
         key = rank, self._generation
         if row.event == "worker_started":
             self.lives[key] = Life(rank=rank, generation=self._generation, node=self._index, pid=row.pid, began=at)

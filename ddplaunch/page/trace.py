@@ -176,6 +176,7 @@ def _marks(run: Run) -> Iterator[Entry]:
 
 
 def _slice(run: Run, name: str, began: float, ended: float, pid: int, tid: int, about: Mapping[str, Any]) -> Entry:
+    """Return a slice of the trace from `began` to `ended`, on the track `tid` of the process `pid`."""
     start = _ts(run, began)
     length = max(_ts(run, ended) - start, 0)
     return {

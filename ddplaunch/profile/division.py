@@ -129,7 +129,7 @@ def _last(
     windows: Mapping[int, Span],
     step: float,
 ) -> Last | None:
-    """Find the rank that costs the others most; None where nobody waits for long. `step`: its nanoseconds, 0: not known."""
+    """Return the rank for which the others wait most; None if nobody waits for long. `step`: nanoseconds of a step, or 0."""
     of_rank = {one.rank: one for one in found}
     costs: dict[int, list[float]] = {}
     for rank, others in waits.items():

@@ -188,6 +188,7 @@ class Rank:
             ) from None
 
     def _take(self, frame: bytes) -> None:
+        """Take a frame: first the reply of the agent, then messages of the worker, or parts of its two files."""
         if not self._attached:
             self._take_reply(requests.for_client(frame))
         elif frame[:1] in (b"\0", b"\1"):
@@ -200,6 +201,7 @@ class Rank:
             self._take_message(_said(frame))
 
     def _take_reply(self, reply: requests.Reply) -> None:
+        """Take the reply of the agent: the connection to the worker, or why there is none."""
         match reply:
             case requests.RequestRefused(reason):
                 self.fail(reason.removeprefix(f"rank {self.rank} "))
@@ -212,6 +214,7 @@ class Rank:
                 self.tell(type="profile", steps=self._wish.steps, memory=self._wish.memory)
 
     def _take_message(self, said: Any) -> None:
+        """Go from phase to phase as the worker reports; before and after the recording, compare the clocks by pings."""
         match self.phase, said:
             case "asked", Hello():
                 self.phase, self.hello = "hello", said

@@ -136,9 +136,9 @@ class JobReporter:
     def ended(
         self, state: State, traces: Mapping[int, Traces], error: str, ending: ClusterEnding
     ) -> tuple[str, tuple[int, str] | None]:
-        """Report how the job ended; give the text for the other nodes, and the status and `why` if the cluster decides these.
+        """Report how the job ended; return the text for the other nodes, and the status and `why` if the cluster decides these.
 
-        `error` is of its own kind, with its hint.
+        `error`, if any, is reported as it is, with its hint: it explains the end better than the state.
         """
         if error:
             self._reporter.report(self._reporter.paint.labels(error))
@@ -150,6 +150,7 @@ class JobReporter:
     def _ended(
         self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding
     ) -> tuple[str, tuple[int, str] | None]:
+        """Print the closing line of the job, or the report of its failure; return what `ended` does."""
         self._reporter.pace = self.pace
         if self.came_last is not None:
             text, self._reporter.came_last = self.came_last

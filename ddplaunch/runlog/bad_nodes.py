@@ -86,6 +86,7 @@ def forget(path: str, host: str, now: float) -> int:
 
 
 def _change(path: str, change: Callable[[list[Failure]], list[Failure]], now: float) -> None:
+    """Replace the failures in the file by what `change` makes of them, while other jobs that do the same wait."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "r+b") as file:
         with suppress(OSError):  # a file system without locks

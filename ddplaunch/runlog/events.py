@@ -135,8 +135,8 @@ def summary(
 ) -> dict[str, Any]:
     """Return the summary as plain data.
 
-    `exits` are those of the last generation, `seconds` the job's, `first` its first failure if that is known to have been
-    on another node, `left_after` what it holds about a notice.
+    `exits`: the workers of the last generation. `seconds`: how long the job took. `first`: the first failure, if it was on
+    another node. `left_after`: the notice after which the job left, for the field of that name.
     """
     if first is None and why == "failed" and left_after is None and state.why is Why.FAILED:
         first = state.start_failure or state.failure

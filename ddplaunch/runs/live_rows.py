@@ -255,6 +255,7 @@ def _quiet(running: Sequence[Row]) -> _Test:
 
 
 def _idle(running: Sequence[Row]) -> _Test:
+    """Return whether a rank uses hardly any CPU while most others are busy."""
     used = [row.cpu for row in running if row.cpu is not None]
     usual = median_high(used) if len(used) > 1 else 0.0
 
@@ -266,6 +267,7 @@ def _idle(running: Sequence[Row]) -> _Test:
 
 
 def _behind(running: Sequence[Row]) -> _Test:
+    """Return whether a rank is two or more steps behind most others."""
     steps = [row.worker.progress.step for row in running if row.worker.progress is not None]
     usual = median_high(steps) if len(steps) > 1 else 0
 

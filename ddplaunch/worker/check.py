@@ -63,6 +63,7 @@ def begin(load: "Callable[[str], Mapping[str, Any]]", steps: str, seconds: str, 
     ranges_of = load("distributed")["ranges_of"]
 
     def prepare(torch: "Any") -> None:
+        """Change torch once the program has imported it: groups are fake, and steps and checkpoints may end the check."""
         try:
             import torch.distributed  # some versions of torch leave that to the program
 
@@ -234,6 +235,7 @@ class Groups:
         return self._make(*bound.args, **bound.kwargs)
 
     def _note_group(self, group: "Any", ranks: "Mapping[int, int]") -> None:
+        """Note the name, members and title of a group; `ranks` gives the rank in the group for each rank of the job."""
         name = group.group_name
         self._ranks[name] = {at: rank for rank, at in ranks.items()}
         title = str(getattr(group, "group_desc", ""))[:LONGEST]
@@ -257,6 +259,7 @@ class Groups:
         below = self._torch._C._dispatch_keyset_full_after(key)
 
         def kernel(keys: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+            """Note the call, hand it to the fake group, fill tensors that this leaves unset, and return a work that is done."""
             group = c10d.ProcessGroup.unbox(args[group_at]).group_name
             fields = {}
             if peer_at is not None:

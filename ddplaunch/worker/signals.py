@@ -57,7 +57,7 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], di
     profile: Any = None  # that is open, or was open last
 
     def asked(_signum: int, frame: "FrameType | None") -> None:
-        """Open what the client that comes wants; the handler of the signal. Do nothing in a forked child."""
+        """Handle the signal: open a debugger or a profile for the client that the agent has. In a forked child, do nothing."""
         nonlocal client, profile
         if os.getpid() != worker:
             return

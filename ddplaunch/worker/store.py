@@ -65,6 +65,7 @@ def host_for_clients(distributed: "Any", server: str, ask: "Callable[[], None]")
             ask()
 
     def __init__(self: "Any", *args: "Any", **keywords: "Any") -> None:  # noqa: N807 - it becomes that method
+        """Make a store as torch does; if it is a client of MASTER_PORT that the program makes, have that store hosted first."""
         given = {**dict(zip(PARAMETERS, args)), **keywords}  # noqa: B905 - `strict` is new in 3.10
         if given.get("port") != port or not (one_node or given.get("host_name") == address):
             construct(self, *args, **keywords)

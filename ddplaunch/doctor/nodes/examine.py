@@ -229,6 +229,7 @@ class _Examination:
         return self._nodes.post(dict.fromkeys(chosen, Examine(only)), _CHECKS)
 
     def _ask_clocks(self) -> dict[int, Clock]:
+        """Ask each node a few times what time it is; return the most certain reading of each clock."""
         clocks: dict[int, Clock] = {}
         for _ in range(_TIMES):
             batch = self._nodes.post(dict.fromkeys(self._nodes.alive, TellTime()), _QUICK)

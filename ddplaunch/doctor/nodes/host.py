@@ -213,6 +213,7 @@ def share(request: Share, order: Order) -> Shared:
 
 
 def _is_seen(folder: str, request: Share) -> bool | None:
+    """Make, look for, or remove the file of a request; return whether it is there now, None if the folder fails."""
     path = os.path.join(folder, request.name)
     try:
         if request.makes:
@@ -270,6 +271,7 @@ def main() -> int:
 
 
 def _serve_doctor(loop: Loop, requests: InputPipe, examinee: Examinee) -> int:
+    """Pass the requests in the pipe to the examinee until the pipe ends; return the exit status."""
     ended: list[bool] = []
 
     def on_input() -> None:

@@ -174,6 +174,8 @@ class Gathering:
         self._waiting = dict(nodes)
 
     def _on_opened(self, peer: Peer) -> None:
+        """Wait for the hello of a node that has proved the key; refuse a node rank that is taken, or too high."""
+
         def on_hello(data: bytes) -> None:
             try:
                 hello = _hello(data)
