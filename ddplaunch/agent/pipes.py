@@ -207,12 +207,15 @@ class Backpressure:
         self._loop = loop
         self._sent = 0
         self._wakes = loop.timer(None, self._on_timeout)
-        self._is_unread = False  # no byte was taken in time
+        self._is_unread = False  # the time for the reader is up
         self.holds = False  # the workers' pipes are to be left alone
         self.mutes = False  # output is to be dropped from view
 
     def update(self, *, logged: bool) -> None:
-        """Adapt to how full the queue is; `logged` says whether all output is in logs too: else nothing is ever dropped."""
+        """Decide by the queue whether workers wait (`holds`) or output goes to the logs only (`mutes`).
+
+        `logged`: whether all output is in logs. If not, output is never dropped.
+        """
         if self._queue.size < FULL // 2:
             self.holds = self.mutes = False
             self._wakes.cancel()
@@ -233,5 +236,5 @@ class Backpressure:
         self._wakes.set(self._loop.now() + READER_TIMEOUT)
 
     def _on_timeout(self) -> None:
-        """Note that the reader has taken nothing in time; the next `update` acts. Called by the loop."""
+        """Note that the time for the reader is up; the next `update` sees whether it has read. Called by the loop."""
         self._is_unread = True

@@ -117,7 +117,7 @@ def _policy(request: JoinRequest) -> job.Policy:
 
 
 def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
-    """What to type on another node, if its user does; the word `--node-rank=` lacks the rank."""
+    """Return the command for another node, if users start the nodes, else (); the word `--node-rank=` lacks the rank."""
     spec = request.spec
     if request.allocation.cluster != "static" or (spec.rdzv_conf and "is_host" in spec.rdzv_conf):
         return ()

@@ -49,7 +49,7 @@ class Forker:
         self._is_late = loop.timer(None, self._say_that_it_takes_long)
 
     def prepare(self, plan: Plan, caller: Mapping[str, str], handled: Collection[int]) -> None:
-        """Prepare a generation: start the fork server, unless the plan needs none, or one that fits is running.
+        """Prepare a generation: keep a fork server that fits; end any other, and start a new one if the plan wants it.
 
         `handled` are the signals that this process has a handler for.
         """
@@ -61,14 +61,14 @@ class Forker:
         if wanted == self._wanted:
             return None
         if self._wanted is not None:
-            self._warm = None  # it was found for the first generation
+            self._warm = None  # the warm interpreter fitted the plan of the first generation only
         self.close()
         self._wanted = wanted
         self._start_server = partial(ForkServer, argv, env, plan.preload, handled=handled)
         return self._begin()
 
     def _begin(self) -> None:
-        """Have what is to fork the workers made ready."""
+        """Start the fork server, or connect to the interpreter that is kept warm; note when that takes long."""
         within = SLOW
         try:
             if self._warm is None:

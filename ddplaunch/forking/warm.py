@@ -135,10 +135,10 @@ def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
 
 
 def _name_for(argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str], folder: str) -> str | None:
-    """Return the name of the socket where an interpreter listens that fits: other names, other interpreters; None: none can.
+    """Return the name of the socket of an interpreter that fits: a hash of what has to be equal; None: it cannot be known.
 
-    It fits if it was started by the same interpreter and version of ddplaunch, with the same variables and modules, and by a
-    process that had inherited the same. Modules beside the script, in this folder, are of that folder alone.
+    What has to be equal: the program and version of Python and ddplaunch, variables, modules, and what the process inherited.
+    Modules beside the script, in this folder, are of that folder alone.
     """
     here = inherited.own()
     if here is None:

@@ -80,9 +80,9 @@ def _of_group(
 
 
 def _kept(first: int, last: int, length: int, every: int) -> range:
-    """Which steps are kept of those that are whole between these numbers: one of `every`, but two of them, if there are two.
+    """Return the steps to keep of those that are whole between these numbers: one in `every`, but two if there are two.
 
-    They are multiples of a power of two, so that ranks which know less than others keep the same ones, and some between.
+    The steps are multiples of a power of two, so that ranks which know fewer steps keep the same steps, and some between.
     """
     begin, end = -(-first // length), (last + 1) // length
     whole = max(0, end - begin)
@@ -91,10 +91,10 @@ def _kept(first: int, last: int, length: int, every: int) -> range:
 
 
 def step(calls: Sequence[tuple[int, Hashable]]) -> tuple[int, float]:
-    """Return the length of what repeats in these calls, each with its time, and its period in seconds; 0 and 0.0 for nothing.
+    """Return how many calls make a step, and the seconds of a step; 0 and 0.0 if no step is seen. A call is a time and a kind.
 
-    Where not all of it repeats, as around an evaluation, the later half is looked at, and then the earlier one. Nothing is given
-    where all of it repeats, but too few times: what repeats more often may be a part of the step, as the layers of a model are.
+    If not all calls repeat, as around an evaluation, look at the later half, then at the earlier half. If all repeat, but too few
+    times, no step is seen: what repeats more often within them may be a part of a step, such as a layer.
     """
     if _repeats_rarely([kind for _, kind in calls]):
         return 0, 0.0
@@ -109,7 +109,7 @@ def step(calls: Sequence[tuple[int, Hashable]]) -> tuple[int, float]:
 
 
 def _repeats_rarely(kinds: Sequence[Hashable]) -> bool:
-    """Whether these are all seen to repeat, apart from those that are called once, but less often than a step has to."""
+    """Whether all calls repeat, apart from kinds that are called once, but fewer times than a step has to."""
     how_often = Counter(kinds)
     again = [kind for kind in kinds if how_often[kind] > 1]
     length = _shortest_repeat(again)
@@ -128,7 +128,7 @@ def _shortest_repeat(kinds: Sequence[Hashable]) -> int:
 
 
 def read_arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> NodeArrivals:
-    """Ask those of these recorders that are there, until this time (CLOCK_MONOTONIC) at the latest."""
+    """Ask the recorders whose sockets exist, until the time `until` (CLOCK_MONOTONIC) at the latest."""
     recorders = {rank: path for rank, path in recorders.items() if os.path.exists(path)}
     found: dict[int, list[Arrivals]] = {rank: [] for rank in recorders}
     pending = [_of_worker(path, every, found[rank]) for rank, path in recorders.items()]

@@ -234,7 +234,7 @@ def _cycle(waits: Sequence[Wait]) -> list[str]:
 
 
 def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
-    """Name sends and receives that are not completed; of NCCL, since gloo records none."""
+    """Return lines about unfinished sends and receives of NCCL; gloo records none."""
     pending: dict[str, list[int]] = {}
     for rank, sample in sorted(ranks.items()):
         for group in sample.groups or ():

@@ -75,9 +75,9 @@ class Inspection:
     ) -> Pending[T | None]:
         """Capture the stacks of these workers and of their children in so many seconds.
 
-        `made` makes, in the child that asks them, what `reply` gets; that gets None if there is no room for a child. `native`:
-        with frames of C. Without `stacks` only torch is asked, about the collectives, and nobody gets a signal. `ras`: with
-        what NCCL tells of all ranks.
+        A child asks them, and `made` turns the samples there into the value for `reply`; without room for a child, `reply` gets
+        None. `native`: with frames of C. Without `stacks`, only torch is asked about collectives, and no process is signalled.
+        `ras`: with what NCCL tells of all ranks.
         """
         found = list(workers)
         files = [worker.stacks for worker in found if worker.stacks is not None and stacks]

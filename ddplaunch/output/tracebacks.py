@@ -191,8 +191,19 @@ class Tracebacks:
 
     def flush(self, at: float) -> list[Shown]:
         """Return what is due at this time; inf: all that is left."""
-        settled = [(rank, one.at + SETTLE) for rank, one in self._open.items() if at >= one.at + SETTLE]
-        shown: list[Shown] = [((rank,), text) for rank, then in settled if (text := self._resolve(rank, min(at, then)))]
+        shown = [*self._end_silent(at), *self._release_held(at)]
+        due = [key for key, one in self._folded.items() if at >= one.due]
+        return [*shown, *(self._folded.pop(key).shown() for key in due)]
+
+    def _end_silent(self, at: float) -> list[Shown]:
+        """Take tracebacks as complete if their last line is SETTLE seconds old; return those that are not folded."""
+        silent = [(rank, one.at + SETTLE) for rank, one in self._open.items() if at >= one.at + SETTLE]
+        texts = [(rank, self._resolve(rank, min(at, since))) for rank, since in silent]
+        return [((rank,), text) for rank, text in texts if text]
+
+    def _release_held(self, at: float) -> list[Shown]:
+        """Fold held tracebacks whose cause is known, and return the lines after them; return whole what was held too long."""
+        shown: list[Shown] = []
         has_settled = any(at >= one.at + SETTLE for rank, one in self._held.items() if rank in self._failed)
         for rank, one in sorted(self._held.items(), key=lambda item: item[1].at):
             is_failure = rank in self._failed or at == inf
@@ -205,8 +216,7 @@ class Tracebacks:
                 del self._held[rank]
                 self._is_told = self._is_told or is_failure
                 shown.append(((rank,), one.text))
-        due = [key for key, one in self._folded.items() if at >= one.due]
-        return [*shown, *(self._folded.pop(key).shown() for key in due)]
+        return shown
 
 
 def _follows(one: _Traceback) -> bool:

@@ -228,7 +228,7 @@ def _collectives(
     *,
     on_device: bool,
 ) -> tuple[list[Collective], int]:
-    """Join what the recorder tells with the trace; return also how many collectives of the trace it does not tell of."""
+    """Join the calls in the recorder with their slices in the trace; also return how many collectives only the trace has."""
     found = []
     places = _Places(slices, on_device=on_device)
     known = sorted((call.at - ahead, index) for index, entry in enumerate(entries) if (call := call_of(entry)))

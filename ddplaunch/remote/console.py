@@ -96,7 +96,7 @@ class Console:
             self._sent, self._sent_at = self.queue.sent, self._loop.now()
 
     def update(self, hosts: Iterable[HostConnection]) -> None:
-        """Adapt to how much waits for the front; called before each sleep of the loop."""
+        """Pause or resume the hosts by how full the queue is; give up a front that reads nothing. Called before each sleep."""
         queue, now = self.queue, self._loop.now()
         self._bar_feed.flush(now)
         if queue.sent != self._sent or not queue.size:

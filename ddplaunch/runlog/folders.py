@@ -94,11 +94,10 @@ def make_all(path: str) -> None:
 
 
 def replaceable_by(path: str) -> str | None:
-    """Say which other user may put something else in the place of this folder; None: nobody but you and root.
+    """Return which other user may replace this folder, and where; None: only you and root may.
 
-    Whoever owns a folder may rename what lies in it, and remove its sticky bit. Every user may do so in one that all may write
-    to, unless it has that bit, as /tmp has. Members of a folder's group were let in on purpose. Where `path` leads through links,
-    the folders above both count.
+    The owner of a folder above may rename what lies in it. So may every user if all may write to it, unless it has the sticky
+    bit, as /tmp has. Members of its group were let in on purpose. Where `path` leads through links, the folders above both count.
 
     Raises OSError.
     """

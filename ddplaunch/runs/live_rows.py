@@ -84,7 +84,7 @@ class LiveRows:
         self._take_step(replies, at)
 
     def _take_step(self, replies: RunReplies, at: float) -> None:
-        """Note when the job had made how many steps; after a restart it counts from where it goes on."""
+        """Note how many steps the job has made by now; after a restart, count from the step where the job resumes."""
         progress, steps = progress_of(replies), self._steps
         if progress is None:
             return

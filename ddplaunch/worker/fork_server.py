@@ -52,7 +52,7 @@ _LIMITS = {resource.RLIMIT_NOFILE: "open files", resource.RLIMIT_NPROC: "process
 
 
 def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
-    """Import `modules`, then fork the workers of each request. It returns in each worker, with the arguments of that worker.
+    """Import `modules`, then fork the workers of each request. Returns only in a worker, with the worker's arguments.
 
     `arguments` begin with the kind and the target of the program, which are the same for all.
     """

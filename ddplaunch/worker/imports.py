@@ -86,7 +86,7 @@ class Awaited:
         self.after = after
 
     def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
-        """Return what the other finders find, its loader made to call `after`; leave the search to them without `after`."""
+        """Find the awaited module, and have its loader call `after` with the module; without `after`, let others search."""
         if name != self.name:
             return None
         sys.meta_path.remove(self)

@@ -58,7 +58,7 @@ _ARG_START, _ARG_END = 45, 46
 
 
 def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, seconds: str, *modules: str) -> "list[str]":
-    """Import, then serve runs until none has come for `seconds`. It returns in each worker, with the arguments of that worker."""
+    """Import, then serve runs until none has come for `seconds`. Returns only in a worker, with the worker's arguments."""
     warm = _Warm(load, path, int(number), int(seconds), modules)
     undo_title = _change_title(_NAME, _TITLE)  # a worker's would be mistaken for one that a job has left
     while True:

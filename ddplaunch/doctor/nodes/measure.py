@@ -174,7 +174,7 @@ def meet(request: Meet, token: str) -> Met:
 def connect(
     targets: Sequence[Address], token: str, node_rank: int
 ) -> tuple[dict[Address, socket.socket], dict[Address, str]]:
-    """Connect to all at once; return the sockets behind which the node has proved who it is, and why there are no others."""
+    """Connect to all addresses at once; return the sockets whose peer has proved to be the node, and why the others failed."""
     answered: dict[Address, socket.socket] = {}
     errors: dict[Address, str] = {}
     seed = os.urandom(_SEED)

@@ -202,7 +202,7 @@ def _judge_reach(names: Sequence[str], ways: Ways) -> Iterator[Concern]:
 
 
 def _judge_ports(names: Sequence[str], facts: Mapping[int, Facts], reached: Ways) -> Iterator[Concern]:
-    """Yield which ports of which nodes are closed to others, which reach other ports there."""
+    """Yield findings about ports that are closed to a node which reaches other ports of the same node."""
     closed: dict[str, dict[Direction, str]] = {}
     for (here, there), way in reached.items():
         for one in way.blocked:

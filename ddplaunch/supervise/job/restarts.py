@@ -117,7 +117,7 @@ def failed_machine(state: State) -> str:
 
 
 def with_progress(state: State) -> State:
-    """Note at the end of a generation which step it reached; one that made progress gives its restart back.
+    """Note at the end of a generation which step it reached; if it made progress, its restart is not counted.
 
     The steps of progress bars do not count: many begin again with each epoch.
     """
