@@ -277,7 +277,8 @@ class FinishedBars:
             return []
         held = self._held.setdefault((rank, stream), [])
         for line in re.findall(rb"[^\n]*\n", block):
-            text = line.decode(errors="replace")
+            # a longer line is no bar, and of one of megabytes the search takes seconds
+            text = line.decode(errors="replace") if len(line) <= 4 * LONGEST else ""
             held.append(self._join(rank, stream, line, said(text), at) if is_complete(text) else line)
         return self._released(at)
 

@@ -53,6 +53,11 @@ def test_a_bar_that_is_not_complete_and_one_that_says_another_loss_stay_apart() 
     assert [ranks for ranks, *_ in finished.flush(1.5)] == [(0,), (1,)]
 
 
+def test_a_line_longer_than_any_bar_waits_for_nobody() -> None:
+    line = b"x" * 2000 + b" 5/5\n"
+    assert bars(0, 1).feed(0, ERR, line, 1.0, drawn=True) == [((0,), ERR, line)]
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
