@@ -21,10 +21,10 @@ SOON = ("--rdzv-timeout", "1s")
 
 
 def test_who_is_missing_is_said_while_it_is_waited_for_and_at_the_end(nodes, program):
-    started = [nodes.node(*nodes.static(4, place), "--rdzv-timeout", "8s", program("place")) for place in (0, 2)]
+    started = [nodes.node(*nodes.static(4, place), "--rdzv-timeout", "5s", program("place")) for place in (0, 2)]
     assert nodes.statuses() == [121, 121]
     host = socket.gethostname()
-    waited = f"ddplaunch: 2 of 4 nodes joined ({host}, {host}) after 3 s of 8 s; on node 1 run: ddplaunch "
+    waited = f"ddplaunch: 2 of 4 nodes joined ({host}, {host}) after 3 s of 5 s; on node 1 run: ddplaunch "
     assert waited in started[0].err
     assert " --node-rank=1 " in started[0].err
     assert "; likewise on node 3\n" in started[0].err

@@ -72,24 +72,22 @@ def test_a_job_that_is_paused_as_a_whole_finds_all_nodes_again(job, program, pau
     job.start(*options, program("behave"), "all=done_when_told")
     job.signs("ready", 3)
     with paused(everything(job)):
-        let_pass(5 * HEARTBEAT_TIMEOUT)
-    let_pass(2 * HEARTBEAT_TIMEOUT)
+        let_pass(3 * HEARTBEAT_TIMEOUT)
+    let_pass(1.5 * HEARTBEAT_TIMEOUT)
     (job.home / "signs" / "go").touch()
     result = job.wait().expect(0)
     assert "lost" not in result.err
 
 
 def test_no_time_limit_runs_while_everything_is_paused(job):
-    """Neither --timeout nor, once it was reached, the grace period."""
-    process = job.behave("all=stubborn", options=("--timeout", "3s", "--grace-period", "3s"), workers=1)
-    for _ in range(2):
-        with frozen_by_signals(everything(job)):
-            let_pass(4)
-        assert process.poll() is None
-        job.sign("got-0")
-    assert job.wait().status == 124
+    """The grace period, as a timer of the loop, which has them all."""
+    process = job.behave("all=stubborn", options=("--grace-period", "3s"), workers=1)
+    process.send_signal(signal.SIGTERM)
+    job.sign("got-0")
+    with frozen_by_signals(everything(job)):
+        let_pass(4)
+    assert job.wait().status == 143
     at = {event["event"]: event["mono"] for event in job.events()}
-    assert at["stop_sent"] - at["job_started"] > 3 + 4 - BEAT - SLACK
     assert at["kill_sent"] - at["stop_sent"] > 3 + 4 - BEAT - SLACK
     # one that comes before the agent sleeps is no time either, but might be a slow disk, and is not called a pause
     assert any(event["seconds"] > 3 for event in job.events("paused"))

@@ -111,20 +111,8 @@ def test_workers_may_save_before_they_end(job, start):
     assert not job.events("kill_sent")
 
 
-@pytest.mark.parametrize("signum", [SIGUSR1, SIGUSR2], ids=lambda signum: signum.name)
-def test_user_signals_are_forwarded_and_the_job_goes_on(job, start, signum):
-    process = start("all=polite")
-    process.send_signal(signum)
-    for rank in range(3):
-        job.sign(f"got-{rank}")
-    assert process.poll() is None
-    process.send_signal(SIGTERM)
-    assert job.wait().status == 143
-    assert job.got(1) == [signum.name, "SIGTERM"]
-
-
 @pytest.mark.parametrize("first", ["front", "agent"])
-def test_a_signal_to_front_and_agent_at_once_reaches_every_worker_once(job, start, first):
+def test_a_user_signal_to_front_and_agent_at_once_reaches_every_worker_once_and_the_job_goes_on(job, start, first):
     process = start("all=polite")
     pids = [process.pid, child(process.pid)]
     for pid in pids if first == "front" else reversed(pids):

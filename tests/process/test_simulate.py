@@ -260,7 +260,10 @@ def test_nothing_is_left_when_part_of_a_node_is_killed(job, start, who, node):
         assert result.err.count("error: ") == 1, "those who lost node 0 leave it to who knows why"
         assert "agent on node-0" in result.err if who == "agent" else "error: node-0: lost: " in result.err
     else:
-        assert "error: node 1 (node-1) was lost: " in result.err
+        why = "connection closed" if who == "agent" else "cut off from the command that started it"
+        assert f"error: node 1 (node-1) was lost: {why}\n" in result.err
+        killed = r"error: ddplaunch's agent on node-1 \(pid \d+\) was killed by SIGKILL"
+        assert bool(re.search(killed, result.err)) is (who == "agent")
         assert result.err.splitlines()[-1].startswith("hint: ")
 
 

@@ -193,11 +193,3 @@ def test_a_job_whose_time_is_up_says_so(job: SlurmJob) -> None:
     job.cluster.pass_time(95)
     assert running.wait() == "TIMEOUT"
     assert "ddplaunch: out of walltime: stopped by SIGTERM" in running.output()
-
-
-def test_a_job_that_is_cancelled_says_so(job: SlurmJob) -> None:
-    running = batch(job, "a step of its own", BEHAVE, "all=polite")
-    ready(job, running)
-    running.cancel()
-    running.wait("CANCELLED")
-    assert "ddplaunch: cancelled: stopped by SIGTERM" in running.output()

@@ -48,6 +48,8 @@ def test_a_signal_for_the_tasks_reaches_each_worker_once_and_the_job_goes_on(job
     assert running.wait() == "CANCELLED"
     job.nothing_left(10)
     assert got(job) == [["SIGUSR1", "SIGUSR2", "SIGTERM"]] * RANKS
+    if way == "a step of its own":
+        assert "ddplaunch: cancelled: stopped by SIGTERM" in running.output()
 
 
 def test_workers_of_a_cancelled_job_may_save(job: SlurmJob) -> None:

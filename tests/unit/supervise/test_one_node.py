@@ -342,6 +342,8 @@ def test_all_clocks_stand_still_while_the_job_is_suspended():
     state, actions = one_node(*suspended, SignalReceived(SIGCONT, 110.0), timeout=60.0)
     assert actions == [Resume()]
     assert state.deadline == 160.0
+    stopping = (SignalReceived(SIGINT, 1.0), SignalReceived(SIGTSTP, 2.0), SignalReceived(SIGCONT, 102.0))
+    assert one_node(*STARTED, *stopping)[0].deadline == 111.0, "9 s of the grace period were left"
 
 
 @pytest.mark.parametrize("event", [SignalReceived(SIGTERM, 50.0), FrontLost(50.0)], ids=["SIGTERM", "front lost"])
