@@ -18,6 +18,7 @@ from msgspec import Struct
 from ddplaunch import __version__
 from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
+from ddplaunch.process.files import check_replaceable
 from ddplaunch.process.shell import run_in_shell
 from ddplaunch.runlog.events import VERSION, Event
 from ddplaunch.runlog.folders import short
@@ -202,6 +203,7 @@ def write_whole(path: str, text: str) -> str:
     """Replace a file as a whole; return why that failed, "" if it did not."""
     unfinished = f"{path}.{os.getpid()}"  # node_exporter reads *.prom only
     try:
+        check_replaceable(path)
         with open(unfinished, "x") as file:
             file.write(text)
         os.replace(unfinished, path)

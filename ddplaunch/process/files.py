@@ -33,6 +33,17 @@ def open_regular(path: str, *, dir_fd: int | None = None) -> BinaryIO:
     return open(fd, "rb")
 
 
+def check_replaceable(path: str) -> None:
+    """Refuse what a new file must not take the place of.
+
+    Raises OSError: a folder, a device or a pipe is there. Root could replace /dev/null.
+    """
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "not a regular file", path)
+
+
 def read_json(path: str) -> object:
     """Return the content of a JSON file; None if the file cannot be read, is too long, or is not JSON."""
     import json  # no job needs it before it has something to write

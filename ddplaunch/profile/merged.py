@@ -14,7 +14,7 @@ import msgspec
 
 from ddplaunch.page.markup import clean
 from ddplaunch.profile.division import Joined
-from ddplaunch.profile.recorded import Event, Recorded
+from ddplaunch.profile.recorded import Event, Recorded, details
 
 _FIRST = 1000  # processes below are those of the run
 _EACH = 100  # processes of a rank, at most
@@ -103,15 +103,11 @@ def _moved(event: Event, rank: int, pids: Mapping[int | str, int], origin: int) 
 def _with_collective(event: Event, joined: Joined, rank: int) -> msgspec.Raw:
     """Return the details of a collective of a rank: with its group and number, and how long the last rank was awaited."""
     call = joined.calls[rank]
-    details: dict[str, Any] = {"group": call.group, "number": call.number, "tensors": call.tensors}
+    told: dict[str, Any] = {"group": call.group, "number": call.number, "tensors": call.tensors}
     if joined.last >= 0:
-        details["last rank"] = joined.last
-        details["waited ms"] = round(max(0, joined.calls[joined.last].arrived - call.arrived) / 1e6, 3)
-    try:
-        args = msgspec.json.decode(event.args)
-    except RecursionError:
-        args = None
-    return msgspec.Raw(_encode({**(args if isinstance(args, dict) else {}), **details}))
+        told["last rank"] = joined.last
+        told["waited ms"] = round(max(0, joined.calls[joined.last].arrived - call.arrived) / 1e6, 3)
+    return msgspec.Raw(_encode({**details(event), **told}))
 
 
 def _samples(one: Recorded, pids: Mapping[int | str, int], origin: int) -> Iterator[dict[str, Any]]:

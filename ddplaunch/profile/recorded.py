@@ -153,6 +153,8 @@ def read(data: bytes, *, rank: int, host: str, ahead: int) -> Recorded:
         event.dur = max(0.0, event.dur * 1e3)
         is_inside = began - _LATE <= event.ts and event.ts + event.dur <= ended + _LATE
         if event.ph == "M" or (is_inside and isinstance(event.pid, int) and event.cat != "Trace"):
+            if not (args := bytes(event.args)).isascii():  # the names of kernels and files may be in any encoding
+                event.args = msgspec.Raw(args.decode(errors="replace").encode())
             events.append(event)
     slices = [event for event in events if event.ph == "X"]
     on_device = any(event.cat in _KERNELS for event in slices)
@@ -296,8 +298,14 @@ class _Places:
 
 def _external(event: Event) -> object:
     """Return the number by which torch joins what was called with what the device did."""
+    number = details(event).get("External id")
+    return number if isinstance(number, int) else None
+
+
+def details(event: Event) -> dict[str, Any]:
+    """Return what an entry of the trace tells besides; nothing where that cannot be read."""
     try:
         args = msgspec.json.decode(event.args)
     except (msgspec.DecodeError, RecursionError):
-        return None
-    return args.get("External id") if isinstance(args, dict) else None
+        return {}
+    return args if isinstance(args, dict) else {}

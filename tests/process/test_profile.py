@@ -1,10 +1,13 @@
 """`ddplaunch profile` of jobs that cannot be profiled: each reason in a sentence, and the job goes on."""
 
+import signal
+import subprocess
+
 import pytest
 
 from ddplaunch.cli import main
 from ddplaunch.runlog.folders import short
-from tests.conftest import Result
+from tests.conftest import Result, until
 
 
 @pytest.fixture
@@ -46,6 +49,7 @@ def test_why_a_rank_cannot_be_profiled_is_said_rank_by_rank(run, profile):
         (("--steps", "0"), "--steps 0: expected a number from 1 to 1000"),
         (("--out", "/proc/none/trace.json"), "cannot write /proc/none/trace.json: no such file or directory"),
         (("--out", "/"), "cannot write /: is a directory"),
+        (("--out", "/dev/null"), "cannot write /dev/null: not a regular file"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_rank_is_asked(run, profile, words, message):
@@ -53,6 +57,21 @@ def test_what_cannot_be_is_refused_before_any_rank_is_asked(run, profile, words,
     assert failed.status != 0
     assert message.format(run=run) in failed.err
     assert "profiling" not in failed.err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+def test_a_profile_that_a_signal_ends_leaves_nothing(job, program, tmp_path, signum):
+    process = job.start(program("attached"), "held")
+    job.sign("ready-0")
+    profiling = subprocess.Popen(
+        job.argv("profile", "--out", tmp_path / "trace.json"), env=job.env, stderr=subprocess.DEVNULL
+    )
+    until(lambda: list(tmp_path.glob("trace.json.*.part")), "the file of the trace")
+    profiling.send_signal(signum)
+    assert profiling.wait(10) == -signum
+    assert not list(tmp_path.glob("trace*"))
+    process.kill()
+    job.wait()
 
 
 def test_a_run_that_has_ended_cannot_be_profiled(job, program, profile):

@@ -42,6 +42,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options import token
 from ddplaunch.options.parsers import is_numeric
+from ddplaunch.process.files import check_replaceable
 from ddplaunch.remote import start
 from ddplaunch.remote.connections import AgentStart
 from ddplaunch.spec import JobSpec
@@ -347,6 +348,7 @@ def write_hosts(path: str, good: Sequence[Host]) -> None:
     text = "".join(f"{_line(host)}\n" for host in good)
     draft = f"{path}.{os.urandom(4).hex()}"
     try:
+        check_replaceable(path)
         with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
         os.replace(draft, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -109,5 +110,7 @@ def test_a_file_is_replaced_as_a_whole_or_the_reason_is_given(tmp_path):
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("job.prom", "two")]
     (tmp_path / "folder").mkdir()
     assert write_whole(str(tmp_path / "folder"), "x") == "could not be written: Is a directory"
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["folder", "job.prom"]
+    os.mkfifo(tmp_path / "pipe")
+    assert write_whole(str(tmp_path / "pipe"), "x") == "could not be written: not a regular file"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["folder", "job.prom", "pipe"]
     assert write_whole(str(tmp_path / "none" / "job.prom"), "") == "could not be written: No such file or directory"

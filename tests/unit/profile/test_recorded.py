@@ -1,5 +1,6 @@
 """What a rank sends is read: on the CPU and on a device, on the common clock; anything else is refused."""
 
+import io
 import json
 import tempfile
 import zlib
@@ -7,6 +8,8 @@ import zlib
 import pytest
 
 from ddplaunch.fields import Malformed
+from ddplaunch.profile.division import Joined
+from ddplaunch.profile.merged import write
 from ddplaunch.profile.recorded import read, unpacked
 
 BASE = 1_000_000_000_000
@@ -106,6 +109,23 @@ def test_a_clock_that_was_set_meanwhile_is_noticed():
 def test_what_no_worker_of_ours_sends_is_malformed(data):
     with pytest.raises(Malformed):
         read(data, rank=0, host="h", ahead=0)
+
+
+@pytest.mark.parametrize("strange", [b'{"a": "\xff"}', b'{"External id": [5]}', b'{"External id": 1e999}', b"[]"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        slice_("gloo:all_reduce", "user_annotation", 320, 500, x="?"),
+        slice_("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 320, 500, x="?"),
+    ],
+    ids=["collective", "kernel"],
+)
+def test_details_that_cannot_be_read_cost_nothing_else(event, strange):
+    data = sent([event], [entry(41, 305_000)]).replace(b'{"x": "?"}', strange)
+    one = read(data, rank=0, host="h", ahead=0)
+    file = io.BytesIO()
+    write(file, [one], [Joined(last=0, calls={0: call}) for call in one.collectives], [], {})
+    assert event["name"] in file.getvalue().decode()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the doctor says of nodes that differ, are lost, or do not find node 0; and which are good."""
 
+import os
 from typing import Any
 
 import pytest
@@ -152,3 +153,10 @@ def test_a_host_file_is_read_as_it_was_written(tmp_path):
     with pytest.raises(LaunchError, match="no such file or directory"):
         write_hosts(str(tmp_path / "none" / "good.txt"), hosts)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_host_file_takes_the_place_of_no_pipe_or_device(tmp_path):
+    os.mkfifo(tmp_path / "good.txt")
+    with pytest.raises(LaunchError, match="not a regular file"):
+        write_hosts(str(tmp_path / "good.txt"), (Host(name="a"),))
+    assert (tmp_path / "good.txt").is_fifo()
