@@ -19,7 +19,8 @@ _NEEDS_GPU = re.compile(
     r"Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|No HIP GPUs|invalid device ordinal"
     r"|current compilation's accelerator support|'torch\._C' has no attribute '_cuda_"
 )
-_LINES = 5  # of the output of a rank that failed without an exception
+_LINES = 5  # of the output of a rank that failed without an exception,
+_LONGEST = 300  # and characters of a line: a progress bar may be one line of megabytes
 
 
 def blocks(wanted: Wanted, traces: Sequence[Trace], compared: Compared, seconds: float, cwd: str) -> Iterator[Block]:
@@ -62,7 +63,8 @@ def _failures(traces: Sequence[Trace], wanted: Wanted, cwd: str) -> Iterator[tup
         if trace.is_wrong:
             found.setdefault(_failure(trace, wanted, cwd), []).append(trace)
     for (text, place, hint), who in found.items():
-        output = who[0].output.splitlines()[-_LINES:] if who[0].end == "failed" else []
+        lines = who[0].output.splitlines()[-_LINES:] if who[0].end == "failed" else []
+        output = [text if len(text) <= _LONGEST else f"...{text[-_LONGEST:]}" for text in lines]
         yield f"{these_ranks([one.rank for one in who])} {text}{f': {place}' if place else ''}", output, hint
 
 
@@ -74,7 +76,7 @@ def _failure(trace: Trace, wanted: Wanted, cwd: str) -> tuple[str, str, str]:
         return text, where(trace.frames, cwd), hint
     error = trace.error
     if error is None:
-        return f"ended with {trace.how}", "", ""
+        return f"{'was' if trace.how.startswith('killed') else 'ended with'} {trace.how}", "", ""
     first = error.message.strip().partition("\n")[0][:300]
     said = f"{error.type}: {first}" if first else error.type
     hint = ""

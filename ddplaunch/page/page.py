@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from ddplaunch.fields import Duration, Size
 from ddplaunch.page import logs
 from ddplaunch.page.charts import charts
 from ddplaunch.page.collectives import waits
@@ -287,8 +288,7 @@ def _workers(run: Run) -> Html | None:
         rows.append((
             str(rank), run.nodes[life.node].host, str(plan.get("device", "")), str(life.pid or ""), life.how or "running",
             "" if life.ended is None else duration(life.ended - life.began), step,
-            size(fact["peak_rss"]) if isinstance(fact.get("peak_rss"), int) else "",
-            duration(fact["cpu_seconds"]) if isinstance(fact.get("cpu_seconds"), int | float) else "",
+            _shown(fact.get("peak_rss"), Size, size), _shown(fact.get("cpu_seconds"), Duration, duration),
         ))  # fmt: skip
     head = ("rank", "host", "device", "pid", "ended", "after", "step", "memory", "CPU time")
     more = f", the first {_MOST_WORKERS} of {len(last)}" if len(last) > _MOST_WORKERS else ""
@@ -339,11 +339,11 @@ def _machine(run: Run) -> Html:
     for node in run.nodes[:_MOST_WORKERS]:
         ranks = compress(rank for one in _objects(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int))
         machine = found if isinstance(found := node.about.get("machine"), dict) else {}
-        memory, driver = machine.get("memory"), machine.get("driver")
+        driver = machine.get("driver")
         devices = found if isinstance(found := machine.get("devices"), list) else []
         machines.append((
             node.host or "a node", ranks or "its plan is missing", f"{machine.get('cpus') or ''} {machine.get('cpu') or ''}",
-            size(memory) if isinstance(memory, int) else "", _counted(map(str, devices)), str(driver or ""),
+            _shown(machine.get("memory"), Size, size), _counted(map(str, devices)), str(driver or ""),
             f"{machine.get('system') or ''} {machine.get('kernel') or ''}",
         ))  # fmt: skip
     return join(
@@ -353,6 +353,13 @@ def _machine(run: Run) -> Html:
         if packages
         else "",
     )
+
+
+def _shown(value: object, kind: Any, words: Callable[[Any], str]) -> str:
+    """Write a quantity; "" for what is none, as a number beyond all bounds."""
+    with suppress(msgspec.ValidationError):
+        return words(msgspec.convert(value, kind))
+    return ""
 
 
 def _counted(names: Iterable[str]) -> str:

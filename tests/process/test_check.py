@@ -41,12 +41,12 @@ def test_equal_errors_are_told_once_with_their_line(check):
 
 
 def test_a_rank_that_ends_without_an_exception_shows_the_end_of_its_output(check):
-    text = "import os\nfor _ in range(30000): print('x' * 100)\nprint('last words', flush=True)\nos._exit(7)\n"
+    text = "import os\nfor _ in range(30000): print('x' * 100)\nprint('.' * 50_000 + 'end', flush=True)\nos._exit(7)\n"
     result = check(text, "--ranks", "9").expect(1)
     assert "error: rank 9 ended with exit status 7\n" in result.out
-    assert "  last words\n" in result.out
+    assert ".....end\n" in result.out
     assert len(result.out) < 2000
-    assert "killed by SIGKILL" in check("import os; os.kill(os.getpid(), 9)", "--ranks", "9").out
+    assert "rank 9 was killed by SIGKILL" in check("import os; os.kill(os.getpid(), 9)", "--ranks", "9").out
 
 
 def test_a_rank_that_does_not_get_on_is_ended_at_its_deadline_and_says_where_it_was(check):
