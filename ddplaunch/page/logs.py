@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from contextlib import suppress
 
 from ddplaunch.process.files import open_regular, read_json
@@ -23,7 +22,7 @@ def end_of(path: str, size: int) -> str:
             data = data.partition(b"\n")[2]
         text = data.decode(errors="replace").replace("\r\n", "\n")
         # of a progress bar only the last state is left on a screen
-        return re.sub(r"[^\n]*\r(?=[^\n])", "", text).replace("\r", "")
+        return "\n".join(line.removesuffix("\r").rpartition("\r")[2] for line in text.split("\n"))
     return ""
 
 
