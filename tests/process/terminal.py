@@ -103,12 +103,13 @@ class Screen:
         return self._emulator.shown
 
 
-def watched(job: Job, *args: object) -> tuple[list[str], bytes]:
+def watched(job: Job, *args: object, at_half: Callable[[], object] = lambda: None) -> tuple[list[str], bytes]:
     """Run programs/bars_of on a terminal: its bars move in place. Give the screen that is left, and all logs in one."""
     terminal = typed(job, *args, columns=100)
     screen = Screen(terminal, 100)
     half = screen.until(lambda rows: any("15/30" in row for row in rows[-2:]))
     assert max(map(len, half)) > 60  # not tqdm's ten columns
+    at_half()
     (job.home / "signs" / "go").touch()
     shown = screen.at_end()
     assert terminal.child.exitstatus == 0, shown

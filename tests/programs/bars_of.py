@@ -1,5 +1,9 @@
-"""A worker that draws a progress bar of 30 steps by the package that is named; it waits for a sign when half is done."""
+"""A worker that draws a progress bar of 30 steps by the package that is named; it waits for a sign when half is done.
 
+A trainer puts up as facts-RANK where it thinks that it is, and what it has trained.
+"""
+
+import json
 import sys
 
 from signs import RANK, put, wait
@@ -35,6 +39,11 @@ def tqdm() -> None:
             step(done)
 
 
+def facts(model, **of_trainer: object) -> None:
+    weights = [number for parameter in model.parameters() for number in parameter.detach().flatten()[:4].tolist()]
+    put(f"facts-{RANK}", json.dumps({**of_trainer, "weights": weights}))
+
+
 def lightning() -> None:
     from lightning.pytorch import Callback, Trainer
     from lightning.pytorch.demos.boring_classes import BoringModel
@@ -43,10 +52,15 @@ def lightning() -> None:
         def on_train_batch_end(self, trainer, module, outputs, batch, number):
             step(number)
 
-    Trainer(
+    model = BoringModel()
+    trainer = Trainer(
         strategy="ddp", accelerator="cpu", devices=2, max_epochs=1, limit_train_batches=30, limit_val_batches=0,
         logger=False, enable_checkpointing=False, enable_model_summary=False, callbacks=[Steps()],
-    ).fit(BoringModel())  # fmt: skip
+    )  # fmt: skip
+    trainer.fit(model)
+    environment = type(trainer.strategy.cluster_environment).__name__
+    place = {"rank": trainer.global_rank, "world_size": trainer.world_size}
+    facts(model, environment=environment, steps=trainer.global_step, **place)
 
 
 def transformers() -> None:
@@ -67,8 +81,12 @@ def transformers() -> None:
     arguments = TrainingArguments(output_dir=sys.argv[2], max_steps=30, save_strategy="no", use_cpu=True, report_to=[])
     sentences = [{"input_ids": torch.arange(4), "labels": torch.arange(4)} for _ in range(16)]
     model = LlamaForCausalLM(LlamaConfig(**sizes, pad_token_id=0))
-    Trainer(model=model, args=arguments, train_dataset=sentences, callbacks=[Steps()]).train()
-    torch.distributed.destroy_process_group()
+    trainer = Trainer(model=model, args=arguments, train_dataset=sentences, callbacks=[Steps()])
+    trainer.train()
+    place = {"rank": arguments.process_index, "world_size": arguments.world_size}
+    facts(model, mode=arguments.parallel_mode.name, wrapped=type(trainer.model_wrapped).__name__, **place)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 globals()[sys.argv[1]]()

@@ -135,28 +135,3 @@ def test_accelerates_own_test_script_passes(job):
         assert f"[{rank}] Distributed environment: DistributedType.MULTI_CPU  Backend: gloo" in result.out
         assert f"[{rank}] Process index: {rank}" in result.out
     assert "**Breakpoint trigger test**" in result.out  # the last of its parts
-
-
-@needs("lightning")
-@pytest.mark.usefixtures("light_torch")
-def test_a_lightning_trainer_trains_one_model_on_both_ranks(job, program):
-    job.run("--nproc-per-node", 2, *FORKED, "lightning.pytorch", program("torch_lightning")).expect(0)
-    first, second = told(job, "facts")
-    assert first["environment"] == second["environment"] == "TorchElasticEnvironment"
-    assert (first["rank"], second["rank"]) == (0, 1)
-    assert first["world_size"] == second["world_size"] == 2
-    assert first["steps"] == second["steps"] == 4
-    assert first["weights"] == second["weights"]
-
-
-@needs("transformers", "accelerate")
-@pytest.mark.skipif(TORCH < (2, 6), reason="transformers 5 needs torch 2.6")
-def test_a_transformers_trainer_trains_one_model_on_both_ranks(job, program):
-    args = ("--nproc-per-node", 2, *FORKED, "transformers.trainer", program("torch_transformers"), job.home / "trained")
-    job.run(*args, env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(job.home / "hub")}).expect(0)
-    first, second = told(job, "facts")
-    assert (first["rank"], second["rank"]) == (0, 1)
-    assert first["world_size"] == second["world_size"] == 2
-    assert first["mode"] == "DISTRIBUTED"
-    assert first["wrapped"] == "DistributedDataParallel"
-    assert first["weights"] == second["weights"]
