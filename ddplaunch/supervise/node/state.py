@@ -122,7 +122,7 @@ class State(Struct, frozen=True, kw_only=True):
         return soonest(
             self.phase_deadline,
             None if self.pauses_limits else self.warning_deadline,
-            self.raised_deadline if self.is_going and not self.debugger else None,
+            self.raised_deadline if self.is_working and not self.debugger else None,
             self.delayed_stop.until if self.delayed_stop else None,
             self.stuck_deadline,
             self.progress_check_at if self.checks_progress and self.policy.progress_interval else None,

@@ -52,6 +52,12 @@ def test_a_failure_is_announced_as_soon_as_the_others_here_are_stopped_and_repor
     assert (state.phase, state.deadline) == (Phase.WAITING, None)
 
 
+def test_a_node_that_waits_for_the_coordinator_does_not_wake_for_an_exception_of_the_generation_before():
+    failed = (*FIRST, ErrorRecorded(0.9), ended(1, code=3), ENDS[0], ENDS[2], NOTHING_LEFT)
+    state, _ = after(*failed)
+    assert (state.phase, state.deadline) == (Phase.WAITING, None)
+
+
 def test_what_follows_from_a_failure_only_the_coordinator_says():
     failed = (*FIRST, ended(1, code=3), ENDS[0], ENDS[2], NOTHING_LEFT)
     state, actions = after(*failed, GenerationBegun(1, ALL, 9.0))
