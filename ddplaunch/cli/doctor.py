@@ -74,8 +74,9 @@ def doctor(
     **_: Any,
 ) -> int:
     """Shows what would make a job fail or crawl on this machine, or on several nodes and between them, the worst first, and what
-    to type. Changes nothing. The exit status is 1 only if something is broken. The text may be shown to others: it holds no
-    value that looks like a secret. Takes the options of `ddplaunch --help-all`; with SCRIPT, each node has to have the same one.
+    to type. Changes nothing, except that it remembers nodes which are slow or out of reach. The exit status is 1 only if
+    something is broken. The text may be shown to others: it holds no value that looks like a secret. Takes the options of
+    `ddplaunch --help-all`; with SCRIPT, each node has to have the same one.
     """  # noqa: D205 - the help of a verb is one paragraph
     env = ctx.obj
     if nodes or forget is not None:

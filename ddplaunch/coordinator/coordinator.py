@@ -223,10 +223,12 @@ class Coordinator:
                 self._order(ids, stop)
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(self._loop.now()))
-            case job.Refuse(id, reason, status, hint) if self._agents is not None:
+            case job.Refuse(id, reason, status, hint, unfit) if self._agents is not None:
                 text = LaunchError(f"the coordinator refused this node: {reason}", hint=hint).render()
                 self._order((id,), JobEnd(status=status, why="refused", text=text))
                 self._agents.refused(id, reason)
+                if unfit is not None:
+                    self._reporter.left_out(unfit, reason)
             case job.Release(id, signum):
                 text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others go on\n"
                 self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))

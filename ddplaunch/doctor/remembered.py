@@ -41,5 +41,7 @@ def _shown(failures: list[bad_nodes.Failure], env: Mapping[str, str], now: float
         return msgspec.json.format(msgspec.json.encode({"schema": 1, "failures": failures}), indent=1).decode()
     if not failures:
         return "no node is remembered on which the machine has failed in the last 7 days"
-    rows = [(host, what, f"run {short(run)}" if run else "") for host, what, run in bad_nodes.table(failures, now)]
-    return written([table(rows, styles=(NAME, "", NOTE))], Look.of_stdout(env))
+    rows = [
+        (host, what, f"run {short(run)}" if run else "", why) for host, what, run, why in bad_nodes.table(failures, now)
+    ]
+    return written([table(rows, styles=(NAME, "", NOTE, NOTE))], Look.of_stdout(env))

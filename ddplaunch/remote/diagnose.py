@@ -30,9 +30,23 @@ class HostError(Struct, frozen=True):
     hint: str | None = None  # for all hosts with this error; {host} stands for the name of the first
     status: int = RENDEZVOUS
 
+    @property
+    def may_be_the_machines(self) -> bool:
+        """Whether the machine or the network to it may be at fault, and not what is installed or allowed there."""
+        return self.message.startswith(_UNREACHABLE)
+
 
 NO_STATUS = HostError("it has not reported how the job ended", None, NODE_LOST)
 UNRESOLVED = "cannot resolve the host name"
+# the machine, or the network to it, may be at fault: how such messages begin
+_UNREACHABLE = (
+    "ssh connection refused",
+    "ssh connection timed out",
+    "no route to host",
+    "ddplaunch did not start there within",
+    "it has stopped answering",
+    "lost: ",
+)
 _LOGIN = "`ssh {host}` has to work without a password prompt"
 # the first pattern that is found in what was printed; OpenSSH's texts are in its readconf.c, sshconnect*.c and packet.c
 _SSH: Sequence[tuple[str, str, str]] = (

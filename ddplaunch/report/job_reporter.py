@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from signal import SIGINT, SIGKILL, SIGTERM
 
 from ddplaunch.errors import below
+from ddplaunch.fields import piece
 from ddplaunch.report import closing
 from ddplaunch.report.paint import plain
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, State
+from ddplaunch.supervise.job.state import Member
 from ddplaunch.supervise.job.step import OWN_END
 from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, ClusterEnding, Traces, Why, WorkerExit
 from ddplaunch.words import count, duration
 
-_REMEMBERED_WITHIN = 1.0  # seconds
-_OF_MACHINE = ("silent for", "connection")  # how reasons begin for which an agent is lost, but for what it has sent
+# how reasons begin for which an agent is lost, but for what it has sent
+_OF_MACHINE = {"silent for": "lost", "connection": "lost", "its health check failed": "unfit"}
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 
 
@@ -39,7 +40,9 @@ class JobReporter:
         self.came_last: tuple[str, Mapping[str, object]] | None = None
         self.pace: float | None = None  # steps in a second
         self._prepared = False
-        self._faults: dict[str, str] = {}  # of the machines, by host
+        self._faults: dict[
+            str, tuple[str, str]
+        ] = {}  # of the machines, by host: a kind of runlog/bad_nodes.py, and why
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
@@ -61,15 +64,23 @@ class JobReporter:
             case job.AgentLost(id, reason, _) if id in before.members:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
-                if before.phase is job.Phase.RUNNING and reason.startswith(_OF_MACHINE):
-                    self._faults.setdefault(member.host, "lost")
+                kind = next((kind for begin, kind in _OF_MACHINE.items() if reason.startswith(begin)), None)
+                if kind == "unfit" or (kind is not None and before.phase is job.Phase.RUNNING):
+                    self._faults.setdefault(member.host, (kind, reason))
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
                 emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.name.lower())
         match event:
+            case job.NodeEnded(id) if id in before.members and not before.members[id].is_leaving:
+                pass  # `left_out` reports it if its workers failed too often
             case job.NodeStopping(id) | job.NodeEnded(id) if id in before.members and id not in after.members:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
+
+    def left_out(self, member: Member, reason: str) -> None:
+        """Report that the job goes on without a node whose machine seems to be at fault."""
+        self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
+        self._faults.setdefault(member.host, ("unfit", reason))
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Say that the job stops by a signal which came to another node, or to the command that has started the agents.
@@ -244,7 +255,7 @@ class JobReporter:
         )
         cause = classify(first, facts)
         if cause is not None and cause.fault:
-            self._faults[first.host] = cause.fault
+            self._faults[first.host] = (cause.fault, cause.line or cause.name)
         report = FailureReport(
             first=first,
             exits=tuple(state.exits),
@@ -261,19 +272,18 @@ class JobReporter:
         return render(report, self._reporter.paint)
 
     def _remember_faults(self) -> None:
-        """Remember the machines that have failed. All workers have ended; a disk that hangs holds nobody up for longer."""
+        """Remember the machines that have failed. All workers have ended."""
         path, run_id = self._reporter.bad_nodes, self._reporter.plan.run_id if self._reporter.plan is not None else ""
         if not self._faults or not path or self._spec.chaos:
             return
-        from ddplaunch.process.ask import AskedEnded, ask
-        from ddplaunch.runlog.bad_nodes import Failure, add
+        from ddplaunch.runlog.bad_nodes import Failure, remember
 
         now, in_slurm = time.time(), bool(self._reporter.slurm_job)
         failures = [
-            Failure(host=host, kind=kind, at=now, run=run_id, in_slurm=in_slurm) for host, kind in self._faults.items()
+            Failure(host=host, kind=kind, at=now, run=run_id, why=piece(why), in_slurm=in_slurm)
+            for host, (kind, why) in self._faults.items()
         ]
-        with suppress(OSError, AskedEnded):  # of which TimeoutError is one
-            ask(partial(add, path, failures, now), _REMEMBERED_WITHIN)
+        remember(path, failures, now)
 
 
 def _node_lost(state: State) -> str:

@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -25,12 +26,16 @@ KINDS = {
     "lost": "was lost",
     "gpu": "had a fault of a GPU",
     "memory": "ran out of memory",
+    "unfit": "was found unfit",
     "slow": "was slow in a check",
+    "unreachable": "could not be reached",
 }
+OF_DOCTOR = ("slow", "unreachable")  # no longer so, once the doctor finds nothing wrong with the node
 KEPT = 7 * 86400.0  # seconds
 _MOST = 500  # failures
 _LARGEST = 1 << 20  # bytes
 _AHEAD = 3600.0  # seconds that the clock of another host may be ahead
+_WITHIN = 1.0  # seconds
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -39,7 +44,8 @@ class Failure(Struct, frozen=True, kw_only=True):
     host: Host
     kind: Annotated[str, Meta(max_length=20)]  # of KINDS
     at: Annotated[float, Meta(ge=0, le=1e12)]  # seconds of the time of day
-    run: Piece = ""  # its name
+    run: Piece = ""  # its name; "" if the doctor has found it
+    why: Piece = ""  # in a line: "silent for 10 s"
     in_slurm: bool = False
 
 
@@ -65,13 +71,25 @@ def _parsed(text: bytes, now: float) -> list[Failure]:
     return sorted(found, key=lambda one: one.at)[-_MOST:]
 
 
-def add(path: str, failures: Sequence[Failure], now: float) -> None:
-    """Remember these too.
+def remember(path: str, failures: Sequence[Failure], now: float, well: Sequence[str] = ()) -> None:
+    """Add these as `add` does, as far as that is possible; a disk that hangs holds nobody up for longer than a second."""
+    from ddplaunch.process.ask import AskedEnded, ask
+
+    with suppress(OSError, AskedEnded):  # of which TimeoutError is one
+        ask(partial(add, path, failures, now, well), _WITHIN)
+
+
+def add(path: str, failures: Sequence[Failure], now: float, well: Sequence[str] = ()) -> None:
+    """Remember these too, and forget what the doctor has found before on the hosts `well`.
 
     Raises: OSError.
     """
+
+    def change(known: list[Failure]) -> list[Failure]:
+        return [one for one in known if not (one.kind in OF_DOCTOR and among([one], well))] + list(failures)
+
     make_all(os.path.dirname(path))
-    _change(path, lambda known: [*known, *failures], now)
+    _change(path, change, now)
 
 
 def forget(path: str, host: str, now: float) -> int:
@@ -116,11 +134,11 @@ def warning(bad: Mapping[str, Sequence[Failure]], now: float) -> str:
     )
 
 
-def table(failures: Sequence[Failure], now: float) -> list[tuple[str, str, str]]:
-    """Return a row for each node that has failed: its name, what happened last and when, the run."""
+def table(failures: Sequence[Failure], now: float) -> list[tuple[str, str, str, str]]:
+    """Return a row for each node that has failed: its name, what happened last and when, the run, why."""
     hosts = dict.fromkeys(one.host for one in reversed(failures))
     found = among(failures, hosts)
-    return [(host, summary(found[host], now), found[host][-1].run) for host in hosts]
+    return [(host, summary(found[host], now), found[host][-1].run, found[host][-1].why) for host in hosts]
 
 
 def summary(failures: Sequence[Failure], now: float) -> str:

@@ -64,6 +64,10 @@ def test_a_slow_link_is_that_of_its_host(examine, job, bed):
     assert (one["severity"], one["title"]) == ("slow", "the network of node2 is slow")
     assert re.search(r"node0 to node2: .* 4\d ms for a round trip, usual here are ", one["evidence"])
     assert "node2" not in (job.home / "good.txt").read_text().split()
+    job.start("doctor", "--nodes", host=LOGIN)
+    assert re.search(
+        "^node2 +was slow in a check .* the network of node2 is slow$", job.wait(host=LOGIN).out, re.MULTILINE
+    )
 
 
 def test_lost_packets_are_counted(examine, bed):

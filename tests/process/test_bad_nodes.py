@@ -19,12 +19,17 @@ def test_a_job_warns_of_its_node_until_that_is_forgotten(job):
         return job.wait().expect(0)
 
     path, now = bad_nodes_file(job.env), time.time()
-    failures = [Failure(host=host, kind="gpu", at=now - 3600, run="20261123-194501-k7qx") for host in (HOST, "other")]
+    failures = [
+        Failure(host=host, kind="gpu", at=now - 3600, run="20261123-194501-k7qx", why="Xid 79")
+        for host in (HOST, "other")
+    ]
     bad_nodes.add(path, failures, now)
     assert f"ddplaunch: warning: {HOST} had a fault of a GPU 1 h ago" in said("train.py").err
     assert "other" not in said("-q", "train.py").err
     assert re.search(
-        rf"^{re.escape(HOST)} +had a fault of a GPU 1 h ago  run k7qx$", said("doctor", "--nodes").out, re.MULTILINE
+        rf"^{re.escape(HOST)} +had a fault of a GPU 1 h ago  run k7qx  Xid 79$",
+        said("doctor", "--nodes").out,
+        re.MULTILINE,
     )
     assert '"kind": "gpu"' in said("doctor", "--nodes", "--json").out
     assert said("doctor", "--forget", HOST).out == f"forgot 1 failure of {HOST}\n"

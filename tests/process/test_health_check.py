@@ -1,8 +1,11 @@
 """`--health-check`: a node that is not fit takes no part, before the first start and before a restart."""
 
 import os
+import time
 from signal import SIGKILL
 
+from ddplaunch.runlog import bad_nodes
+from ddplaunch.runlog.folders import bad_nodes_file
 from tests.conftest import until
 
 BAD = "echo; echo GPU 2 is off the bus; exit 4"
@@ -38,6 +41,9 @@ def test_a_node_that_is_unfit_at_a_restart_leaves_and_a_spare_takes_its_place(no
     first.says("is node 1 from now on")
     (nodes.home / "signs" / "go").touch()
     assert nodes.statuses(first, spare) == [0, 0]
+    (remembered,) = bad_nodes.read(bad_nodes_file(nodes.env), time.time())
+    assert (remembered.host, remembered.kind) == (os.uname().nodename, "unfit")
+    assert remembered.why == "its health check failed: exit status 4: GPU 2 is off the bus"
 
 
 def test_a_stop_does_not_wait_for_a_check_that_hangs(job, program):

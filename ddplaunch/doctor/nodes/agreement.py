@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -163,6 +164,25 @@ def merged(names: Sequence[str], reports: Mapping[int, Report]) -> Iterator[Conc
     for key, nodes in alike.items():
         check, severity, title, hint = key
         yield _concern(check, severity, f"{_named(names, nodes)}: {title}", nodes, evidence=evidence[key], hint=hint)
+
+
+def faulty_nodes(
+    number: int, lost: Mapping[int, HostError], concerns: Iterable[Concern]
+) -> dict[int, tuple[Literal["slow", "unreachable"], str]]:
+    """Return which nodes of so many are slow or out of reach as machines, and why in a line.
+
+    None if these are more than half of all: the fault then lies with this host or the network.
+    """
+    found: dict[int, tuple[Literal["slow", "unreachable"], str]] = {
+        node: ("unreachable", why.message.partition("\n")[0]) for node, why in lost.items() if why.may_be_the_machines
+    }
+    for one in concerns:
+        finding = one.finding
+        if finding.check == "network" and finding.severity != "note" and not one.is_link:
+            kind: Literal["slow", "unreachable"] = "slow" if finding.severity == "slow" else "unreachable"
+            for node in one.nodes:
+                found.setdefault(node, (kind, finding.title))
+    return found if 2 * len(found) <= number else {}
 
 
 def good_nodes(number: int, concerns: Sequence[Concern]) -> list[int]:

@@ -38,15 +38,18 @@ from ddplaunch.doctor.nodes.messages import (
 )
 from ddplaunch.doctor.nodes.nodes import Batch, Nodes
 from ddplaunch.doctor.nodes.pairs import Pair, doubtful, halves
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, visible, write_stderr
+from ddplaunch.fields import host, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options import token
 from ddplaunch.options.parsers import is_numeric
 from ddplaunch.process.files import check_replaceable
 from ddplaunch.remote import start
 from ddplaunch.remote.connections import AgentStart
+from ddplaunch.runlog import bad_nodes
+from ddplaunch.runlog.folders import bad_nodes_file
 from ddplaunch.spec import JobSpec
-from ddplaunch.words import count, duration, why_failed
+from ddplaunch.words import count, duration, some, why_failed
 
 _MODULE = "ddplaunch.doctor.nodes.host"
 _START, _START_EACH = 20.0, 0.05  # seconds: a login may take 10, and of many hosts 64 start at once
@@ -194,7 +197,10 @@ class _Examination:
             ),
             *agreement.merged(self._names, {node: one.report for node, one in reports.items()}),
         ]
-        return self._report(facts, clocks, ways, reports, concerns), agreement.good_nodes(len(self._names), concerns)
+        good = agreement.good_nodes(len(self._names), concerns)
+        if not self._is_shared:
+            self._remember(agreement.faulty_nodes(len(self._names), nodes.lost, concerns), good)
+        return self._report(facts, clocks, ways, reports, concerns), good
 
     def _note(self, check: str) -> None:
         self._seconds[check] = time.monotonic() - self._began
@@ -283,6 +289,20 @@ class _Examination:
                 way = reply if isinstance(reply, Way) else failed
                 if way is not None:
                     ways[here, there] = network.best_of(ways.get((here, there)), way)
+
+    def _remember(self, faulty: Mapping[int, tuple[str, str]], good: Sequence[int]) -> None:
+        """Remember which machines are slow or out of reach, for the next jobs; those that are no longer so are forgotten."""
+        path, now, in_slurm = bad_nodes_file(self._env), time.time(), self._allocation.starter == "srun"
+        failures = [
+            bad_nodes.Failure(host=host(self._names[node]), kind=kind, at=now, why=piece(why), in_slurm=in_slurm)
+            for node, (kind, why) in faulty.items()
+        ]
+        if not path or not (failures or os.path.exists(path)):
+            return
+        bad_nodes.remember(path, failures, now, well=[self._names[node] for node in good])
+        if failures:
+            named = some([one.host for one in failures], 3)
+            write_stderr(visible(f"note: later jobs warn of {named}; `ddplaunch doctor --forget NODE` ends that\n"))
 
     # --- the report
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from ddplaunch.supervise.job.state import Member
+
 
 class BeginGeneration(Struct, frozen=True):
     """Reserve a port and have these agents start their workers, in the order of their node ranks."""
@@ -35,6 +37,7 @@ class Refuse(Struct, frozen=True):
     reason: str
     status: int
     hint: str = ""
+    unfit: Member | None = None  # the member that it was, if its machine seems to be at fault
 
 
 class Release(Struct, frozen=True):

@@ -77,7 +77,8 @@ def _restart_or_end(state: State, at: float) -> Result:
     reason = f"left out, since its workers failed first twice in a row: {failure.how if failure else 'hung'}"
     state, then = _restart(state, failure, at, counts=counts)
     state = replace(state, members=state.members.without(sick.id))
-    return state, (*then, actions.Refuse(sick.id, reason, exitcodes.NODE_LOST, "look at its GPUs: `ddplaunch doctor`"))
+    hint = "look at its GPUs: `ddplaunch doctor`"
+    return state, (*then, actions.Refuse(sick.id, reason, exitcodes.NODE_LOST, hint, unfit=sick))
 
 
 def _end_after_notice(state: State) -> Result:

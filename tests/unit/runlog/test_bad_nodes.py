@@ -45,6 +45,12 @@ def test_a_node_is_forgotten_by_its_full_or_short_name(path):
     assert bad_nodes.forget(path, "gpu07", NOW) == 0
 
 
+def test_a_doctor_that_finds_a_node_well_forgets_what_a_doctor_found_and_nothing_else(path):
+    bad_nodes.add(path, [failed("a", "slow"), failed("b", "unreachable"), failed("a", "gpu"), failed("c", "slow")], NOW)
+    bad_nodes.remember(path, [], NOW, well=["a", "b.cluster.org"])
+    assert [(one.host, one.kind) for one in bad_nodes.read(path, NOW)] == [("a", "gpu"), ("c", "slow")]
+
+
 def test_the_file_stays_small(path):
     for at in range(6):
         bad_nodes.add(path, [failed(f"n{number}", at=NOW + at) for number in range(100)], NOW + at)

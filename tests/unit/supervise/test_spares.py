@@ -123,8 +123,8 @@ def test_a_node_whose_workers_fail_first_twice_in_a_row_is_left_out_and_a_spare_
     _, twice = history(policy, [*met(3), *killed(1, 50.0), *killed(1, 150.0)])
     assert begun(twice) == [(0, 1), (0, 1), (0, 2)]
     refused = [action for action in twice if isinstance(action, Refuse)]
-    assert [(one.id, one.reason) for one in refused] == [
-        (1, "left out, since its workers failed first twice in a row: killed by SIGKILL")
+    assert [(one.id, one.unfit and one.unfit.host, one.reason) for one in refused] == [
+        (1, "b", "left out, since its workers failed first twice in a row: killed by SIGKILL")
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from ddplaunch.cluster.hostlist import Host, parse_hostfile
 from ddplaunch.doctor import Finding, Report
 from ddplaunch.doctor.nodes import Concern, agreement
-from ddplaunch.doctor.nodes.agreement import clock_of, good_nodes
+from ddplaunch.doctor.nodes.agreement import clock_of, faulty_nodes, good_nodes
 from ddplaunch.doctor.nodes.examine import write_hosts
 from ddplaunch.doctor.nodes.messages import Facts, Met, Shared
 from ddplaunch.errors import LaunchError
@@ -160,3 +160,29 @@ def test_a_host_file_takes_the_place_of_no_pipe_or_device(tmp_path):
     with pytest.raises(LaunchError, match="not a regular file"):
         write_hosts(str(tmp_path / "good.txt"), (Host(name="a"),))
     assert (tmp_path / "good.txt").is_fifo()
+
+
+def of_network(severity, title, *nodes, is_link=False):
+    return Concern(finding=Finding(check="network", severity=severity, title=title), nodes=nodes, is_link=is_link)
+
+
+def test_machines_that_are_slow_or_out_of_reach_are_told_from_links_and_from_what_is_installed():
+    lost = {
+        1: HostError("no route to host"),
+        2: HostError("python there has no ddplaunch"),
+        3: HostError("it has stopped answering"),
+    }
+    concerns = [
+        of_network("broken", "cut", 1),
+        of_network("slow", "slow", 5),
+        of_network("slow", "link", 6, 7, is_link=True),
+        of_network("note", "MTU", 0),
+        Concern(finding=Finding(check="files", severity="broken", title="another script"), nodes=(4,)),
+    ]
+    assert faulty_nodes(8, lost, concerns) == {
+        1: ("unreachable", "no route to host"),
+        3: ("unreachable", "it has stopped answering"),
+        5: ("slow", "slow"),
+    }
+    assert faulty_nodes(6, lost, concerns) != {}
+    assert faulty_nodes(5, lost, concerns) == {}
