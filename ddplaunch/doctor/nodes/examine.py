@@ -275,9 +275,13 @@ class _Examination:
         return ways
 
     def _round(self, pairs: Sequence[Pair], facts: Mapping[int, Facts], ways: dict[tuple[int, int], Way]) -> None:
-        """Measure all pairs at once in one direction, then in the other; put the better of two measurements into `ways`."""
+        """Measure all pairs at once in one direction, then in the other; put the better of two measurements into `ways`.
+
+        One direction will do on one machine, where both take the same way.
+        """
         seconds = _SEND_HERE if self._is_shared else _SEND
-        for turn in (list(pairs), [(there, here) for here, there in pairs]):
+        back = [] if self._is_shared else [(there, here) for here, there in pairs]
+        for turn in (list(pairs), back):
             targets = dict(turn)
             requests = {
                 here: Measure(there, facts[there].addresses, (facts[there].port, *facts[there].ports), seconds)
