@@ -1,6 +1,7 @@
 """Trains for as many steps as the second argument says, and with a third waits for a sign before the last ones. The first:
 
-"plain" trains; "hook" spends its steps in a hook below `backward`; "profiles" runs torch's profiler itself.
+"plain" trains; "hook" spends its steps in a hook below `backward`; "profiles" runs torch's profiler itself. With "profiled" for
+the third, step 8 comes once torch's profiler runs.
 """
 
 import sys
@@ -34,6 +35,9 @@ losses = []
 for step in range(steps):
     if step == 4:
         put(f"ready-{RANK}")
+    if step == 8 and sys.argv[3:4] == ["profiled"]:
+        while not torch.autograd._profiler_enabled():  # on a busy machine the command comes late
+            time.sleep(0.01)
     if step == steps - 4 and sys.argv[3:]:
         wait("enough")
     if how != "hook" and step > 4:

@@ -306,7 +306,7 @@ class _Examination:
         bad_nodes.remember(path, failures, now, well=[self._names[node] for node in good])
         if failures:
             named = some([one.host for one in failures], 3)
-            write_stderr(visible(f"note: later jobs warn of {named}; `ddplaunch doctor --forget NODE` ends that\n"))
+            write_stderr(visible(f"note: later jobs warn of {named}, until `ddplaunch doctor --forget NODE`\n"))
 
     # --- the report
 
