@@ -69,19 +69,14 @@ def test_a_second_interrupt_kills_workers_that_ignore_the_first(caller):
     assert result.status == -signal.SIGINT
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_the_workers_of_a_caller_that_is_killed_end(signum, caller):
-    process = caller.start(caller.write(SCRIPT), "sleeps", 30)
+@pytest.mark.parametrize(
+    ("signum", "does", "grace_period"),
+    [(signal.SIGKILL, "sleeps", 30), (signal.SIGTERM, "sleeps", 30), (signal.SIGKILL, "ignores_the_stop", 1)],
+)
+def test_the_workers_of_a_caller_that_is_killed_end_or_are_killed_themselves(caller, signum, does, grace_period):
+    process = caller.start(caller.write(SCRIPT), does, grace_period)
     caller.signs("sleeps", 2)
     process.send_signal(signum)
-    caller.wait()
-    caller.nothing_left(PATIENCE)
-
-
-def test_workers_that_ignore_the_end_of_the_caller_are_killed_after_the_grace_period(caller):
-    process = caller.start(caller.write(SCRIPT), "ignores_the_stop", 1)
-    caller.signs("sleeps", 2)
-    process.kill()
     caller.wait()
     caller.nothing_left(PATIENCE)
 

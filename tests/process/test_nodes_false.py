@@ -43,17 +43,27 @@ def member(nodes, program):
     assert node.has_ended
 
 
-def test_the_end_of_another_generation_is_none(member, nodes):
-    member.say(ended(generation=1))
-    member.say(ended(generation=7))
+def let_end(nodes) -> None:
+    """Have the worker of node 0 end."""
     (nodes.home / "signs" / "go").touch()
     until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
-    time.sleep(0.1)  # nothing is to happen
-    assert not nodes.events_of(0, "job_ended")
-    member.say(ended())
+
+
+def ends_well(member: Visitor, nodes, **exits: Any) -> None:
+    """Have the other node end, and prove that the job has ended well."""
+    member.say(ended(**exits))
     assert member.hear("quit")["status"] == 0
     member.sock.close()
     assert nodes.statuses() == [0]
+
+
+def test_the_end_of_another_generation_is_none(member, nodes):
+    member.say(ended(generation=1))
+    member.say(ended(generation=7))
+    let_end(nodes)
+    time.sleep(0.1)  # nothing is to happen
+    assert not nodes.events_of(0, "job_ended")
+    ends_well(member, nodes)
 
 
 def test_an_end_that_is_told_again_and_again_counts_once(member, nodes):
@@ -90,14 +100,10 @@ def test_malformed_stacks_are_dropped_with_one_warning_and_the_node_is_kept(memb
     malformed = {"type": "stacks", "stacks": [], "members": [], "processes": [{"rank": -1, **PROCESS}]}
     for _ in range(2 if asked == "a question" else 0):
         member.say({"type": "answered", "number": 1, "answer": malformed})
-    (nodes.home / "signs" / "go").touch()
-    until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
+    let_end(nodes)
     if asked == "the end":
         member.say(stacks_at_end(malformed))
-    member.say(ended(exits=[ENDED_WELL]))
-    assert member.hear("quit")["status"] == 0
-    member.sock.close()
-    assert nodes.statuses() == [0]
+    ends_well(member, nodes, exits=[ENDED_WELL])
     assert nodes.started[0].err.count("warning: what visitor has sent about its workers was dropped: ") == 1
 
 
@@ -138,12 +144,8 @@ def test_an_answer_about_workers_of_others_is_not_passed_on(member, nodes, answe
     assert answers[1] == NoAnswer("speaks of workers that are not its own")
     dropped = "warning: what visitor has sent about its workers was dropped: it speaks"
     until(lambda: dropped in nodes.started[0].err, "the warning")
-    (nodes.home / "signs" / "go").touch()
-    until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
-    member.say(ended(exits=[ENDED_WELL]))
-    assert member.hear("quit")["status"] == 0
-    member.sock.close()
-    assert nodes.statuses() == [0]
+    let_end(nodes)
+    ends_well(member, nodes, exits=[ENDED_WELL])
 
 
 def heard_chunk(member: Visitor) -> dict[str, Any]:
@@ -177,12 +179,8 @@ def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(membe
     assert not heard_chunk(member)["data"], "the end"
     member.say({"type": "pause_limits", "paused": True})
     until(lambda: nobody in nodes.started[0].err, "the warning")
-    (nodes.home / "signs" / "go").touch()
-    until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
-    member.say(ended(exits=[ENDED_WELL]))
-    assert member.hear("quit")["status"] == 0
-    member.sock.close()
-    assert nodes.statuses() == [0]
+    let_end(nodes)
+    ends_well(member, nodes, exits=[ENDED_WELL])
 
 
 def test_nobody_switches_a_timeout_off_in_a_job_that_is_not_debugged(nodes, program):

@@ -1,11 +1,12 @@
 """Specs, plans and ends of workers to test with: a test names only what it is about."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.inspect.stragglers import Arrivals
 from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 from ddplaunch.supervise.outcome import WorkerExit
@@ -64,3 +65,12 @@ def refusal(call: Callable[[], object]) -> tuple[str, str | None]:
     with pytest.raises(LaunchError) as raised:
         call()
     return raised.value.message, raised.value.hint
+
+
+def arrivals(first: int, times: Sequence[int], members: str = "0-3") -> Arrivals:
+    """Return when a rank came to collectives of one group, numbered from `first` on."""
+    numbers = tuple(range(first, first + len(times)))
+    newest = {"newest": numbers[-1], "newest_at": times[-1]}
+    return Arrivals(
+        group="gloo 0", members=members, numbers=numbers, times=tuple(times), length=1, period=0.1, **newest
+    )

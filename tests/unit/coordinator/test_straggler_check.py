@@ -17,25 +17,16 @@ from ddplaunch.inspect.arrivals import received_arrivals, sent_arrivals
 from ddplaunch.inspect.stragglers import Arrivals
 from ddplaunch.supervise.job import Member
 from tests.loops import FakeLoop
+from tests.unit.builders import arrivals
 
 MS = 1_000_000
 EVERY = 30.0
 MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=2, requested_rank=None) for id in range(2)}
 
 
-def arrivals(late: int, ahead: int, first: int) -> Arrivals:
-    numbers = tuple(range(first, first + 60))
-    times = tuple(ahead + number * 100 * MS + late for number in numbers)
-    return Arrivals(
-        group="gloo 0",
-        members="0-3",
-        numbers=numbers,
-        times=times,
-        newest=numbers[-1],
-        newest_at=times[-1],
-        length=1,
-        period=0.1,
-    )
+def late_by(late: int, ahead: int, first: int) -> Arrivals:
+    """Return the times of a rank at 60 steps of 100 ms."""
+    return arrivals(first, [ahead + number * 100 * MS + late for number in range(first, first + 60)])
 
 
 class Bed:
@@ -80,7 +71,7 @@ class Bed:
         for id, member in MEMBERS.items():
             wall = 7000 * MS * id + (set_by if id else 0)
             ahead = wall + 5000 * MS * id
-            ranks = {rank: [arrivals(late.get(rank, 0), ahead, first)] for rank in (2 * id, 2 * id + 1)}
+            ranks = {rank: [late_by(late.get(rank, 0), ahead, first)] for rank in (2 * id, 2 * id + 1)}
             asker.answered(member, sent_arrivals(ranks, wall))
         asker.done()
 
@@ -118,7 +109,7 @@ def test_a_node_that_ends_before_the_others_is_still_the_host_of_its_ranks():
     bed.answer({3: 20 * MS})
     bed.expire(60.0, {0: MEMBERS[0]})
     _, asker = bed.asked[-1]
-    asker.answered(MEMBERS[0], sent_arrivals({0: [arrivals(0, 0, 61)]}, 0))
+    asker.answered(MEMBERS[0], sent_arrivals({0: [late_by(0, 0, 61)]}, 0))
     asker.done()
     assert bed.check.last_word is not None
     assert bed.check.last_word[0].startswith("rank 3 on host-1 ")
@@ -175,7 +166,7 @@ def test_what_fails_in_it_ends_the_readings_and_nothing_else():
 
 @pytest.mark.parametrize("late", [0, -500 * MS])
 def test_what_is_sent_of_arrivals_arrives(late):
-    found = {0: [arrivals(0, 10**18, 1)], 1: [arrivals(late, 10**18, 1), arrivals(0, 10**18, 5)]}
+    found = {0: [late_by(0, 10**18, 1)], 1: [late_by(late, 10**18, 1), late_by(0, 10**18, 5)]}
     message = for_coordinator(encode(Answered(1, sent_arrivals(found, -7))))
     assert isinstance(message, Answered)
     assert isinstance(message.answer, NodeArrivals)
@@ -194,7 +185,7 @@ def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
 
 def test_what_a_node_sends_of_groups_grows_with_its_own_ranks_and_not_with_those_of_the_job():
     def size(members: str) -> int:
-        ranks = {rank: [replace(arrivals(0, 10**18, 1), members=members)] for rank in range(8)}
+        ranks = {rank: [replace(late_by(0, 10**18, 1), members=members)] for rank in range(8)}
         return len(encode(Answered(1, sent_arrivals(ranks, 0))))
 
     assert size("0-8191") - size("0-7") < 8

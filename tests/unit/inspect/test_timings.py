@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from ddplaunch.inspect import Call, Group, Sample
-from ddplaunch.inspect.stragglers import Arrivals, Clock
+from ddplaunch.inspect.stragglers import Clock
 from ddplaunch.inspect.timings import of_arrivals, of_samples
-
-
-def arrivals(first: int, *times: int) -> Arrivals:
-    numbers = tuple(range(first, first + len(times)))
-    return Arrivals(
-        group="gloo 0",
-        members="0-1",
-        numbers=numbers,
-        times=times,
-        newest=numbers[-1],
-        newest_at=times[-1],
-        length=1,
-        period=0.1,
-    )
+from tests.unit.builders import arrivals
 
 
 def test_the_times_of_all_nodes_are_brought_to_one_clock() -> None:
-    found = {0: [arrivals(1, 5_000_000, 7_000_000)], 1: [arrivals(2, 107_500_000)]}
+    found = {0: [arrivals(1, [5_000_000, 7_000_000], "0-1")], 1: [arrivals(2, [107_500_000], "0-1")]}
     [row] = of_arrivals(found, {0: Clock(ahead=1_000_000), 1: Clock(ahead=101_000_000)})
     assert (row["group"], row["members"], row["ranks"], row["numbers"]) == ("0", "0-1", "0-1", [1, 2])
     assert row["mono"] == 0.004
@@ -30,7 +17,7 @@ def test_the_times_of_all_nodes_are_brought_to_one_clock() -> None:
 
 
 def test_of_many_ranks_a_line_has_the_last_few_collectives() -> None:
-    found = {rank: [arrivals(1, *range(1000, 9000))] for rank in range(256)}
+    found = {rank: [arrivals(1, range(1000, 9000), "0-1")] for rank in range(256)}
     [row] = of_arrivals(found, dict.fromkeys(range(256), Clock(ahead=0)))
     assert row["numbers"] == [7997, 7998, 7999, 8000]
 

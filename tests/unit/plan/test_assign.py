@@ -63,20 +63,17 @@ def test_an_origin_is_named_as_it_is_written() -> None:
     assert count(asked, gpus(1), hardware(1)) == (1, "PET_NPROC_PER_NODE=auto: 1 accelerator")
 
 
-def test_more_workers_than_devices_take_them_in_turn() -> None:
-    assert indices(own(spec(nproc_per_node=5), 5, gpus(2))) == [[0], [1], [0], [1], [0]]
-
-
-def test_fewer_workers_than_devices_leave_the_last_ones() -> None:
-    assert indices(own(spec(nproc_per_node=2), 2, gpus(4))) == [[0], [1]]
-
-
-def test_neighbours_share_a_device_that_has_several_workers() -> None:
-    assert indices(own(spec(workers_per_gpu=2), 4, gpus(2))) == [[0], [0], [1], [1]]
-
-
-def test_a_worker_with_several_devices_has_neighbouring_ones() -> None:
-    assert indices(own(spec(gpus_per_worker=2), 2, gpus(4))) == [[0, 1], [2, 3]]
+@pytest.mark.parametrize(
+    ("asked", "workers", "devices", "expected"),
+    [
+        pytest.param({"nproc_per_node": 5}, 5, 2, [[0], [1], [0], [1], [0]], id="more workers take devices in turn"),
+        pytest.param({"nproc_per_node": 2}, 2, 4, [[0], [1]], id="fewer leave the last ones"),
+        pytest.param({"workers_per_gpu": 2}, 4, 2, [[0], [0], [1], [1]], id="neighbours share"),
+        pytest.param({"gpus_per_worker": 2}, 2, 4, [[0, 1], [2, 3]], id="a worker has neighbouring ones"),
+    ],
+)
+def test_devices_are_given_out_in_their_order(asked, workers: int, devices: int, expected: list[list[int]]) -> None:
+    assert indices(own(spec(**asked), workers, gpus(devices))) == expected
 
 
 def test_a_job_for_the_cpus_owns_no_device() -> None:
