@@ -150,7 +150,7 @@ class Look:
         self._progress: Progress | None = None
 
     def __call__(self) -> Figures | None:
-        """Return the figures of now; None before the workers are started."""
+        """Return the figures for the file of --metrics-file; None before the workers are started."""
         state, workers = self._now()
         reporter, now, epoch = self._context.reporter, self._loop.now(), time.time()
         plan = reporter.plan

@@ -56,7 +56,7 @@ _decoder = msgspec.json.Decoder(_Stack | _Group | _Call | _Step | _End)
 
 
 def read(path: str, rank: int, world_size: int) -> Trace:
-    """Return what the notes at `path` tell of a rank; its `end` is "ended" where they do not say why it ended."""
+    """Return what the notes at `path` tell of a rank; `end` is "ended" if no note says why the rank ended."""
     stacks: dict[int, tuple[Frame, ...]] = {}
     groups: dict[str, Group] = {}
     calls: list[Call] = []

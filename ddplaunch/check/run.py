@@ -67,7 +67,7 @@ def run(spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted) -> li
 
 @contextmanager
 def _stoppable() -> Iterator[int]:
-    """Give a descriptor that is readable once a signal has asked this command to end; it holds the signals' numbers."""
+    """Return a descriptor that becomes readable when a signal asks this command to end; the signals' numbers are read from it."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = {signum: signal.signal(signum, lambda *_: None) for signum in _GIVES_UP if not _is_ignored(signum)}
     woken = signal.set_wakeup_fd(writable)

@@ -24,7 +24,7 @@ _LONGEST = 300  # and characters of a line: a progress bar may be one line of me
 
 
 def blocks(wanted: Wanted, traces: Sequence[Trace], compared: Compared, seconds: float, cwd: str) -> Iterator[Block]:
-    """Yield what is wrong, what to know, and one line about all."""
+    """Yield the mismatches and failures, then the limits of the check, then a line that sums all up."""
     for mismatch in compared.mismatches:
         yield line(("mismatch: ", BAD), mismatch.text)
     for text, output, hint in _failures(traces, wanted, cwd):

@@ -41,7 +41,7 @@ LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
 
 
 def of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what follows another launcher, as ddplaunch takes it, and what of it has no counterpart."""
+    """Return the words after another launcher as ddplaunch takes them, and those of them that have no counterpart."""
     known, meant, lost = LAUNCHERS[name], list[tuple[str, str]](), list[str]()
     words = list(words[1:] if name == "accelerate" and words[:1] == ["launch"] else words)
     end = first_script(words)

@@ -148,7 +148,7 @@ def _unknown(rest: Sequence[str], words: Sequence[str]) -> list[SbatchOption]:
 
 
 def _separated(words: Sequence[str], at: int) -> list[str]:
-    """Return a line without --, whose script is at `at`, as it was meant: options of sbatch that the script lacks come first."""
+    """Return the line that was meant by `words` without --: options of sbatch go before --, even from behind the script."""
     text = mistakes.text_of(words[at]) or ""
     behind, moved, kept = list(words[at + 1 :]), list[str](), list[str]()
     while behind:

@@ -317,7 +317,7 @@ def include(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
 
 
 def exclude(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
-    """Return those hosts, in their order, that `text` does not name, without the devices that it names."""
+    """Return the hosts in their order, without the hosts and without the devices that `text` names."""
     named = _named(hosts, text, origin)
     found = []
     for host in hosts:

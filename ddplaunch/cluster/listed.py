@@ -53,7 +53,7 @@ def allocate(
         remarks.append(f"{unused} of {source} is not used: --nnodes asks for fewer")
     first, is_alone = chosen[0], len(chosen) == 1
     is_named = first.name == "localhost" or endpoints.is_same_host(first.address, here or facts.hostname)
-    # another user on this host, or devices of it, need an agent that is started so
+    # to be another user on this host, or to have only some of its devices, takes an agent of its own
     is_here = is_alone and is_named and first.name == first.address and first.devices is None
     if is_here and not in_step:
         return by_flags.alone(spec, first.address, cluster=cluster, nproc_per_node=first.slots, notes=remarks)

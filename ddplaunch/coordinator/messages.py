@@ -153,7 +153,7 @@ def fitted(message: _M) -> _M:
 
 
 def fitted_ends(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
-    """Return the ends of a node's workers in the order of their failures; the earliest whole, the others without their texts."""
+    """Return the ends of a node's workers, the earliest failure first. Only the first few keep tracebacks and output."""
     ends = sorted(exits, key=failed_at)
     failed = [end for end in ends if end.status != 0 or end.error is not None]
     whole = {end.rank for end in sorted(failed, key=lambda end: not failed_itself(end))[:_MOST_WHOLE]}

@@ -117,7 +117,7 @@ def groups(root: Root, controller: str) -> Iterator[Group]:
 
 
 def cpu_quota(root: Root) -> float | None:
-    """Return the CPUs' worth of time that the tightest group on our path allows, None if none limits it.
+    """Return how many CPUs' worth of time the tightest control group on our path allows; None if no group limits it.
 
     A group's limit holds for all groups below it, so every one up to the top of the mount counts.
     Formats: the kernel's cgroup-v2.rst and sched-bwc.rst.
@@ -221,7 +221,7 @@ _NODES = "/sys/devices/system/node"
 
 
 def cores(root: Root, cpus: Collection[int]) -> tuple[Core, ...]:
-    """Return the physical cores that hold `cpus`, each with only those of its threads, in the order of their lowest one.
+    """Return the physical cores of `cpus`, each with those of its threads that are in `cpus`, in the order of the lowest thread.
 
     Defaults for what sysfs does not tell: no sibling threads, package 0, NUMA node 0, one cache per package.
     """

@@ -267,7 +267,7 @@ def _of_health(gpu: Health) -> Iterator[Finding]:
 
 
 def _of_users(gpus: Sequence[Health], users: Mapping[int, User]) -> Iterator[Finding]:
-    """Name the processes on these GPUs; those of this user that nobody waits for with the line that ends them."""
+    """Yield which processes use these GPUs; if nobody waits for a process of this user, with the line that ends it."""
     held = {gpu.index: max(gpu.used, sum(holder.memory or 0 for holder in gpu.holders)) for gpu in gpus if gpu.holders}
     if not held:
         return

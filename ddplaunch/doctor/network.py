@@ -58,7 +58,7 @@ def read_name(_subject: Subject) -> Name:
 
 
 def judge_name(name: Name) -> Verdict:
-    """Judge the name: one node needs none, so that nothing here breaks a job of one node."""
+    """Judge the name of this host. A job of one node needs no name, so nothing here breaks it."""
     findings = []
     address = next(iter(name.usable), "")
     hint = f"for several nodes name the address of node 0: `ddplaunch --master-addr {address or 'ADDRESS'} ...`"
@@ -172,7 +172,7 @@ def judge_interfaces(interfaces: Interfaces) -> Verdict:
 
 
 def _fits(variable: str, value: str, states: dict[str, str]) -> bool:
-    """Whether a variable leaves an interface: NCCL takes prefixes, `=` before exact names and `^` before excluded ones."""
+    """Whether a variable allows an interface: NCCL takes prefixes, `=` before exact names and `^` before excluded ones."""
     exact, excludes = variable != "NCCL_SOCKET_IFNAME", False
     if not exact and value.startswith("^"):
         excludes, value = True, value[1:]

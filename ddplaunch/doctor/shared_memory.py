@@ -75,7 +75,7 @@ def _link(path: str) -> str:
 
 
 def _of_user(folder: str, youngest: float = _YOUNG) -> Iterator[Segment]:
-    """Yield the files of this user with names as programs of training give them, from an age in seconds on."""
+    """Yield this user's files that are older than `youngest` seconds and have the names that training programs give."""
     now = time.time()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

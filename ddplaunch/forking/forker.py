@@ -114,7 +114,7 @@ class Forker:
         return self._guard.leftovers() if self._guard is not None else []
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Child]:
-        """Fork workers, which begin together; return nothing if they are to be fresh processes.
+        """Fork workers, which begin together; return () if they are to be fresh processes.
 
         Raises:
             StartError: the machine cannot create another process.

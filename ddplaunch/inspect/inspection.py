@@ -162,13 +162,9 @@ class Inspection:
         self._observed_at, self._footprints = self._loop.now(), _footprints(running)
         busy = []
         for rank, worker in running.items():
+            is_exempt = (worker.terminal and not asks) or rank not in before
             least = 1 if worker.terminal else _LEAST_BYTES
-            if (
-                (worker.terminal and not asks)
-                or has_written(rank, since)
-                or rank not in before
-                or _has_progressed(before[rank], self._footprints[rank], least)
-            ):
+            if is_exempt or has_written(rank, since) or _has_progressed(before[rank], self._footprints[rank], least):
                 self._waits.clear()
                 return self._observed(True)
             used = self._footprints[rank].cpu_seconds - before[rank].cpu_seconds

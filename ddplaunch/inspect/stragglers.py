@@ -133,7 +133,7 @@ class History:
         self._read_at = 0.0
 
     def add(self, read: Sequence[Steps], at: float) -> None:
-        """Take a reading; what earlier ones have shown of the same steps counts once."""
+        """Add a reading; steps that an earlier reading has shown are not added again."""
         self._read_at = at
         for steps in read:
             before, self._known[steps.group] = self._known.get(steps.group), steps

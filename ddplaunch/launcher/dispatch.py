@@ -200,7 +200,7 @@ def _lacks_srun(env: Mapping[str, str]) -> bool:
 
 
 def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, str | None]:
-    """Return where the job runs, and the secret of its agents where they are not ours to start; None if they have none.
+    """Return where the job runs, and the secret of agents that ddplaunch does not start itself; None if they have no secret.
 
     Raises:
         LaunchError: what was asked for contradicts what was found.

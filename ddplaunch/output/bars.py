@@ -104,7 +104,7 @@ def kinds(bars: Iterable[Bar]) -> list[list[Bar]]:
 
 
 def _merged(group: list[_Read]) -> list[Bar]:
-    """Return the bars of one kind, those of ranks that are equally far as one bar, the slowest first."""
+    """Return the bars of one kind, the slowest first; ranks that are equally far share a bar."""
     says = [which for which in range(len(group[0].outer)) if not _names_rank(group, which)]
 
     def place(one: _Read) -> tuple[tuple[int, ...], float, tuple[int, ...]]:
@@ -268,7 +268,7 @@ class FinishedBars:
         return self._waiting[0].due if self._waiting else None
 
     def feed(self, rank: int, stream: Stream, block: bytes, at: float, *, drawn: bool) -> list[Block]:
-        """Take whole lines of a rank; return what to show. `drawn`: they come from rows that were redrawn."""
+        """Take whole lines of a rank; return what to show. `drawn`: the lines come from rows that were redrawn."""
         held = self._held.get((rank, stream))
         if not drawn:
             if held is None:

@@ -173,7 +173,10 @@ class Output:
         self._asker, self._awaited_input, self._awaited = rank, awaited_input, None
 
     def _note_answer(self, at: float) -> None:
-        """Leave a prompt on the screen once it was answered: the terminal shows the typed answer behind the prompt."""
+        """Leave a prompt and its answer on the screen once the user has answered, so that no bar is drawn over them.
+
+        The prompt has its answer when the worker no longer waits in the read(2) in which it waited at the prompt.
+        """
         if self._put_bars is None or self._awaited_input is None:
             return
         if self._awaited is None:

@@ -43,7 +43,7 @@ def tag(name: str, /, *content: Content, **attributes: str | float) -> Html:
 
 
 def join(*content: Content) -> Html:
-    """Return all these one after the other: markup as it is, texts escaped."""
+    """Return the pieces of `content` in one: markup as it is, texts escaped."""
     pieces = []
     for piece in content:
         if isinstance(piece, Html):

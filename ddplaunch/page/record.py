@@ -214,7 +214,7 @@ class _Node:
 
 
 def _said(row: _Row) -> str:
-    """Return what an event is in the list of what happened; "" if it is not in the list."""
+    """Return the words for an event in the list "What happened"; "" if the list leaves it out."""
     match row.event:
         case "stop_sent":
             return f"{row.name} to ranks {row.ranks}"

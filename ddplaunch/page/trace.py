@@ -96,8 +96,8 @@ def _pieces(life: Life, until: float, gaps: Sequence[Gap]) -> Iterator[tuple[flo
 def _collectives(run: Run) -> Iterator[Entry]:
     """Return who waited in which collective, on the track of each rank, and arrows from the last rank to those that waited.
 
-    A slice ends when the last rank has come, but where its rank calls the next collective before that, since slices of a track
-    do not overlap. Such a slice has no arrow.
+    A slice ends when the last rank has come. If its rank calls the next collective before that, the slice ends there and has no
+    arrow, because slices of a track must not overlap.
     """
     pieces: dict[int, list[tuple[int, int, int]]] = {}  # by rank: start, end, node
     for life in run.lives:

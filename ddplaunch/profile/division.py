@@ -57,7 +57,7 @@ class Joined(Struct, frozen=True, kw_only=True):
 
 
 def join(found: Sequence[Recorded], *, aligned: Collection[int]) -> list[Joined]:
-    """Join collectives by group and number, of ranks whose clocks are `aligned`; those that all their ranks came to."""
+    """Join the calls of ranks whose clocks are `aligned` by group and number; `last` is -1 where a rank is missing."""
     calls: dict[tuple[str, int], dict[int, Collective]] = {}
     for one in found:
         for call in one.collectives if one.rank in aligned else ():

@@ -81,7 +81,7 @@ def _names(one: Recorded, pids: Mapping[int | str, int]) -> Iterator[dict[str, A
 
 
 def _moved(event: Event, rank: int, pids: Mapping[int | str, int], origin: int) -> dict[str, Any]:
-    """Return an entry of a rank as one of ours."""
+    """Return an entry of a rank's trace as it is in the trace of all ranks."""
     entry: dict[str, Any] = {
         "ph": event.ph,
         "name": event.name,

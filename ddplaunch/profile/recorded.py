@@ -137,7 +137,7 @@ def unpacked(file: IO[bytes], most: int) -> bytes:
 
 
 def read(data: bytes, *, rank: int, host: str, ahead: int) -> Recorded:
-    """Read what a rank has sent, of which the clock is `ahead` of the common one.
+    """Read what a rank has sent, with its times moved to the common clock: the rank's clock is `ahead` of that.
 
     Raises:
         Malformed: it is not what a worker of ours sends.

@@ -207,7 +207,7 @@ def _removed_by_signals(path: str) -> Iterator[None]:
 
 
 def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]:
-    """Read what the ranks have sent, on the clock of the first one; a malformed trace makes its rank one that failed."""
+    """Read what the ranks have sent, with times on the clock of the first rank; a rank whose trace is malformed has failed."""
     made = [rank for rank in recorded if rank.phase == "sent"]
     boots = {rank.hello.boot for rank in made}
     profiled = []

@@ -253,7 +253,7 @@ class HostFront:
             self._pipes.request(kind, signum)
 
     def _disconnect(self) -> None:
-        """Handle the loss of the dispatcher: close the agent's signal pipe."""
+        """Handle the loss of the dispatcher: drop all output, and end the pipe of signals, on which the agent ends."""
         if self._lost:
             return
         self._lost = True

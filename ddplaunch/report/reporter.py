@@ -184,40 +184,49 @@ class Reporter:
             folder.write("plan.json", {**plan.data(self._origins), **here})
         if not self._is_announced:
             self._is_announced = True
-            self.emit(
-                "job_started",
-                run_id=plan.run_id,
-                program=self._program,
-                world_size=plan.world_size,
-                host=plan.workers[0].host,
-                backend=plan.backend,
-                ddplaunch=__version__,
-            )
-            # homes need not be shared, and the user may be on another host
-            where = "" if folder.path is None else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
-            logs = where and f"logs in {where}"
-            if self._has_terminal:  # one worker alone needs no word
-                rank = next(worker.rank for worker in plan.workers if worker.terminal)
-                others = f", the others print to {where}" if where else ""
-                logs = "" if plan.world_size == 1 else f"rank {rank} has the terminal{others}"
-            if where and 0 < self._columns < len(f"ddplaunch: {logs}"):
-                logs = logs.replace(f" {where}", f"\n{where}")  # a path that wraps cannot be copied
-            if self._reports_job:
-                on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
-                open_to_all = "" if plan.authenticated else ", no token"
-                backend = f"{plan.backend} ({plan.reasons['backend']})"
-                # two lines, since one would not fit a terminal of 80 columns
-                self.print(f"{short(plan.run_id)}: {count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}")
-                if logs:
-                    self.print(logs)
-                if not plan.authenticated and plan.workers[0].rank == 0:
-                    self.print(_NO_TOKEN)
-            if folder.warning is not None:
-                self.warn(folder.warning)
-            for what, is_warning in self._untold:
-                self.tell(what, is_warning=is_warning)
-            self._untold.clear()
+            self._announce(plan, folder)
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
+
+    def _announce(self, plan: Plan, folder: RunFolder) -> None:
+        """Report that the job starts: the event, the first lines on the terminal, and the messages that came before them."""
+        self.emit(
+            "job_started",
+            run_id=plan.run_id,
+            program=self._program,
+            world_size=plan.world_size,
+            host=plan.workers[0].host,
+            backend=plan.backend,
+            ddplaunch=__version__,
+        )
+        if self._reports_job:
+            on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
+            open_to_all = "" if plan.authenticated else ", no token"
+            backend = f"{plan.backend} ({plan.reasons['backend']})"
+            # two lines, since one would not fit a terminal of 80 columns
+            self.print(f"{short(plan.run_id)}: {count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}")
+            if logs := self._where_output_goes(plan, folder):
+                self.print(logs)
+            if not plan.authenticated and plan.workers[0].rank == 0:
+                self.print(_NO_TOKEN)
+        if folder.warning is not None:
+            self.warn(folder.warning)
+        for what, is_warning in self._untold:
+            self.tell(what, is_warning=is_warning)
+        self._untold.clear()
+
+    def _where_output_goes(self, plan: Plan, folder: RunFolder) -> str:
+        """Return "logs in FOLDER", or which rank has the terminal; "" if there is nothing to say."""
+        # homes need not be shared, and the user may be on another host
+        where = "" if folder.path is None else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
+        text = f"logs in {where}" if where else ""
+        if self._has_terminal and plan.world_size == 1:
+            text = ""
+        elif self._has_terminal:
+            rank = next(worker.rank for worker in plan.workers if worker.terminal)
+            text = f"rank {rank} has the terminal" + (f", the others print to {where}" if where else "")
+        if where and 0 < self._columns < len(f"ddplaunch: {text}"):
+            text = text.replace(f" {where}", f"\n{where}")  # a path that wraps cannot be copied
+        return text
 
     def worker_started(self, rank: int, pid: int) -> None:
         """Report that a worker runs."""

@@ -96,7 +96,7 @@ def _for_git(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_secrets(diff: str) -> Iterator[str]:
-    """Yield the lines of a diff; in place of those that look like a secret `...`, and none of a file that is one."""
+    """Yield the lines of a diff, `...` in place of lines that look like a secret, and no lines of a file that is a secret."""
     is_secret_file = False
     for text in diff.splitlines():
         if text.startswith("diff --git "):

@@ -162,7 +162,7 @@ class _Start(Struct, frozen=True):
 
 
 def _start(head: bytes, name: str) -> _Start | None:
-    """Return how these events start; None if they are not ours, or those of a run of another name."""
+    """Return how the events of a run start; None if they are malformed, or those of a run with another name."""
     first = None
     try:
         for line in head.split(b"\n")[:-1]:

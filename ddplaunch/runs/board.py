@@ -99,7 +99,7 @@ class Board:
         self.replies: RunReplies
         self.selected: int | None = None  # its rank
         self._rows: list[Row] = []
-        self._at = 0.0
+        self._at = 0.0  # when the rows were read
         self._column = 0  # by which rows are sorted
         self._is_reversed = False
         self._first = 0  # the row at the top

@@ -282,7 +282,7 @@ def _behind(running: Sequence[Row]) -> _Test:
 
 
 def _large(running: Sequence[Row]) -> _Test:
-    """Return whether a rank has the most memory, and much more than the others; where it is known, that of GPUs counts."""
+    """Return whether a rank uses by far the most memory: of GPUs if that is known, else of the host."""
     on_gpus = {row.worker.rank: row.worker.gpu_memory for row in running if row.worker.gpu_memory is not None}
     used = on_gpus or {row.worker.rank: row.worker.rss for row in running}
     usual = median_low(used.values()) if used else 0

@@ -37,7 +37,7 @@ def receive(agent: socket.socket, most: int) -> "tuple[bytes, list[int]]":
 
 
 def meet(address: str) -> "tuple[bytes, socket.socket, socket.socket] | None":
-    """Return what the client wants for which the agent has sent a signal, the client, and the agent; None if it has gone."""
+    """Return the wish of the client for which the agent has sent a signal, and both sockets; None if the client has gone."""
     agent = ask(address, "A")
     if agent is None:
         return None

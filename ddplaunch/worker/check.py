@@ -218,7 +218,7 @@ class Groups:
         yield self._dist.HashStore(), *given
 
     def _make_fake(self, *args: object, **kwargs: object) -> "Any":
-        """Call torch's own function, which makes every group, with the fake backend in place of the one that was asked for."""
+        """Make a group with torch's own function, but with the fake backend."""
         import torch.testing._internal.distributed.fake_pg  # noqa: F401 - registers it
 
         bound = self._signature.bind(*args, **kwargs)

@@ -23,7 +23,7 @@ _CLOCK_BREAKS = 300.0  # seconds: beyond these munge, and so Slurm, and Kerberos
 
 
 def judge_lost(names: Sequence[str], lost: Mapping[int, HostError], least: int) -> Iterator[Concern]:
-    """Yield which nodes did not start, or have stopped answering, those with one reason together; the job needs `least` nodes."""
+    """Yield a finding for each reason why nodes did not start, or stopped answering; the job needs `least` nodes."""
     severity: Severity = "broken" if len(names) - len(lost) < least else "note"
     reasons: dict[HostError, list[int]] = {}
     for node, why in sorted(lost.items()):
@@ -73,7 +73,7 @@ def judge_facts(names: Sequence[str], facts: Mapping[int, Facts]) -> Iterator[Co
 
 
 def judge_folders(names: Sequence[str], shared: Mapping[int, Shared]) -> Iterator[Concern]:
-    """Yield whether the folders of all nodes are the same ones; node 0 has made a file in each, and all have looked for it."""
+    """Yield which nodes do not share node 0's folders: they do not see the file that node 0 has made in each."""
     for text, found, hint in (
         (
             "the current folder",

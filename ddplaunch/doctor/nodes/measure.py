@@ -40,7 +40,7 @@ _TCP_INFO_SIZE, _TOTAL_RETRANS, _BYTES_ACKED, _DATA_SEGS_OUT = 160, 100, 120, 15
 
 
 def listen(port: int = 0) -> tuple[socket.socket, socket.socket | None]:
-    """Listen on a port of all addresses, 0: one that is free; the second socket takes datagrams there.
+    """Listen on a port of all addresses (0: any free port); the second socket receives datagrams at the same port.
 
     Raises:
         OSError: the port is taken.
@@ -296,7 +296,7 @@ def _tcp_info(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def _size(sock: socket.socket, token: str, node_rank: int) -> tuple[int, bool]:
-    """Return the size of a packet that the own interface takes, 0 if it is not known, and whether such a packet is lost."""
+    """Return the largest packet that this node's interface takes (0: not known), and whether packets of that size are lost."""
     try:
         peer = sock.getpeername()
         family = sock.family

@@ -64,7 +64,7 @@ def usual(ways: Ways) -> Usual:
 
 
 def why_slow(way: Way, expected: Usual) -> str:
-    """Return in which way this one is slow, "" if it is not."""
+    """Return in which respect a way is slow, "" if it is not slow."""
     reasons = []
     if way.speed < max(_SLOW * expected.speed, _SLOWEST):
         reasons.append(f"{_speed(way.speed)}, usual here are {_speed(expected.speed)}")

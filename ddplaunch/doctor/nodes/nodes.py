@@ -116,7 +116,7 @@ class Nodes:
     # --- requests
 
     def post(self, requests: Mapping[int, Request], within: float) -> Batch:
-        """Send a request to each of these nodes, which have so many seconds for it."""
+        """Send each node its request, to be answered `within` so many seconds."""
         batch = Batch(time(), self._loop.now() + within + _MARGIN, {})
         for rank in self.alive:
             if rank in requests:

@@ -332,7 +332,7 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
 
 
 def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
-    """Note for how long a node made no progress; if no node did, and for too long, stop all, or say so."""
+    """Note for how long a node has made no progress. If no node has for too long, stop all workers, or print it."""
     if state.phase is not Phase.RUNNING or state.suspended_at is not None or state.is_debugged:
         return state, ()
     was_named = isfinite(state.idle_named_at) and state.progress_at <= state.idle_named_at
@@ -345,26 +345,37 @@ def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
         return state, (actions.NameProgress(event.at - state.idle_named_at),)
     limit = state.policy.hang_timeout or NOTICED
     is_named = state.progress_at <= state.idle_named_at
-    # of thousands of nodes few get as far as to have all others looked at: another one may have to report again before
+    # a report before that of the awaited node changes nothing: with thousands of nodes, most reports end here
     awaited = state.idle_awaits
     awaits_another = awaited is not None and awaited != event.id and _runs(state, awaited)
     if event.at - event.since < limit or is_named or awaits_another:
         return state, ()
-    running = state.running
-    if (missing_id := next((id for id in running if id not in state.idle), None)) is not None:
-        return replace(state, idle_awaits=missing_id), ()
-    spans = {id: state.idle[id] for id in running}
-    since, until = max(since for since, _ in spans.values()), min(until for _, until in spans.values())
-    if until - since < limit:
-        # each of these has to report once more; the one that did last is likely to be the last again
-        too_old = [id for id, (_, seen) in spans.items() if seen - since < limit]
-        return replace(state, idle_awaits=max(too_old, key=lambda id: spans[id][1])), ()
+    awaited = _must_report_again(state, limit)
+    if awaited is not None:
+        return replace(state, idle_awaits=awaited), ()
     if state.policy.hang_timeout is not None:
         return stop(state, Why.HUNG, SIGTERM, event.at)
+    spans = [state.idle[id] for id in state.running]
+    since, until = max(since for since, _ in spans), min(until for _, until in spans)
     state = replace(state, progress_at=since)
     if since <= state.idle_named_at:
         return state, ()  # no progress since it was printed
     return replace(state, idle_named_at=event.at), (actions.NameIdle(until - since),)
+
+
+def _must_report_again(state: State, limit: float) -> int | None:
+    """Return a node without whose next report it is not known whether all nodes were idle together for `limit` seconds.
+
+    None: they were.
+    """
+    running = state.running
+    missing = next((id for id in running if id not in state.idle), None)
+    if missing is not None:
+        return missing
+    since = max(state.idle[id][0] for id in running)
+    too_old = [id for id in running if state.idle[id][1] - since < limit]
+    # the node that reported last is likely to be the last again
+    return max(too_old, key=lambda id: state.idle[id][1], default=None)
 
 
 def _on_limits_paused(state: State, id: int, *, paused: bool) -> Result:
