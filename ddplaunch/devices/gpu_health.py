@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from ddplaunch.devices.nvidia import NvmlError, ask_nvml, pci_address
 
-_READ, _NVLINK = 0, 2  # NVML_P2P_CAPS_INDEX_*: pynvml 12 and 13 have a tuple for the first
-_SYSTEM = 50  # NVML_TOPOLOGY_SYSTEM: the way leads over the link between sockets
+_READ = 0  # NVML_P2P_CAPS_INDEX_*: pynvml 12 and 13 have a tuple for the first
 
 
 class Holder(Struct, frozen=True):
@@ -54,9 +53,7 @@ class Pair(Struct, frozen=True):
 
     first: int
     second: int
-    nvlink: bool
     peer_to_peer: bool | None  # whether one reads the other's memory; None: not known
-    across_sockets: bool
 
 
 class Machine(Struct, frozen=True, kw_only=True):
@@ -185,7 +182,5 @@ def _pair(one: int, other: int, first: Any, second: Any) -> Pair:
     return Pair(
         one,
         other,
-        nvlink=ask_nvml(pynvml.nvmlDeviceGetP2PStatus, first, second, _NVLINK) == pynvml.NVML_P2P_STATUS_OK,
         peer_to_peer=None if read_status is None else read_status == pynvml.NVML_P2P_STATUS_OK,
-        across_sockets=ask_nvml(pynvml.nvmlDeviceGetTopologyCommonAncestor, first, second) == _SYSTEM,
     )

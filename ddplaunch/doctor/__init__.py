@@ -15,12 +15,27 @@ VERSION = 1  # of the report as JSON; a field that is added does not change the 
 class Finding(Struct, frozen=True, kw_only=True):
     """Something that would make a job fail ("broken") or crawl ("slow"), or that is worth to know ("note")."""
 
-    check: str  # the id of the check
+    check: str = ""  # the id of the check, which `examine` fills in
     severity: Severity
     title: str  # one sentence, without a period
     evidence: str = ""  # what was read or measured, and where
     hint: str = ""  # what to type or to change; "" if nothing can be done
     hosts: tuple[str, ...] = ()  # of several nodes those that it is about
+
+
+def broken(title: str, evidence: str = "", hint: str = "") -> Finding:
+    """Return that something would make a job fail."""
+    return Finding(severity="broken", title=title, evidence=evidence, hint=hint)
+
+
+def slow(title: str, evidence: str = "", hint: str = "") -> Finding:
+    """Return that something would make a job crawl, or some jobs fail."""
+    return Finding(severity="slow", title=title, evidence=evidence, hint=hint)
+
+
+def note(title: str, evidence: str = "", hint: str = "") -> Finding:
+    """Return that something is worth to know."""
+    return Finding(severity="note", title=title, evidence=evidence, hint=hint)
 
 
 class Verdict(Struct, frozen=True):

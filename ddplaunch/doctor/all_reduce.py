@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from msgspec import Struct
 
-from ddplaunch.doctor import Check, Finding, Subject, Verdict
-from ddplaunch.doctor.commands import Ended, run
+from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, slow
 from ddplaunch.exitcodes import TIMEOUT
+from ddplaunch.process.command import Ended, run
 from ddplaunch.words import duration, size
 
 _SECONDS = 7.5  # for the job: with the start of ddplaunch and the end of the workers it stays below 10
@@ -33,8 +33,6 @@ class Step(Struct, frozen=True, kw_only=True):
     latency: float = 0.0  # seconds
     bandwidth: float = 0.0  # bytes per second
     version: str = ""  # of NCCL
-    torch: str = ""
-    arch: str = ""  # "sm_90 sm_100": for which GPUs torch has code
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -87,11 +85,9 @@ def judge(trial: Trial) -> Verdict:
         return Verdict(
             facts or "not measured", (_late(last, max((step.seconds for step in trial.steps), default=0.0)),)
         )
-    finding = Finding(
-        check="all-reduce",
-        severity="broken",
-        title=f"a job of two workers fails on this machine {_WHERE[last]}",
-        evidence=_report(trial.err) or f"exit status {trial.status}",
+    finding = broken(
+        f"a job of two workers fails on this machine {_WHERE[last]}",
+        _report(trial.err) or f"exit status {trial.status}",
     )
     return Verdict(facts or "not measured", (finding,))
 
@@ -112,7 +108,6 @@ def _late(last: str, seconds: float) -> Finding:
     """Judge a job that did not end: workers that have met and then wait hang, an import is slow."""
     hangs = last in ("joined", "gloo") and seconds < _SECONDS - _ENOUGH
     return Finding(
-        check="all-reduce",
         severity="broken" if hangs else "slow",
         title=f"a job of two workers {'hangs' if hangs else f'did not end in {_SECONDS:g} s'} {_WHERE[last]}",
         evidence=f"its workers had come so far after {duration(seconds)}" if seconds else "",
@@ -138,12 +133,10 @@ def _slow(steps: Mapping[str, Step]) -> Iterator[Finding]:
         if step is None:
             continue
         if step.bandwidth < least or step.latency > _LATE:
-            yield Finding(
-                check="all-reduce",
-                severity="slow",
-                title=f"two workers of this machine exchange {size(int(step.bandwidth))}/s over {name}, which is little",
-                evidence=f"an all_reduce of one number takes {duration(step.latency)}",
-                hint="if the machine is busy (`uptime`), try again: `ddplaunch doctor --only all-reduce`"
+            yield slow(
+                f"two workers of this machine exchange {size(int(step.bandwidth))}/s over {name}, which is little",
+                f"an all_reduce of one number takes {duration(step.latency)}",
+                "if the machine is busy (`uptime`), try again: `ddplaunch doctor --only all-reduce`"
                 + ("\n`NCCL_DEBUG=INFO ddplaunch train.py` shows which way NCCL takes" if name == "nccl" else ""),
             )
 

@@ -115,7 +115,7 @@ def conclude(check: Check, answer: Verdict | str | None, seconds: float) -> tupl
     if isinstance(answer, Verdict):
         return CheckResult(
             id=check.id, status="found" if answer.findings else "passed", facts=answer.facts, seconds=seconds
-        ), answer.findings
+        ), tuple(replace(finding, check=check.id) for finding in answer.findings)
     if answer is not None or seconds < check.within:
         why = answer or "its process has ended without an answer"
         result = CheckResult(id=check.id, status="failed", facts=why, seconds=seconds)

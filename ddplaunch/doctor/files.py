@@ -8,12 +8,11 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 
 from msgspec import Struct
 
 from ddplaunch.devices.sysfs import Mount, mounts, read
-from ddplaunch.doctor import Check, Finding, Subject, Verdict
+from ddplaunch.doctor import Check, Finding, Subject, Verdict, note, slow
 from ddplaunch.runlog import run_socket
 from ddplaunch.runlog.folders import replaceable_by
 from ddplaunch.words import duration, size, why_failed
@@ -23,7 +22,6 @@ _SLOW = 10 << 20  # bytes per second: the logs of a few chatty workers
 _SLOW_SYNC = 1.0  # seconds
 _LITTLE = 256 << 20  # bytes
 _FEW_INODES = 1000
-_SKEW = 5.0  # seconds
 _ELSEWHERE = "`--log-dir` names another folder for runs, TMPDIR one for temporary files"
 
 
@@ -41,7 +39,6 @@ class Place(Struct, frozen=True, kw_only=True):
     sock: str = ""  # why no socket can be made
     write: float = 0.0  # bytes per second, to disk
     sync: float = 0.0  # seconds that one fsync took
-    skew: float = 0.0  # seconds by which the clock of the file system is ahead
     replaceable: str = ""  # who else may put another folder in its place
 
 
@@ -92,12 +89,7 @@ def _tried(place: Place, folder: str) -> Place:
         os.fsync(fd)
         ended = time.monotonic()
         return replace(
-            place,
-            lock=lock,
-            sock=_bind(folder),
-            write=written / max(ended - began, 1e-6),
-            sync=ended - between,
-            skew=os.fstat(fd).st_mtime - time.time(),
+            place, lock=lock, sock=_bind(folder), write=written / max(ended - began, 1e-6), sync=ended - between
         )
     finally:
         os.close(fd)
@@ -128,15 +120,9 @@ def _bind(folder: str) -> str:
 def judge(check: str, place: Place) -> Verdict:
     """Judge a folder: of the run folder and the home no failure is fatal, since a job goes on without its files."""
     if place.missing:
+        where = f"{place.path}{f' ({place.kind})' if place.kind else ''}"
         hint = f"{_ELSEWHERE}\n`ls -ld {place.path}` shows whose it is"
-        finding = Finding(
-            check=check,
-            severity="slow",
-            title=f"nothing can be written to {place.name}: {place.missing}",
-            evidence=f"{place.path}{f' ({place.kind})' if place.kind else ''}",
-            hint=hint,
-        )
-        return Verdict(place.missing, (finding,))
+        return Verdict(place.missing, (slow(f"nothing can be written to {place.name}: {place.missing}", where, hint),))
     inodes = "" if place.free_inodes is None else f", {place.free_inodes} inodes"
     facts = (
         f"{place.path}: {place.kind or 'unknown'}, {size(place.free)}{inodes} free, {size(int(place.write))}/s to disk"
@@ -146,58 +132,31 @@ def judge(check: str, place: Place) -> Verdict:
 
 def _findings(check: str, place: Place) -> Iterator[Finding]:
     """Yield what is wrong with a place, as far as the check with this name is about it."""
-    found = partial(Finding, check=check, evidence=f"{place.path} ({place.kind or 'unknown file system'})")
+    where, name = f"{place.path} ({place.kind or 'unknown file system'})", place.name
     if place.free < _LITTLE:
-        yield found(
-            severity="slow",
-            title=f"{size(place.free)} of {size(place.size)} are free in {place.name}",
-            hint=f"`df -h {place.path}`; {_ELSEWHERE}",
-        )
+        left = f"{size(place.free)} of {size(place.size)} are free in {name}"
+        yield slow(left, where, f"`df -h {place.path}`; {_ELSEWHERE}")
     elif place.free_inodes is not None and place.free_inodes < _FEW_INODES:
-        yield found(
-            severity="slow",
-            title=f"{place.free_inodes} inodes are free in {place.name}, so that few files can be made",
-            hint=f"`df -i {place.path}`; {_ELSEWHERE}",
-        )
+        left = f"{place.free_inodes} inodes are free in {name}, so that few files can be made"
+        yield slow(left, where, f"`df -i {place.path}`; {_ELSEWHERE}")
     if place.lock:
-        yield found(
-            severity="slow",
-            title=f"files in {place.name} cannot be locked: {place.lock}",
-            hint=f"the lock daemon of the file server does not answer, or its client is mounted with nolock\n{_ELSEWHERE}",
-        )
+        hint = "the lock daemon of the file server does not answer, or its client is mounted with nolock"
+        yield slow(f"files in {name} cannot be locked: {place.lock}", where, f"{hint}\n{_ELSEWHERE}")
     if place.sock and check == "tmp":
-        yield found(
-            severity="slow",
-            title=f"no socket can be made in {place.name}: {place.sock}",
-            hint="set TMPDIR to a folder on a local disk",
-        )
+        yield slow(f"no socket can be made in {name}: {place.sock}", where, "set TMPDIR to a folder on a local disk")
     if place.write < _SLOW or place.sync > _SLOW_SYNC:
-        yield found(
-            severity="slow",
-            title=f"{place.name} is slow: {size(int(place.write))}/s to disk, one fsync takes {duration(place.sync)}",
-            hint=f"logs and checkpoints there hold workers up\n{_ELSEWHERE}",
-        )
-    if abs(place.skew) > _SKEW:
-        ahead = "ahead of" if place.skew > 0 else "behind"
-        yield found(
-            severity="note",
-            title=f"the clock of the file system of {place.name} is {duration(abs(place.skew))} {ahead} this machine's",
-            hint="`timedatectl` on both shows which of them is not synchronised",
-        )
+        speed = f"{size(int(place.write))}/s to disk, one fsync takes {duration(place.sync)}"
+        yield slow(f"{name} is slow: {speed}", where, f"logs and checkpoints there hold workers up\n{_ELSEWHERE}")
     if place.replaceable and check == "runs":
-        yield found(
-            severity="note", title=f"another user may replace {place.name}: {place.replaceable}", hint=_ELSEWHERE
-        )
+        yield note(f"another user may replace {name}: {place.replaceable}", where, _ELSEWHERE)
 
 
 def _runs(subject: Subject) -> Verdict:
     if subject.runs is None:
-        finding = Finding(
-            check="runs",
-            severity="note",
-            title="runs get no folder: you have no home",
-            evidence="neither XDG_STATE_HOME nor HOME names a folder, nor does the database of users",
-            hint="`ddplaunch --log-dir FOLDER train.py` keeps logs there",
+        finding = note(
+            "runs get no folder: you have no home",
+            "neither XDG_STATE_HOME nor HOME names a folder, nor does the database of users",
+            "`ddplaunch --log-dir FOLDER train.py` keeps logs there",
         )
         return Verdict("none", (finding,))
     return judge("runs", read_place("the folder of runs", subject.runs, subject))
@@ -209,12 +168,10 @@ def _home(subject: Subject) -> Verdict:
         return Verdict("HOME is not set")
     if os.path.isdir(home):
         return judge("home", read_place("your home", home, subject))
-    finding = Finding(
-        check="home",
-        severity="note",
-        title="your home is no folder of this machine",
-        evidence=f"HOME={home}\ncaches of torch, Triton and Hugging Face lie there, and programs fail that cannot write them",
-        hint="mount it, or `export HOME=/scratch/$USER`",
+    finding = note(
+        "your home is no folder of this machine",
+        f"HOME={home}\ncaches of torch, Triton and Hugging Face lie there, and programs fail that cannot write them",
+        "mount it, or `export HOME=/scratch/$USER`",
     )
     return Verdict(f"{home}: no folder", (finding,))
 
@@ -225,12 +182,10 @@ def _tmp(subject: Subject) -> Verdict:
     problem = run_socket.problem()
     if not problem:
         return verdict
-    finding = Finding(
-        check="tmp",
-        severity="note",
-        title="ddplaunch's folder in /tmp is not yours alone, so runs with their logs on another machine's disk have no socket",
-        evidence=f"{problem}\n`ps`, `logs` and `stop` may not find them",
-        hint="have its owner or an administrator remove that folder",
+    finding = note(
+        "ddplaunch's folder in /tmp is not yours alone, so runs with their logs on another machine's disk have no socket",
+        f"{problem}\n`ps`, `logs` and `stop` may not find them",
+        "have its owner or an administrator remove that folder",
     )
     return Verdict(verdict.facts, (*verdict.findings, finding))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 from msgspec import Struct
 
@@ -16,7 +15,7 @@ from ddplaunch.devices.interpreter import TorchBuild, find_torch
 from ddplaunch.devices.node import has_nvidia, probe
 from ddplaunch.devices.nvidia import NvmlError, NvmlMissingError
 from ddplaunch.devices.sysfs import read_cpulist
-from ddplaunch.doctor import Check, Finding, Severity, Subject, Verdict
+from ddplaunch.doctor import Check, Finding, Severity, Subject, Verdict, broken, note, slow
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import public_argv
 from ddplaunch.process.tree import content, look
@@ -25,7 +24,6 @@ from ddplaunch.words import compress, count, duration, size, some
 _CROWDED = 0.1  # of the memory of a GPU: torch takes what is left, and the largest batch no longer fits
 _MOST = 8  # processes that are shown
 _LONGEST = 80  # characters of a command that are shown
-_found = partial(Finding, check="gpus")
 
 
 class User(Struct, frozen=True, kw_only=True):
@@ -100,52 +98,48 @@ def _user(pid: int) -> User | None:
 def judge(gpus: Gpus) -> Verdict:
     """Judge the accelerators that a job would use; those that it would not get are no finding."""
     if gpus.refused is not None:
-        return Verdict(gpus.refused[0], (_found(severity="broken", title=gpus.refused[0], hint=gpus.refused[1]),))
+        return Verdict(gpus.refused[0], (broken(gpus.refused[0], hint=gpus.refused[1]),))
     if gpus.problem:
-        finding = _found(
-            severity="broken",
-            title=f"the NVIDIA driver does not work: {gpus.problem}",
-            evidence="NVML, on which nvidia-smi and ddplaunch rely\nCUDA most likely fails as well",
-            hint=_driver_hint(gpus.problem),
+        finding = broken(
+            f"the NVIDIA driver does not work: {gpus.problem}",
+            "NVML, on which nvidia-smi and ddplaunch rely\nCUDA most likely fails as well",
+            _driver_hint(gpus.problem),
         )
         return Verdict(gpus.problem, (finding,))
-    devices = gpus.hardware.devices
-    machine = gpus.machine
-    findings = list(_of_torch(gpus))
-    # of the variable that chooses among the GPUs; what is said of a GPU that is left out is found below
-    notes = [note for note in gpus.hardware.notes if not note.startswith("GPU ")]
-    findings += [_found(severity="note", title=note) for note in notes]
+    devices, machine = gpus.hardware.devices, gpus.machine
     if machine is None:
-        if gpus.hardware.granted and not devices:
-            variable = gpus.hardware.granted.partition("=")[0]
-            source = gpus.hardware.device_source
-            findings.append(
-                _found(
-                    severity="broken", title=source, hint=f"`unset {variable}`, or `ddplaunch --devices cpu train.py`"
-                )
-            )
-        names = some(sorted({device.name or device.kind for device in devices}))
-        return Verdict(
-            f"{count(len(devices), 'device')}: {names}" if devices else gpus.hardware.device_source, tuple(findings)
-        )
+        named = some(sorted({device.name or device.kind for device in devices}))
+        facts = f"{count(len(devices), 'device')}: {named}" if devices else gpus.hardware.device_source
+        return Verdict(facts, (*_of_job(gpus), *_of_no_device(gpus.hardware)))
     shown = [gpu for gpu in machine.gpus if _is_visible(gpu, gpus.hardware)]
-    for gpu in shown:
-        findings += _of_health(gpu)
-    findings += _of_users(shown, gpus.users)
-    findings += _of_pairs([pair for pair in machine.pairs if {pair.first, pair.second} <= {gpu.index for gpu in shown}])
-    far = [gpu.index for gpu in shown if gpu.index in gpus.far]
-    if far:
-        findings.append(
-            _found(
-                severity="slow",
-                title=f"this process may not use the CPUs near {_gpus(far)}",
-                evidence=f"this process may use CPUs {compress(gpus.hardware.cpus)}\ncopies to these GPUs cross sockets",
-                hint="ask for CPUs near the GPUs, in Slurm by `--gres-flags=enforce-binding`, or for whole nodes",
-            )
-        )
+    indices = {gpu.index for gpu in shown}
+    pairs = [pair for pair in machine.pairs if indices.issuperset((pair.first, pair.second))]
+    of_gpus = (finding for gpu in shown for finding in _of_health(gpu))
+    findings = (*_of_job(gpus), *of_gpus, *_of_users(shown, gpus.users), *_of_pairs(pairs), *_of_far(shown, gpus))
     names = some(sorted({gpu.name for gpu in shown if gpu.name}))
     driver = f"driver {machine.driver or 'not known'}, CUDA {machine.cuda[0]}.{machine.cuda[1]}"
-    return Verdict(f"{count(len(shown), 'GPU')}: {names}, {driver}{_topology(machine)}", tuple(findings))
+    return Verdict(f"{count(len(shown), 'GPU')}: {names}, {driver}", findings)
+
+
+def _of_job(gpus: Gpus) -> Iterator[Finding]:
+    """Judge torch, and the variable that chooses among the GPUs; what is said of one that is left out is found in its health."""
+    yield from _of_torch(gpus)
+    yield from (note(text) for text in gpus.hardware.notes if not text.startswith("GPU "))
+
+
+def _of_no_device(hardware: Hardware) -> Iterator[Finding]:
+    if hardware.granted and not hardware.devices:
+        variable = hardware.granted.partition("=")[0]
+        yield broken(hardware.device_source, hint=f"`unset {variable}`, or `ddplaunch --devices cpu train.py`")
+
+
+def _of_far(shown: Sequence[Health], gpus: Gpus) -> Iterator[Finding]:
+    if far := [gpu.index for gpu in shown if gpu.index in gpus.far]:
+        yield slow(
+            f"this process may not use the CPUs near {_gpus(far)}",
+            f"this process may use CPUs {compress(gpus.hardware.cpus)}\ncopies to these GPUs cross sockets",
+            "ask for CPUs near the GPUs, in Slurm by `--gres-flags=enforce-binding`, or for whole nodes",
+        )
 
 
 def _is_visible(gpu: Health, hardware: Hardware) -> bool:
@@ -170,7 +164,7 @@ def _of_torch(gpus: Gpus) -> Iterator[Finding]:
         return
     severity: Severity = "broken" if gpus.hardware.granted else "slow"
     if not (build.cuda or build.hip or build.xpu):
-        yield _found(
+        yield Finding(
             severity=severity,
             title=f"torch {build.version} is a build for CPUs, though this machine has {count(len(devices), 'accelerator')}",
             evidence="its version.py names neither CUDA nor ROCm nor oneAPI",
@@ -180,16 +174,14 @@ def _of_torch(gpus: Gpus) -> Iterator[Finding]:
         wanted = tuple(int(part) for part in build.cuda.split(".")[:2] if part.isdecimal())
         if wanted and wanted[0] > gpus.machine.cuda[0] > 0:
             has = ".".join(map(str, gpus.machine.cuda))
-            yield _found(
-                severity="broken",
-                title=f"torch {build.version} needs a driver for CUDA {build.cuda}, and this driver runs CUDA {has} at most",
-                evidence=f"driver {gpus.machine.driver}",
-                hint=f"install a newer driver, or a torch for CUDA {gpus.machine.cuda[0]} (pytorch.org/get-started/locally)",
+            yield broken(
+                f"torch {build.version} needs a driver for CUDA {build.cuda}, and this driver runs CUDA {has} at most",
+                f"driver {gpus.machine.driver}",
+                f"install a newer driver, or a torch for CUDA {gpus.machine.cuda[0]} (pytorch.org/get-started/locally)",
             )
         if not build.nccl and len(devices) > 1:
-            yield _found(
-                severity="slow",
-                title=f"torch {build.version} has no NCCL, so that GPUs talk through gloo and main memory",
+            yield slow(
+                f"torch {build.version} has no NCCL, so that GPUs talk through gloo and main memory",
                 hint="`pip install --force-reinstall torch` installs a build with NCCL",
             )
 
@@ -199,69 +191,58 @@ def _of_health(gpu: Health) -> Iterator[Finding]:
     name = f"GPU {gpu.index}"
     reset = f"`nvidia-smi --gpu-reset -i {gpu.index}` as root while nothing uses it, or reboot"
     if gpu.lost:
-        yield _found(
-            severity="broken", title=f"{name} has fallen off the bus", evidence="NVML: GPU is lost", hint=reset
-        )
+        yield broken(f"{name} has fallen off the bus", "NVML: GPU is lost", reset)
         return
     if gpu.prohibited:
-        yield _found(
-            severity="broken",
-            title=f"{name} takes no process: its compute mode is prohibited",
+        yield broken(
+            f"{name} takes no process: its compute mode is prohibited",
             hint=f"`nvidia-smi -i {gpu.index} -c DEFAULT` as root",
         )
     elif gpu.exclusive and gpu.holders:
-        yield _found(
-            severity="broken",
-            title=f"{name} takes one process only, and has one",
-            evidence=f"its compute mode is exclusive\n{some(f'pid {one.pid}' for one in gpu.holders)} uses it",
-            hint=f"`nvidia-smi -i {gpu.index} -c DEFAULT` as root, or wait for that process",
+        yield broken(
+            f"{name} takes one process only, and has one",
+            f"its compute mode is exclusive\n{some(f'pid {one.pid}' for one in gpu.holders)} uses it",
+            f"`nvidia-smi -i {gpu.index} -c DEFAULT` as root, or wait for that process",
         )
     if gpu.fabric_starts:
-        yield _found(
-            severity="broken",
-            title=f"{name} waits for the fabric manager of its NVSwitch, and CUDA fails until then",
-            evidence="NVML: the state of the fabric is not completed",
-            hint="`systemctl status nvidia-fabricmanager`\n`systemctl restart nvidia-fabricmanager` as root",
+        yield broken(
+            f"{name} waits for the fabric manager of its NVSwitch, and CUDA fails until then",
+            "NVML: the state of the fabric is not completed",
+            "`systemctl status nvidia-fabricmanager`\n`systemctl restart nvidia-fabricmanager` as root",
         )
     if gpu.remap_failed:
-        yield _found(
-            severity="broken",
-            title=f"{name} has defective memory that it cannot replace any more",
-            evidence="NVML: the remapping of a row has failed",
-            hint="leave it out (`ddplaunch --devices LIST`) and have it exchanged",
+        yield broken(
+            f"{name} has defective memory that it cannot replace any more",
+            "NVML: the remapping of a row has failed",
+            "leave it out (`ddplaunch --devices LIST`) and have it exchanged",
         )
     elif gpu.remap_pending:
-        yield _found(severity="note", title=f"{name} will replace defective memory at its next reset", hint=reset)
+        yield note(f"{name} will replace defective memory at its next reset", hint=reset)
     if gpu.uncorrected:
-        yield _found(
-            severity="slow",
-            title=f"{name} has had {count(gpu.uncorrected, 'memory error')} that could not be corrected",
-            evidence="NVML: volatile ECC counts since the driver was loaded\neach ends the process that it meets",
-            hint=f"{reset}\nif they come back, have it exchanged",
+        yield slow(
+            f"{name} has had {count(gpu.uncorrected, 'memory error')} that could not be corrected",
+            "NVML: volatile ECC counts since the driver was loaded\neach ends the process that it meets",
+            f"{reset}\nif they come back, have it exchanged",
         )
     if gpu.brakes:
-        yield _found(
-            severity="slow",
-            title=f"{name} runs at lower clocks because of {some(gpu.brakes)}",
+        yield slow(
+            f"{name} runs at lower clocks because of {some(gpu.brakes)}",
             hint=f"`nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {gpu.index}` shows more\nlook at fans, air and power",
         )
     if gpu.pci_width is not None and gpu.pci_width[0] < gpu.pci_width[1]:
-        yield _found(
-            severity="slow",
-            title=f"{name} uses {gpu.pci_width[0]} of its {gpu.pci_width[1]} PCI lanes",
-            evidence=f"PCI address {gpu.pci or 'not known'}\ncopies from and to the CPU take longer",
-            hint="some boards and clouds have no more\nelse seat the card again",
+        yield slow(
+            f"{name} uses {gpu.pci_width[0]} of its {gpu.pci_width[1]} PCI lanes",
+            f"PCI address {gpu.pci or 'not known'}\ncopies from and to the CPU take longer",
+            "some boards and clouds have no more\nelse seat the card again",
         )
     if gpu.links is not None and 0 < gpu.links[0] < gpu.links[1]:
-        yield _found(
-            severity="slow",
-            title=f"{gpu.links[0]} of the {gpu.links[1]} NVLinks of {name} are up",
+        yield slow(
+            f"{gpu.links[0]} of the {gpu.links[1]} NVLinks of {name} are up",
             hint=f"`nvidia-smi nvlink -s -i {gpu.index}` shows which; {reset}",
         )
     if gpu.persistence is False:
-        yield _found(
-            severity="note",
-            title=f"{name} is not in persistence mode, so each start waits for the driver to wake it",
+        yield note(
+            f"{name} is not in persistence mode, so each start waits for the driver to wake it",
             hint="`nvidia-smi -pm 1` as root, or run nvidia-persistenced",
         )
 
@@ -285,7 +266,7 @@ def _of_users(gpus: Sequence[Health], users: Mapping[int, User]) -> Iterator[Fin
     else:
         hint = "`ddplaunch --devices LIST train.py` chooses other GPUs"
     crowded = any(held[gpu.index] > _CROWDED * gpu.memory for gpu in gpus if gpu.index in held)
-    yield _found(
+    yield Finding(
         severity="slow" if crowded else "note",
         title=f"{_gpus(sorted(held))} {'is' if len(held) == 1 else 'are'} in use by {some(f'pid {pid}' for pid in sorted(on))}",
         evidence="\n".join(lines[:_MOST] + ([f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else [])),
@@ -306,22 +287,11 @@ def _line(pid: int, places: list[tuple[int, int]], user: User | None) -> str:
 def _of_pairs(pairs: list[Pair]) -> Iterator[Finding]:
     apart = [pair for pair in pairs if pair.peer_to_peer is False]
     if apart:
-        yield _found(
-            severity="note",
-            title=f"in {len(apart)} of {count(len(pairs), 'pair')} of GPUs neither reads the other's memory",
-            evidence=f"{some(f'{pair.first}-{pair.second}' for pair in apart)}: NCCL copies through /dev/shm",
-            hint="`nvidia-smi topo -p2p r` shows why\na virtual machine or the IOMMU (ACS) often forbids it",
+        yield note(
+            f"in {len(apart)} of {count(len(pairs), 'pair')} of GPUs neither reads the other's memory",
+            f"{some(f'{pair.first}-{pair.second}' for pair in apart)}: NCCL copies through /dev/shm",
+            "`nvidia-smi topo -p2p r` shows why\na virtual machine or the IOMMU (ACS) often forbids it",
         )
-
-
-def _topology(machine: Machine) -> str:
-    """Say how the GPUs reach each other."""
-    if not machine.pairs:
-        return ""
-    by_nvlink = sum(pair.nvlink for pair in machine.pairs)
-    across = sum(pair.across_sockets for pair in machine.pairs)
-    how = f"{by_nvlink} of {count(len(machine.pairs), 'pair')} by NVLink" if by_nvlink else "no NVLink"
-    return f", {how}{f', {across} across sockets' if across else ''}"
 
 
 def _gpus(indices: list[int]) -> str:

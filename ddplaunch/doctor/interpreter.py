@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from msgspec import Struct
 
-from ddplaunch.doctor import Check, Finding, Subject, Verdict
-from ddplaunch.doctor.commands import Ended, run
+from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, note
+from ddplaunch.process.command import Ended, run
 from ddplaunch.words import why_failed
 
 _TIMEOUT = 5.0  # seconds
@@ -85,7 +85,6 @@ def judge(asked: Asked) -> Verdict:
     """Judge the interpreter, its torch, and the packages that need a certain torch."""
     if asked.found is None:
         finding = Finding(
-            check="python",
             severity="slow" if asked.is_late else "broken",
             title=f"the interpreter of the workers {'is slow to start' if asked.is_late else 'does not run'}",
             evidence=f"{asked.path}: {asked.problem}",
@@ -97,12 +96,10 @@ def judge(asked: Asked) -> Verdict:
     shown = [f"{name} {package.version}" for name, package in sorted(python.packages.items()) if name != "torch"]
     facts = f"Python {python.version}, torch {torch.version if torch else 'not found'}{', '.join(['', *shown])}"
     if torch is None:
-        finding = Finding(
-            check="python",
-            severity="broken",
-            title="the interpreter of the workers has no torch",
-            evidence=f"{asked.path} (Python {python.version})",
-            hint=f"`{asked.path} -m pip install torch`, or name another: `ddplaunch --python ENV/bin/python train.py`",
+        finding = broken(
+            "the interpreter of the workers has no torch",
+            f"{asked.path} (Python {python.version})",
+            f"`{asked.path} -m pip install torch`, or name another: `ddplaunch --python ENV/bin/python train.py`",
         )
         return Verdict(facts, (finding,))
     return Verdict(facts, (*_of_torch(python, torch), *_of_wrappers(python, torch)))
@@ -110,19 +107,14 @@ def judge(asked: Asked) -> Verdict:
 
 def _of_torch(python: Interpreter, torch: Package) -> Iterator[Finding]:
     if release(torch.version)[:2] < _OLDEST_TORCH:
-        yield Finding(
-            check="python",
-            severity="note",
-            title=f"torch {torch.version} is older than any that ddplaunch is tested with",
-            hint="`pip install 'torch>=2.4'`",
+        yield note(
+            f"torch {torch.version} is older than any that ddplaunch is tested with", hint="`pip install 'torch>=2.4'`"
         )
     if not f"{torch.path}/".startswith(f"{python.prefix.rstrip('/')}/"):
-        yield Finding(
-            check="python",
-            severity="note",
-            title="torch comes from outside of the interpreter's environment",
-            evidence=f"{torch.path}, while the environment is {python.prefix}: by PYTHONPATH, or as a package of your user",
-            hint="`unset PYTHONPATH`, or `export PYTHONNOUSERSITE=1`, if the torch of the environment is meant",
+        yield note(
+            "torch comes from outside of the interpreter's environment",
+            f"{torch.path}, while the environment is {python.prefix}: by PYTHONPATH, or as a package of your user",
+            "`unset PYTHONPATH`, or `export PYTHONNOUSERSITE=1`, if the torch of the environment is meant",
         )
 
 
@@ -133,12 +125,10 @@ def _of_wrappers(python: Interpreter, torch: Package) -> Iterator[Finding]:
                 r"torch\s*\(?([^;()]*)\)?\s*", need, re.IGNORECASE
             )  # one with a marker holds for an extra
             if matched and not satisfies(torch.version, matched[1]):
-                yield Finding(
-                    check="python",
-                    severity="note",
-                    title=f"{name} {package.version} is made for another torch than {torch.version}",
-                    evidence=f"it requires torch{matched[1].strip()}\nscripts that import it may fail",
-                    hint=f"`pip install --upgrade {name}`, or `pip install 'torch{matched[1].strip()}'`",
+                yield note(
+                    f"{name} {package.version} is made for another torch than {torch.version}",
+                    f"it requires torch{matched[1].strip()}\nscripts that import it may fail",
+                    f"`pip install --upgrade {name}`, or `pip install 'torch{matched[1].strip()}'`",
                 )
 
 

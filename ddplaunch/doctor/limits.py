@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddplaunch.devices.node import has_nvidia
-from ddplaunch.devices.sysfs import cores, cpu_quota, group_limit, names, number, read
-from ddplaunch.doctor import Check, Finding, Subject, Verdict
+from ddplaunch.devices.sysfs import cpu_quota, group_limit, names, number, read
+from ddplaunch.doctor import Check, Finding, Subject, Verdict, slow
 from ddplaunch.errors import MORE_OPEN_FILES
 from ddplaunch.words import count, size
 
@@ -55,53 +55,38 @@ def read_ulimits(subject: Subject) -> Ulimits:
 
 def judge_ulimits(limits: Ulimits) -> Verdict:
     """Judge the hard limit of open files, since ddplaunch raises the soft one, and the soft limits of all others."""
-    findings = []
-    _, files = limits.files
-    if _below(files, _FEW_FILES):
-        findings.append(
-            Finding(
-                check="limits",
-                severity="slow",
-                title=f"a process may have {count(files, 'open file')} only",
-                evidence="ulimit -Hn: data loaders share each tensor as an open file, and then fail with `Too many open files`",
-                hint=f"{MORE_OPEN_FILES}\nor `ddplaunch --sharing-strategy file_system train.py`",
-            )
-        )
-    if limits.has_rdma and limits.locked[0] != _NONE:
-        findings.append(
-            Finding(
-                check="limits",
-                severity="slow",
-                title=f"a process may lock {size(limits.locked[0])} of memory only, and this machine has RDMA devices",
-                evidence="ulimit -l: NCCL cannot register its buffers, so that it fails or goes over TCP",
-                hint="`ulimit -l unlimited`\nin Slurm PropagateResourceLimitsExcept=MEMLOCK, in docker `--ulimit memlock=-1`",
-            )
-        )
-    if not limits.is_root and _below(limits.processes[0], _FEW_PROCESSES):
-        findings.append(
-            Finding(
-                check="limits",
-                severity="slow",
-                title=f"you may have {limits.processes[0]} processes and threads only",
-                evidence="ulimit -u: workers, data loaders and all their threads count",
-                hint="`ulimit -u 65536`\nif that is refused, limits.conf(5) sets the limit",
-            )
-        )
-    if limits.address_space[0] != _NONE and (limits.has_nvidia or limits.address_space[0] < _LITTLE_SPACE):
-        findings.append(
-            Finding(
-                check="limits",
-                severity="slow",
-                title=f"a process may have {size(limits.address_space[0])} of address space only",
-                evidence="ulimit -v: torch maps large libraries, and CUDA reserves addresses for all memory of all GPUs",
-                hint="`ulimit -v unlimited`",
-            )
-        )
     facts = (
-        f"open files {_amount(limits.files[0])} of {_amount(files)}, locked memory {_bytes(limits.locked[0])}, "
+        f"open files {_amount(limits.files[0])} of {_amount(limits.files[1])}, locked memory {_bytes(limits.locked[0])}, "
         f"processes {_amount(limits.processes[0])}, core files {_bytes(limits.core[0])}"
     )
-    return Verdict(facts, tuple(findings))
+    return Verdict(facts, tuple(_of_ulimits(limits)))
+
+
+def _of_ulimits(limits: Ulimits) -> Iterator[Finding]:
+    if _below(limits.files[1], _FEW_FILES):
+        yield slow(
+            f"a process may have {count(limits.files[1], 'open file')} only",
+            "ulimit -Hn: data loaders share each tensor as an open file, and then fail with `Too many open files`",
+            f"{MORE_OPEN_FILES}\nor `ddplaunch --sharing-strategy file_system train.py`",
+        )
+    if limits.has_rdma and limits.locked[0] != _NONE:
+        yield slow(
+            f"a process may lock {size(limits.locked[0])} of memory only, and this machine has RDMA devices",
+            "ulimit -l: NCCL cannot register its buffers, so that it fails or goes over TCP",
+            "`ulimit -l unlimited`\nin Slurm PropagateResourceLimitsExcept=MEMLOCK, in docker `--ulimit memlock=-1`",
+        )
+    if not limits.is_root and _below(limits.processes[0], _FEW_PROCESSES):
+        yield slow(
+            f"you may have {limits.processes[0]} processes and threads only",
+            "ulimit -u: workers, data loaders and all their threads count",
+            "`ulimit -u 65536`\nif that is refused, limits.conf(5) sets the limit",
+        )
+    if limits.address_space[0] != _NONE and (limits.has_nvidia or limits.address_space[0] < _LITTLE_SPACE):
+        yield slow(
+            f"a process may have {size(limits.address_space[0])} of address space only",
+            "ulimit -v: torch maps large libraries, and CUDA reserves addresses for all memory of all GPUs",
+            "`ulimit -v unlimited`",
+        )
 
 
 def _below(limit: int, least: int) -> bool:
@@ -129,7 +114,6 @@ class Groups(Struct, frozen=True, kw_only=True):
     machine_cpus: int = 1
     cpus: int = 1  # that the affinity of this process leaves
     cpu_quota: float | None = None  # CPUs' worth of time
-    numa_nodes: int = 1  # on which those CPUs lie
     pids_limit: int | None = None
     pids_used: int = 0
 
@@ -140,16 +124,14 @@ def read_groups(subject: Subject) -> Groups:
     memory = {words[0].rstrip(":"): number(words[1], 0) << 10 for words in lines if len(words) > 1}
     memory_limit = group_limit(subject.root, "memory")
     pids_limit = group_limit(subject.root, "pids")
-    affinity = os.sched_getaffinity(0)
     return Groups(
         memory=memory.get("MemTotal", 0),
         available=memory.get("MemAvailable", 0),
         memory_limit=memory_limit.limit if memory_limit else None,
         memory_used=memory_limit.used if memory_limit else 0,
         machine_cpus=os.cpu_count() or 1,
-        cpus=len(affinity),
+        cpus=len(os.sched_getaffinity(0)),
         cpu_quota=cpu_quota(subject.root),
-        numa_nodes=len({core.numa_node for core in cores(subject.root, affinity)}),
         pids_limit=pids_limit.limit if pids_limit else None,
         pids_used=pids_limit.used if pids_limit else 0,
     )
@@ -160,7 +142,7 @@ def judge_groups(groups: Groups) -> Verdict:
     facts = f"{size(groups.available)} of {size(groups.memory)} memory available"
     if groups.memory_limit is not None:
         facts += f", limited to {size(groups.memory_limit)}"
-    facts += f"; {groups.cpus} of {count(groups.machine_cpus, 'CPU')} on {count(groups.numa_nodes, 'NUMA node')}"
+    facts += f"; {groups.cpus} of {count(groups.machine_cpus, 'CPU')}"
     if groups.cpu_quota is not None:
         facts += f", limited to {groups.cpu_quota:g}"
     if groups.pids_limit is not None:
@@ -175,31 +157,25 @@ def _of_memory(groups: Groups) -> Iterator[Finding]:
         room = groups.memory_limit - groups.memory_used
         evidence = f"the control group uses {size(groups.memory_used)} of the {size(groups.memory_limit)} that it may"
     if room < _LITTLE_MEMORY:
-        yield Finding(
-            check="cgroup",
-            severity="slow",
-            title=f"only {size(max(room, 0))} of memory are left for a job",
-            evidence=f"{evidence}\nbeyond it the kernel kills workers",
-            hint="ask for more memory (`sbatch --mem`, `docker run --memory`), or end others: `ps aux --sort -rss | head`",
+        yield slow(
+            f"only {size(max(room, 0))} of memory are left for a job",
+            f"{evidence}\nbeyond it the kernel kills workers",
+            "ask for more memory (`sbatch --mem`, `docker run --memory`), or end others: `ps aux --sort -rss | head`",
         )
 
 
 def _of_cpus(groups: Groups) -> Iterator[Finding]:
     if groups.cpu_quota is not None and groups.cpu_quota < 1:
-        yield Finding(
-            check="cgroup",
-            severity="slow",
-            title=f"this process may use {groups.cpu_quota:g} of a CPU only",
-            evidence=f"cpu.max of its control group\nthe machine has {count(groups.machine_cpus, 'CPU')}",
-            hint="ask for more CPUs: `docker run --cpus 8`, `resources.limits.cpu` of a pod, `srun --cpus-per-task 8`",
+        yield slow(
+            f"this process may use {groups.cpu_quota:g} of a CPU only",
+            f"cpu.max of its control group\nthe machine has {count(groups.machine_cpus, 'CPU')}",
+            "ask for more CPUs: `docker run --cpus 8`, `resources.limits.cpu` of a pod, `srun --cpus-per-task 8`",
         )
     elif groups.cpus == 1 and groups.machine_cpus > 1:
-        yield Finding(
-            check="cgroup",
-            severity="slow",
-            title=f"this process may run on 1 of {groups.machine_cpus} CPUs only",
-            evidence="its affinity, as `taskset -p $$` shows it\nworkers and data loaders share that CPU",
-            hint="ask for more CPUs, as by `srun --cpus-per-task 8`, or in your own shell `taskset -pc 0-"
+        yield slow(
+            f"this process may run on 1 of {groups.machine_cpus} CPUs only",
+            "its affinity, as `taskset -p $$` shows it\nworkers and data loaders share that CPU",
+            "ask for more CPUs, as by `srun --cpus-per-task 8`, or in your own shell `taskset -pc 0-"
             f"{groups.machine_cpus - 1} $$`",
         )
 
@@ -210,7 +186,6 @@ def _of_processes(groups: Groups) -> Iterator[Finding]:
     room = groups.pids_limit - groups.pids_used
     if groups.pids_used > _FULL * groups.pids_limit or room < _FEW_PROCESSES // 4:
         yield Finding(
-            check="cgroup",
             severity="broken" if room < 2 else "slow",
             title=f"the control group has room for {max(room, 0)} processes and threads only",
             evidence=f"pids.current {groups.pids_used}, pids.max {groups.pids_limit}",

@@ -1,26 +1,22 @@
-"""The name and the addresses of this host, its loopback, its ports, and its clock. Sends nothing to another host."""
+"""The name and the addresses of this host, its loopback, and its ports. Sends nothing to another host."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections import Counter
+from collections.abc import Iterator
 
 from msgspec import Struct
 
-from ddplaunch.cluster.endpoints import STATIC_PORT
 from ddplaunch.devices.sysfs import names, read
-from ddplaunch.doctor import Check, Finding, Subject, Verdict
+from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, note, slow
 from ddplaunch.net import addresses
-from ddplaunch.process.linux import clock_state
 from ddplaunch.process.tree import content
 from ddplaunch.words import count, duration, some, why_failed
 
 _SLOW_LOOKUP = 1.0  # seconds; every worker looks the name up, some libraries several times
 _CROWDED = 0.8  # of the ephemeral ports
-_FEW_PORTS = 2000  # NCCL and gloo take some for each pair of workers on different nodes
 _TIMEOUT = 2.0  # seconds for a connection to ourselves
-_LARGE_ERROR = 1.0  # seconds
 
 
 # --- the name
@@ -59,53 +55,39 @@ def read_name(_subject: Subject) -> Name:
 
 def judge_name(name: Name) -> Verdict:
     """Judge the name of this host. A job of one node needs no name, so nothing here breaks it."""
-    findings = []
+    facts = f"{name.name} is {some(name.found) or 'not known'}; reachable at {some(name.usable) or 'no address'}"
+    return Verdict(facts, tuple(_of_name(name)))
+
+
+def _of_name(name: Name) -> Iterator[Finding]:
     address = next(iter(name.usable), "")
     hint = f"for several nodes name the address of node 0: `ddplaunch --master-addr {address or 'ADDRESS'} ...`"
     in_hosts = f"in /etc/hosts write `{address or 'ADDRESS'} {name.name}`"
     if name.why:
-        findings.append(
-            Finding(
-                check="hostname",
-                severity="note",
-                title=f"the name of this host, {name.name}, does not resolve: {name.why}",
-                evidence="programs that look their own name up wait or fail\nother nodes do not find this one by name",
-                hint=f"{in_hosts}; {hint}",
-            )
+        yield note(
+            f"the name of this host, {name.name}, does not resolve: {name.why}",
+            "programs that look their own name up wait or fail\nother nodes do not find this one by name",
+            f"{in_hosts}; {hint}",
         )
     elif name.usable and all(map(addresses.is_loopback, name.found)):
-        findings.append(
-            Finding(
-                check="hostname",
-                severity="note",
-                title=f"the name of this host, {name.name}, resolves to loopback: {some(name.found)}",
-                evidence="as node 0 of several, this host would send the others to themselves\nddplaunch sets GLOO_SOCKET_IFNAME "
-                "and NCCL_SOCKET_IFNAME for its workers",
-                hint=f"{hint}; or {in_hosts}",
-            )
+        yield note(
+            f"the name of this host, {name.name}, resolves to loopback: {some(name.found)}",
+            "as node 0 of several, this host would send the others to themselves\nddplaunch sets GLOO_SOCKET_IFNAME "
+            "and NCCL_SOCKET_IFNAME for its workers",
+            f"{hint}; or {in_hosts}",
         )
     elif not name.own:
-        findings.append(
-            Finding(
-                check="hostname",
-                severity="note",
-                title=f"the name of this host, {name.name}, resolves to the address of another one: {some(name.found)}",
-                evidence=f"its own are {some(name.usable)}" if name.usable else "it has no address but loopback",
-                hint=f"{in_hosts}; {hint}",
-            )
+        yield note(
+            f"the name of this host, {name.name}, resolves to the address of another one: {some(name.found)}",
+            f"its own are {some(name.usable)}" if name.usable else "it has no address but loopback",
+            f"{in_hosts}; {hint}",
         )
     if name.seconds > _SLOW_LOOKUP:
-        findings.append(
-            Finding(
-                check="hostname",
-                severity="slow",
-                title=f"to look up the name of this host takes {duration(name.seconds)}",
-                evidence=f"getaddrinfo({name.name})",
-                hint=f"a name server does not answer (`cat /etc/resolv.conf`)\n{in_hosts}",
-            )
+        yield slow(
+            f"to look up the name of this host takes {duration(name.seconds)}",
+            f"getaddrinfo({name.name})",
+            f"a name server does not answer (`cat /etc/resolv.conf`)\n{in_hosts}",
         )
-    facts = f"{name.name} is {some(name.found) or 'not known'}; reachable at {some(name.usable) or 'no address'}"
-    return Verdict(facts, tuple(findings))
 
 
 # --- interfaces
@@ -145,30 +127,24 @@ def _connect_to_ourselves() -> str:
 
 def judge_interfaces(interfaces: Interfaces) -> Verdict:
     """Judge loopback, and whether the variables name interfaces that are there."""
-    findings = []
+    up = [name for name, state in interfaces.states.items() if state != "down"]
+    return Verdict(some(up, 12), tuple(_of_interfaces(interfaces)))
+
+
+def _of_interfaces(interfaces: Interfaces) -> Iterator[Finding]:
     if interfaces.loopback:
-        findings.append(
-            Finding(
-                check="interfaces",
-                severity="broken",
-                title=f"processes of this host cannot reach each other at 127.0.0.1: {interfaces.loopback}",
-                evidence="workers of one node meet there",
-                hint="`ip link set lo up`, or let the firewall accept the interface lo",
-            )
+        yield broken(
+            f"processes of this host cannot reach each other at 127.0.0.1: {interfaces.loopback}",
+            "workers of one node meet there",
+            "`ip link set lo up`, or let the firewall accept the interface lo",
         )
     for variable, value in interfaces.variables.items():
         if not _fits(variable, value, interfaces.states):
-            findings.append(
-                Finding(
-                    check="interfaces",
-                    severity="broken",
-                    title=f"{variable}={value} fits no interface of this host",
-                    evidence=f"there are {some(interfaces.states, 12)}",
-                    hint=f"`unset {variable}`: ddplaunch sets it to the interface by which the nodes reach each other",
-                )
+            yield broken(
+                f"{variable}={value} fits no interface of this host",
+                f"there are {some(interfaces.states, 12)}",
+                f"`unset {variable}`: ddplaunch sets it to the interface by which the nodes reach each other",
             )
-    up = [name for name, state in interfaces.states.items() if state != "down"]
-    return Verdict(some(up, 12), tuple(findings))
 
 
 def _fits(variable: str, value: str, states: dict[str, str]) -> bool:
@@ -195,8 +171,6 @@ class Ports(Struct, frozen=True, kw_only=True):
     last: int
     used: int  # local ports of the range with a connection, or a socket that listens
     waiting: int = 0  # of these, in TIME_WAIT
-    master_port: int | None = None  # MASTER_PORT of the environment
-    is_reserved: bool = False  # whether the kernel keeps that port, or torchrun's, from connections
 
 
 def read_ports(subject: Subject) -> Ports:
@@ -204,8 +178,7 @@ def read_ports(subject: Subject) -> Ports:
     first, last = (
         int(word) for word in (read(subject.root, "/proc/sys/net/ipv4/ip_local_port_range") or "32768 60999").split()
     )
-    states = Counter[int]()
-    used = set()
+    used, waiting = set(), 0
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = content(table).splitlines()[1:]
@@ -216,104 +189,28 @@ def read_ports(subject: Subject) -> Ports:
             port = int(fields[1].rpartition(b":")[2], 16)
             if first <= port <= last:
                 used.add(port)
-                states[int(fields[3], 16)] += 1
-    wanted = subject.env.get("MASTER_PORT", "")
-    reserved = read(subject.root, "/proc/sys/net/ipv4/ip_local_reserved_ports") or ""
-    master_port = int(wanted) if wanted.isdecimal() and len(wanted) < 6 else None
-    return Ports(
-        first=first,
-        last=last,
-        used=len(used),
-        waiting=states[6],  # TCP_TIME_WAIT, include/net/tcp_states.h
-        master_port=master_port,
-        is_reserved=_in_list(master_port or STATIC_PORT, reserved),
-    )
-
-
-def _in_list(port: int, text: str) -> bool:
-    """Whether a list of ports as "29500,30000-30100" holds a port."""
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        if low.isdecimal() and int(low) <= port <= int(high if high.isdecimal() else low):
-            return True
-    return False
+                waiting += fields[3] == b"06"  # TCP_TIME_WAIT, include/net/tcp_states.h
+    return Ports(first=first, last=last, used=len(used), waiting=waiting)
 
 
 def judge_ports(ports: Ports) -> Verdict:
-    """Judge how many ports are left, and whether a fixed one may be taken by a connection."""
-    findings = []
+    """Judge how many ports are left."""
+    facts = f"{ports.first} to {ports.last} for connections, {ports.used} of them in use"
     number = ports.last - ports.first + 1
-    if ports.used >= _CROWDED * number:
-        findings.append(
-            Finding(
-                check="ports",
-                severity="broken" if ports.used >= number else "slow",
-                title=f"{ports.used} of the {number} ports for connections are in use",
-                evidence=f"{count(ports.waiting, 'port')} in TIME_WAIT\nwithout a free one workers cannot connect",
-                hint="`ss -tan state all | awk '{print $4}' | sort | uniq -c | sort -n | tail` shows whose they are\n"
-                "`sysctl -w net.ipv4.ip_local_port_range='32768 60999'` is the kernel's own range",
-            )
-        )
-    elif number < _FEW_PORTS:
-        findings.append(
-            Finding(
-                check="ports",
-                severity="note",
-                title=f"there are {number} ports for connections only",
-                evidence=f"net.ipv4.ip_local_port_range is {ports.first} {ports.last}\na job of many workers needs more",
-                hint="`sysctl -w net.ipv4.ip_local_port_range='32768 60999'` as root",
-            )
-        )
-    if ports.master_port is not None and ports.first <= ports.master_port <= ports.last and not ports.is_reserved:
-        findings.append(
-            Finding(
-                check="ports",
-                severity="note",
-                title=f"a connection of another program may take the port {ports.master_port} of MASTER_PORT",
-                evidence=f"the kernel gives connections any port from {ports.first} to {ports.last}",
-                hint="`unset MASTER_PORT`: ddplaunch reserves a free port for each job",
-            )
-        )
-    return Verdict(f"{ports.first} to {ports.last} for connections, {ports.used} of them in use", tuple(findings))
-
-
-# --- the clock
-
-
-class Clock(Struct, frozen=True, kw_only=True):
-    """The clock of this machine, as the kernel knows it: adjtimex(2)."""
-
-    is_synchronised: bool
-    error: float  # seconds, the largest that the kernel thinks possible
-
-
-def read_clock(_subject: Subject) -> Clock | None:
-    """Ask the kernel; None if it does not tell."""
-    state = clock_state()
-    return None if state is None else Clock(is_synchronised=state[0], error=state[1])
-
-
-def judge_clock(clock: Clock | None) -> Verdict:
-    """Judge the clock: only several nodes compare theirs."""
-    if clock is None:
-        return Verdict("the kernel does not tell")
-    if clock.is_synchronised and clock.error < _LARGE_ERROR:
-        return Verdict(f"synchronised, within {duration(clock.error)}")
-    off = f"the clock may be off by {duration(clock.error)}"
-    why = off if clock.is_synchronised else "nothing synchronises the clock of this machine"
+    if ports.used < _CROWDED * number:
+        return Verdict(facts)
     finding = Finding(
-        check="clock",
-        severity="note",
-        title=why,
-        evidence="adjtimex(2)\ntimes in the logs of several nodes do not compare, and certificates and tickets may fail",
-        hint="`timedatectl set-ntp true`, or let chronyd or ntpd run",
+        severity="broken" if ports.used >= number else "slow",
+        title=f"{ports.used} of the {number} ports for connections are in use",
+        evidence=f"{count(ports.waiting, 'port')} in TIME_WAIT\nwithout a free one workers cannot connect",
+        hint="`ss -tan state all | awk '{print $4}' | sort | uniq -c | sort -n | tail` shows whose they are\n"
+        "`sysctl -w net.ipv4.ip_local_port_range='32768 60999'` is the kernel's own range",
     )
-    return Verdict(why, (finding,))
+    return Verdict(facts, (finding,))
 
 
 CHECKS = (
     Check(id="hostname", examine=lambda subject: judge_name(read_name(subject)), within=6.0),
     Check(id="interfaces", examine=lambda subject: judge_interfaces(read_interfaces(subject))),
     Check(id="ports", examine=lambda subject: judge_ports(read_ports(subject))),
-    Check(id="clock", examine=lambda subject: judge_clock(read_clock(subject))),
 )

@@ -13,7 +13,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from ddplaunch.devices.sysfs import SHM
-from ddplaunch.doctor import Check, Finding, Subject, Verdict
+from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, slow
 from ddplaunch.process.tree import content
 from ddplaunch.words import count, duration, size, some
 
@@ -109,43 +109,33 @@ def _in_use(prefix: str) -> Iterator[str]:
 def judge(shm: SharedMemory) -> Verdict:
     """Judge the size of /dev/shm, its free room, and the files that ended programs have left there."""
     if shm.why:
-        finding = Finding(
-            check="shm",
-            severity="broken",
-            title=f"{SHM} cannot be used",
-            evidence=f"{shm.why}\ndata loaders and NCCL share memory there",
-            hint="`mount -t tmpfs -o size=50% tmpfs /dev/shm` as root\na container gets one by `docker run --shm-size 8g`",
+        finding = broken(
+            f"{SHM} cannot be used",
+            f"{shm.why}\ndata loaders and NCCL share memory there",
+            "`mount -t tmpfs -o size=50% tmpfs /dev/shm` as root\na container gets one by `docker run --shm-size 8g`",
         )
         return Verdict(shm.why, (finding,))
-    findings = []
+    facts = f"{size(shm.free)} of {size(shm.size)} free"
+    unused = f", {count(len(shm.unused), 'file')} of yours without a process" if shm.unused else ""
+    return Verdict(f"{facts}{unused}", tuple(_findings(shm)))
+
+
+def _findings(shm: SharedMemory) -> Iterator[Finding]:
     if shm.size < _SMALL:
-        findings.append(
-            Finding(
-                check="shm",
-                severity="slow",
-                title=f"{SHM} has {size(shm.size)} only, and {size(shm.free)} of them are free",
-                evidence="workers end with SIGBUS once data loaders or NCCL have filled it",
-                hint="`docker run --shm-size 8g` or `--ipc host`\nin a pod an emptyDir with `medium: Memory` at /dev/shm",
-            )
+        yield slow(
+            f"{SHM} has {size(shm.size)} only, and {size(shm.free)} of them are free",
+            "workers end with SIGBUS once data loaders or NCCL have filled it",
+            "`docker run --shm-size 8g` or `--ipc host`\nin a pod an emptyDir with `medium: Memory` at /dev/shm",
         )
     elif shm.free < _LITTLE:
-        findings.append(
-            Finding(
-                check="shm",
-                severity="broken",
-                title=f"{SHM} is full: {size(shm.free)} of {size(shm.size)} are free",
-                evidence="workers end with SIGBUS where they share memory",
-                hint="`ls -lS /dev/shm` shows the largest files",
-            )
+        yield broken(
+            f"{SHM} is full: {size(shm.free)} of {size(shm.size)} are free",
+            "workers end with SIGBUS where they share memory",
+            "`ls -lS /dev/shm` shows the largest files",
         )
     taken = sum(one.size for one in shm.unused)
     if taken >= _NOTABLE:
-        findings.append(_stale(shm, taken))
-    facts = f"{size(shm.free)} of {size(shm.size)} free"
-    return Verdict(
-        f"{facts}, {count(len(shm.unused), 'file')} of yours without a process" if shm.unused else facts,
-        tuple(findings),
-    )
+        yield _stale(shm, taken)
 
 
 def _stale(shm: SharedMemory, taken: int) -> Finding:
@@ -156,7 +146,6 @@ def _stale(shm: SharedMemory, taken: int) -> Finding:
     listed = " ".join(paths[:20])
     more = f"; then {len(paths) - 20} more" if len(paths) > 20 else ""
     return Finding(
-        check="shm",
         severity="slow" if taken > (shm.size - taken) // 2 else "note",
         title=f"{size(taken)} of {SHM} belong to files of yours that a program has left",
         evidence=f"{some(one.path for one in shm.unused)}: {who}, and the latest was written {duration(youngest)} ago",

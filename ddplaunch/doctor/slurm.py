@@ -7,16 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from ddplaunch.doctor import Check, Finding, Subject, Verdict
-from ddplaunch.slurm.scontrol import (
-    JobRecord,
-    ScontrolError,
-    ScontrolMissing,
-    UnknownJob,
-    parse_config,
-    scontrol,
-    show_jobs,
-)
+from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, note
+from ddplaunch.slurm.scontrol import ScontrolError, ScontrolMissing, UnknownJob, parse_config, scontrol, show_jobs
 
 _TIMEOUT = 3.0  # seconds for each command
 _GRACE_PERIOD = 25  # seconds: ddplaunch's own in a Slurm job
@@ -40,7 +32,7 @@ def read(subject: Subject) -> Cluster:
     job_id = job_id if _JOB.fullmatch(job_id) else ""
     try:
         settings = parse_config(scontrol(subject.env, ["show", "config"], _TIMEOUT))
-        states = _states(show_jobs(subject.env, job_id, _TIMEOUT)) if job_id else None
+        jobs = show_jobs(subject.env, job_id, _TIMEOUT) if job_id else ()
     except ScontrolMissing as error:
         return Cluster(is_here=bool(job_id), problem=str(error), is_missing=True, job_id=job_id)
     except UnknownJob:
@@ -48,11 +40,7 @@ def read(subject: Subject) -> Cluster:
     except ScontrolError as error:
         is_missing = "configuration source" in str(error)  # there is no slurm.conf
         return Cluster(is_here=bool(job_id) or not is_missing, problem=str(error), is_missing=is_missing, job_id=job_id)
-    return Cluster(is_here=True, settings=settings, job_id=job_id, states=states)
-
-
-def _states(jobs: tuple[JobRecord, ...]) -> frozenset[str] | None:
-    return jobs[0].states if jobs else None
+    return Cluster(is_here=True, settings=settings, job_id=job_id, states=jobs[0].states if jobs else None)
 
 
 def judge(cluster: Cluster) -> Verdict:
@@ -61,7 +49,6 @@ def judge(cluster: Cluster) -> Verdict:
         return Verdict("no Slurm here")
     if cluster.problem:
         finding = Finding(
-            check="slurm",
             severity="slow" if cluster.job_id and not cluster.is_missing else "note",
             title="this shell belongs to a Slurm job, but scontrol does not work here"
             if cluster.is_missing
@@ -72,7 +59,7 @@ def judge(cluster: Cluster) -> Verdict:
             else "`scontrol ping` shows which controller is down",
         )
         return Verdict(cluster.problem, (finding,))
-    shown = ("SLURM_VERSION", "ProctrackType", "TaskPlugin", "KillWait", "MpiDefault", "SelectType")
+    shown = ("SLURM_VERSION", "ProctrackType", "TaskPlugin", "KillWait")
     facts = ", ".join(f"{name} {cluster.settings[name]}" for name in shown if name in cluster.settings)
     return Verdict(facts, (*_of_job(cluster), *_of_settings(cluster.settings)))
 
@@ -81,42 +68,27 @@ def _of_job(cluster: Cluster) -> Iterator[Finding]:
     if not cluster.job_id or (cluster.states and cluster.states & {"RUNNING", "COMPLETING", "SUSPENDED"}):
         return
     state = ", ".join(sorted(cluster.states)) if cluster.states else "unknown to Slurm"
-    yield Finding(
-        check="slurm",
-        severity="broken",
-        title=f"the Slurm job of this shell, {cluster.job_id}, does not run",
-        evidence=f"SLURM_JOB_ID={cluster.job_id}, whose state is {state}\nddplaunch would start a step in it",
-        hint='`unset "${!SLURM_@}"` in bash, or a new shell',
+    yield broken(
+        f"the Slurm job of this shell, {cluster.job_id}, does not run",
+        f"SLURM_JOB_ID={cluster.job_id}, whose state is {state}\nddplaunch would start a step in it",
+        '`unset "${!SLURM_@}"` in bash, or a new shell',
     )
 
 
 def _of_settings(settings: Mapping[str, str]) -> Iterator[Finding]:
-    tracking = settings.get("ProctrackType", "")
-    if tracking and "cgroup" not in tracking:
-        yield Finding(
-            check="slurm",
-            severity="note",
-            title="Slurm follows processes without control groups, so a program that detaches itself may outlive its job",
-            evidence=f"ProctrackType={tracking}\nGPUs that an earlier job has not released may be in use",
-            hint="an administrator sets ProctrackType=proctrack/cgroup in slurm.conf",
-        )
     binding = settings.get("TaskPlugin", "")
     if binding and not re.search("cgroup|affinity", binding):
-        yield Finding(
-            check="slurm",
-            severity="note",
-            title="Slurm binds no job to its CPUs, so several jobs on a node use the same ones",
-            evidence=f"TaskPlugin={binding}\nddplaunch counts all CPUs of the machine for the job",
-            hint="`#SBATCH --exclusive`, or `ddplaunch --threads 4 train.py` with the number that you asked for",
+        yield note(
+            "Slurm binds no job to its CPUs, so several jobs on a node use the same ones",
+            f"TaskPlugin={binding}\nddplaunch counts all CPUs of the machine for the job",
+            "`#SBATCH --exclusive`, or `ddplaunch --threads 4 train.py` with the number that you asked for",
         )
     seconds = re.match(r"\d+", settings.get("KillWait", ""))
     if seconds and int(seconds[0]) < _GRACE_PERIOD:
-        yield Finding(
-            check="slurm",
-            severity="note",
-            title=f"workers have {seconds[0]} s to save when Slurm ends a job",
-            evidence=f"KillWait={settings['KillWait']}, and ddplaunch's grace period in a Slurm job is {_GRACE_PERIOD} s",
-            hint="`#SBATCH --signal=B:USR1@120` and `ddplaunch --requeue-on USR1 train.py` give them two minutes",
+        yield note(
+            f"workers have {seconds[0]} s to save when Slurm ends a job",
+            f"KillWait={settings['KillWait']}, and ddplaunch's grace period in a Slurm job is {_GRACE_PERIOD} s",
+            "`#SBATCH --signal=B:USR1@120` and `ddplaunch --requeue-on USR1 train.py` give them two minutes",
         )
 
 

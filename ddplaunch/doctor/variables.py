@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import Struct
 
 from ddplaunch.devices.choose import HIDES_ALL
-from ddplaunch.doctor import Check, Finding, Severity, Subject, Verdict
+from ddplaunch.doctor import Check, Finding, Severity, Subject, Verdict, note, slow
 from ddplaunch.words import some
 
 # what a launcher sets for each worker: in the shell of a person it is left from another job, or was exported by hand
@@ -22,13 +22,13 @@ _DEFAULTS_OF_TORCHRUN = "PET_"
 _LONGEST = 60  # characters of a value that are shown
 
 
-class Setting(Struct, frozen=True, kw_only=True):
+class Setting(Struct, frozen=True):
     """A variable that matters, and what it does."""
 
     applies: Callable[[str], bool]
     severity: Severity
     does: str
-    of_gpus: bool = False  # it does nothing on a machine without accelerators
+    of_gpus: bool = True  # it does nothing on a machine without accelerators
 
 
 def _on(value: str) -> bool:
@@ -39,57 +39,32 @@ def _is(*values: str) -> Callable[[str], bool]:
     return lambda value: value.strip().upper() in values
 
 
+_SERIAL = Setting(_on, "slow", "each kernel waits for the last")
 _SETTINGS = {
-    "CUDA_LAUNCH_BLOCKING": Setting(applies=_on, severity="slow", does="each kernel waits for the last", of_gpus=True),
-    "HIP_LAUNCH_BLOCKING": Setting(applies=_on, severity="slow", does="each kernel waits for the last", of_gpus=True),
-    "AMD_SERIALIZE_KERNEL": Setting(applies=_on, severity="slow", does="each kernel waits for the last", of_gpus=True),
+    "CUDA_LAUNCH_BLOCKING": _SERIAL,
+    "HIP_LAUNCH_BLOCKING": _SERIAL,
+    "AMD_SERIALIZE_KERNEL": _SERIAL,
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": Setting(_on, "slow", "torch asks the driver for memory for each tensor"),
+    "NCCL_DEBUG": Setting(_is("TRACE"), "slow", "NCCL writes a line for each call"),
+    "NCCL_P2P_DISABLE": Setting(_on, "slow", "GPUs of one node copy through main memory, not over NVLink or PCI"),
+    "NCCL_SHM_DISABLE": Setting(_on, "slow", "GPUs of one node without peer-to-peer talk over the network"),
+    "NCCL_IB_DISABLE": Setting(_on, "note", "NCCL uses TCP between nodes, not InfiniBand"),
+    "NCCL_NVLS_ENABLE": Setting(_is("0"), "note", "NCCL does not reduce in the NVSwitch"),
+    "NCCL_ALGO": Setting(_on, "note", "NCCL does not choose its algorithm by itself"),
+    "NCCL_PROTO": Setting(_on, "note", "NCCL does not choose its protocol by itself"),
+    "CUDA_DEVICE_ORDER": Setting(_is("FASTEST_FIRST"), "note", "CUDA may number GPUs in another order than nvidia-smi"),
     "TORCH_DISTRIBUTED_DEBUG": Setting(
-        applies=_is("DETAIL"), severity="slow", does="torch compares each collective among all ranks before it runs"
+        _is("DETAIL"), "slow", "torch compares each collective among all ranks before it runs", of_gpus=False
     ),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": Setting(
-        applies=_on, severity="slow", does="torch asks the driver for memory for each tensor", of_gpus=True
-    ),
-    "NCCL_DEBUG": Setting(applies=_is("TRACE"), severity="slow", does="NCCL writes a line for each call", of_gpus=True),
-    "NCCL_P2P_DISABLE": Setting(
-        applies=_on,
-        severity="slow",
-        does="GPUs of one node copy through main memory, not over NVLink or PCI",
-        of_gpus=True,
-    ),
-    "NCCL_SHM_DISABLE": Setting(
-        applies=_on, severity="slow", does="GPUs of one node without peer-to-peer talk over the network", of_gpus=True
-    ),
-    "NCCL_IB_DISABLE": Setting(
-        applies=_on, severity="note", does="NCCL uses TCP between nodes, not InfiniBand", of_gpus=True
-    ),
-    "NCCL_NVLS_ENABLE": Setting(
-        applies=_is("0"), severity="note", does="NCCL does not reduce in the NVSwitch", of_gpus=True
-    ),
-    "NCCL_ALGO": Setting(
-        applies=_on, severity="note", does="NCCL does not choose its algorithm by itself", of_gpus=True
-    ),
-    "NCCL_PROTO": Setting(
-        applies=_on, severity="note", does="NCCL does not choose its protocol by itself", of_gpus=True
-    ),
-    "CUDA_DEVICE_ORDER": Setting(
-        applies=_is("FASTEST_FIRST"),
-        severity="note",
-        does="CUDA may number GPUs in another order than nvidia-smi",
-        of_gpus=True,
-    ),
-    "PYTHONDEVMODE": Setting(applies=_on, severity="slow", does="Python checks memory and warns"),
+    "PYTHONDEVMODE": Setting(_on, "slow", "Python checks memory and warns", of_gpus=False),
     "PYTHONMALLOC": Setting(
-        applies=_is("DEBUG", "MALLOC_DEBUG", "PYMALLOC_DEBUG"), severity="slow", does="Python checks each allocation"
+        _is("DEBUG", "MALLOC_DEBUG", "PYMALLOC_DEBUG"), "slow", "Python checks each allocation", of_gpus=False
     ),
-    "PYTHONPROFILEIMPORTTIME": Setting(applies=_on, severity="slow", does="Python writes a line for each import"),
-    "MALLOC_CHECK_": Setting(applies=_on, severity="slow", does="the C library checks each allocation"),
     "LD_PRELOAD": Setting(
-        applies=lambda value: bool(re.search(r"lib[altu]san", value)),
-        severity="slow",
-        does="a sanitizer checks each access to memory",
-    ),
-    "TORCH_SHOW_CPP_STACKTRACES": Setting(
-        applies=_on, severity="note", does="torch collects a stack of C++ for each exception, which takes seconds"
+        lambda value: bool(re.search(r"lib[altu]san", value)),
+        "slow",
+        "a sanitizer checks each access to memory",
+        of_gpus=False,
     ),
 }
 
@@ -137,21 +112,17 @@ def _of_launchers(env: Mapping[str, str]) -> Iterator[Finding]:
     is_started = "SLURM_STEP_ID" in env or "PRTE_LAUNCHED" in env
     found = {name: env[name] for name in (*_OF_TORCHRUN, *(() if is_started else _OF_MPI)) if name in env}
     if found:
-        yield Finding(
-            check="variables",
-            severity="note",
-            title="this shell has variables of a worker or of another job",
-            evidence=f"{_shown(found)}\nddplaunch and libraries may take this for a part of that job",
-            hint=f"if no launcher has started this shell: `unset {' '.join(found)}`",
+        yield note(
+            "this shell has variables of a worker or of another job",
+            f"{_shown(found)}\nddplaunch and libraries may take this for a part of that job",
+            f"if no launcher has started this shell: `unset {' '.join(found)}`",
         )
     defaults = {name: env[name] for name in sorted(env) if name.startswith(_DEFAULTS_OF_TORCHRUN)}
     if defaults:
-        yield Finding(
-            check="variables",
-            severity="note",
-            title="variables of torchrun set options of each job",
-            evidence=_shown(defaults),
-            hint=f"if that is not meant: `unset {' '.join(defaults)}`",
+        yield note(
+            "variables of torchrun set options of each job",
+            _shown(defaults),
+            f"if that is not meant: `unset {' '.join(defaults)}`",
         )
 
 
@@ -164,10 +135,7 @@ def _settings(surroundings: Surroundings) -> Iterator[Finding]:
         value = surroundings.env.get(name)
         if value is not None and setting.applies(value) and (surroundings.has_accelerators or not setting.of_gpus):
             yield Finding(
-                check="variables",
-                severity=setting.severity,
-                title=f"{name}={value[:_LONGEST]}: {setting.does}",
-                hint=f"`unset {name}`",
+                severity=setting.severity, title=f"{name}={value[:_LONGEST]}: {setting.does}", hint=f"`unset {name}`"
             )
 
 
@@ -175,12 +143,10 @@ def _of_threads(surroundings: Surroundings) -> Iterator[Finding]:
     value = surroundings.env.get("OMP_NUM_THREADS", "")
     first = value.partition(",")[0]
     if first.isdecimal() and len(first) < 6 and int(first) > 2 * surroundings.cpus:
-        yield Finding(
-            check="variables",
-            severity="slow",
-            title=f"OMP_NUM_THREADS={value[:_LONGEST]} starts more threads in each worker than there are CPUs",
-            evidence=f"this process may use {surroundings.cpus}",
-            hint="`unset OMP_NUM_THREADS`: ddplaunch divides the CPUs among the workers",
+        yield slow(
+            f"OMP_NUM_THREADS={value[:_LONGEST]} starts more threads in each worker than there are CPUs",
+            f"this process may use {surroundings.cpus}",
+            "`unset OMP_NUM_THREADS`: ddplaunch divides the CPUs among the workers",
         )
 
 
@@ -188,11 +154,8 @@ def _hidden(surroundings: Surroundings) -> Iterator[Finding]:
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         value = surroundings.env.get(name)
         if surroundings.has_accelerators and value is not None and value.strip() in HIDES_ALL:
-            yield Finding(
-                check="variables",
-                severity="note",
-                title=f"{name}={shlex.quote(value)} hides all GPUs, so that workers use the CPU",
-                hint=f"`unset {name}`",
+            yield note(
+                f"{name}={shlex.quote(value)} hides all GPUs, so that workers use the CPU", hint=f"`unset {name}`"
             )
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +18,7 @@ from ddplaunch.devices import Device
 from ddplaunch.devices.interpreter import packages
 from ddplaunch.fields import line, piece
 from ddplaunch.plan import HIDDEN, SECRET
-from ddplaunch.process.linux import signal_at_end_of
+from ddplaunch.process.command import run
 from ddplaunch.runlog.events import VERSION
 
 WITHIN = 15.0  # seconds for all of it; the commands have less
@@ -144,28 +142,9 @@ def _text(path: str) -> str:
 
 
 def _output(command: Sequence[str], *, env: Mapping[str, str], folder: str, until: float) -> str | None:
-    """Return what a command prints; None if it fails, or has not ended by then. What hangs is not waited for."""
-    us = os.getpid()
-
-    def prepare() -> None:
-        signal_at_end_of(us, signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # this child takes no signals
-
+    """Return what a command prints; None if it fails, or has not ended by then."""
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=env,
-            cwd=folder,
-            preexec_fn=prepare,  # noqa: PLW1509 - this child has one thread
-        )
+        ended = run(command, env, max(until - time.monotonic(), 0.01), folder)
     except (OSError, ValueError):
         return None
-    try:
-        out, _ = process.communicate(timeout=max(until - time.monotonic(), 0.01))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return None
-    return out.decode(errors="replace") if process.returncode == 0 else None
+    return ended.out if ended.status == 0 else None

@@ -29,13 +29,13 @@ def main() -> None:
         return
     import torch.distributed as dist
 
-    _say(at="imported", seconds=time.monotonic() - began, torch=torch.__version__)
+    _say(at="imported", seconds=time.monotonic() - began)
     has_gpus = torch.cuda.is_available()
     device = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}" if has_gpus else "cpu"
     if has_gpus:
         torch.cuda.set_device(device)
         torch.ones(8, device=device).sum().item()  # fails where torch has no code for this GPU
-        _say(at="gpu", arch=" ".join(torch.cuda.get_arch_list()))
+        _say(at="gpu")
     with_nccl = has_gpus and torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"]) and dist.is_nccl_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if with_nccl else "gloo", timeout=_TIMEOUT)
     _say(at="joined", seconds=time.monotonic() - began)

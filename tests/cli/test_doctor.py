@@ -62,7 +62,7 @@ def test_a_process_on_a_gpu_and_a_torch_for_cpus_are_found_by_a_made_up_driver(
     assert f"pid {user.pid} has 40 GiB of GPUs 0-1: yours" in said
     assert "--api-key=..." in said
     assert "`kill " not in said  # this test waits for it
-    assert "driver 580.95.05, CUDA 13.0, 1 of 1 pair by NVLink" in said
+    assert "driver 580.95.05, CUDA 13.0" in said
 
 
 def test_a_driver_of_another_version_than_its_library_breaks_a_job(job: Job, commands: Commands, library: Path):

@@ -17,13 +17,11 @@ HERE = ("127.0.0.1",)
 def port() -> Iterator[int]:
     """Where node 4 of the job "token" is served."""
     loop = Loop()
-    stream, datagrams = measure.listen()
-    assert datagrams is not None
+    stream = measure.listen()
     number: int = stream.getsockname()[1]
-    serve = partial(host._serve, 1, 1, "token", 4)
-    loop.ask(serve, None, descriptors=(stream.fileno(), datagrams.fileno()))
+    serve = partial(host._serve, 1, "token", 4)
+    loop.ask(serve, None, descriptors=(stream.fileno(),))
     stream.close()
-    datagrams.close()
     yield number
     loop.close()
 
@@ -45,7 +43,8 @@ def test_a_way_is_measured_and_ports_that_do_not_answer_are_named(port, silent):
     assert way.address == "127.0.0.1"
     assert 0 < way.latency < 1
     assert way.speed > 1e6
-    assert (way.resent, way.mtu > 60_000, way.is_large_lost) == (0.0, True, False)
+    assert way.mtu > 60_000
+    assert way.resent < 0.05  # on a busy machine TCP sends its last packet again
     assert {one.port: one.why for one in way.blocked} == {
         silent: "the connection alone answers in 0.5 s",
         1: "connection refused",

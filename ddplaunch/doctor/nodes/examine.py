@@ -16,26 +16,8 @@ from ddplaunch.cluster import Allocation, endpoints
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.doctor import SEVERITIES, CheckResult, NodesReport, Report, checks
 from ddplaunch.doctor.examine import presentable
-from ddplaunch.doctor.nodes import Concern, agreement, joined, network
+from ddplaunch.doctor.nodes import Concern, agreement, joined, messages, network
 from ddplaunch.doctor.nodes.agreement import Clock
-from ddplaunch.doctor.nodes.messages import (
-    Blocked,
-    Examine,
-    Examined,
-    Facts,
-    Failed,
-    Introduce,
-    Measure,
-    Meet,
-    Met,
-    Reply,
-    Request,
-    Share,
-    Shared,
-    TellTime,
-    Time,
-    Way,
-)
 from ddplaunch.doctor.nodes.nodes import Batch, Nodes
 from ddplaunch.doctor.nodes.pairs import Pair, doubtful, halves
 from ddplaunch.errors import LaunchError, visible, write_stderr
@@ -59,12 +41,10 @@ _TIMES = 3  # that clocks are asked, since the quickest answer tells most
 _QUICK = 5.0  # seconds for what takes milliseconds
 _MEASURE = 8.0  # seconds; a way on which everything is lost takes 7
 _CONVICTING = 2  # rounds
-_SEND, _SEND_HERE = (
-    0.15,
-    0.01,
-)  # seconds; most networks are at full speed after a few ms, and this machine's speed says nothing
+# seconds; most networks are at full speed after a few ms, and this machine's speed says nothing
+_SEND, _SEND_HERE = 0.15, 0.01
 
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=messages.Reply)
 
 
 def examine_nodes(
@@ -135,13 +115,7 @@ class _Examination:
     """One examination, from the start of the nodes to the report."""
 
     def __init__(
-        self,
-        loop: Loop,
-        nodes: Nodes,
-        spec: JobSpec,
-        env: Mapping[str, str],
-        allocation: Allocation,
-        only: str | None,
+        self, loop: Loop, nodes: Nodes, spec: JobSpec, env: Mapping[str, str], allocation: Allocation, only: str | None
     ) -> None:
         self._loop = loop
         self._nodes = nodes
@@ -164,7 +138,9 @@ class _Examination:
         if joins:
             self._names = nodes.names
         self._note("nodes")
-        facts = self._ask(Facts, "nodes", dict.fromkeys(nodes.alive, Introduce(self._ports())), _FACTS)
+        facts = self._ask(
+            messages.Facts, "nodes", dict.fromkeys(nodes.alive, messages.Introduce(self._ports())), _FACTS
+        )
         self._note("versions")
         examined = self._post_examine()
         clocks = self._ask_clocks()
@@ -172,14 +148,14 @@ class _Examination:
         shared = self._share()
         self._note("files")
         # nodes of one machine meet while that is examined, since their speed says nothing
-        reports = {} if self._is_shared else self._collect(Examined, "nodes", nodes.wait(examined))
+        reports = {} if self._is_shared else self._collect(messages.Examined, "nodes", nodes.wait(examined))
         name = self._allocation.endpoint.address or self._names[0]
         met = self._meet(name, facts)
         self._note("names")
         ways = self._measure(facts)
         self._note("network")
         if self._is_shared:
-            reports = self._collect(Examined, "nodes", nodes.wait(examined))
+            reports = self._collect(messages.Examined, "nodes", nodes.wait(examined))
         alive = set(nodes.alive)
         concerns = [
             *agreement.judge_lost(self._names, nodes.lost, self._allocation.nnodes[0]),
@@ -207,13 +183,13 @@ class _Examination:
 
     # --- questions
 
-    def _ask(self, kind: type[R], check: str, requests: Mapping[int, Request], within: float) -> dict[int, R]:
+    def _ask(self, kind: type[R], check: str, requests: Mapping[int, messages.Request], within: float) -> dict[int, R]:
         return self._collect(kind, check, self._nodes.ask(requests, within))
 
-    def _collect(self, kind: type[R], check: str, replies: Mapping[int, Reply]) -> dict[int, R]:
+    def _collect(self, kind: type[R], check: str, replies: Mapping[int, messages.Reply]) -> dict[int, R]:
         """Return the replies of this kind; what else came is why there is none."""
         for why, nodes in agreement.by_value(
-            {node: one.why for node, one in replies.items() if isinstance(one, Failed)}
+            {node: one.why for node, one in replies.items() if isinstance(one, messages.Failed)}
         ).items():
             self._failed.append(agreement.failed(self._names, check, nodes, why))
         return {node: one for node, one in replies.items() if isinstance(one, kind)}
@@ -233,40 +209,40 @@ class _Examination:
             # the job of two workers would be late beside all that starts here
             others = ",".join(check.id for check in checks.ALL if check.id != "all-reduce")
             chosen, only = chosen[:1], only or others
-        return self._nodes.post(dict.fromkeys(chosen, Examine(only)), _CHECKS)
+        return self._nodes.post(dict.fromkeys(chosen, messages.Examine(only)), _CHECKS)
 
     def _ask_clocks(self) -> dict[int, Clock]:
         """Ask each node a few times what time it is; return the most certain reading of each clock."""
         clocks: dict[int, Clock] = {}
         for _ in range(_TIMES):
-            batch = self._nodes.post(dict.fromkeys(self._nodes.alive, TellTime()), _QUICK)
+            batch = self._nodes.post(dict.fromkeys(self._nodes.alive, messages.TellTime()), _QUICK)
             for node, reply in self._nodes.wait(batch).items():
-                if isinstance(reply, Time):
+                if isinstance(reply, messages.Time):
                     now = agreement.clock_of(batch.sent_at, reply.seconds, batch.came_at[node])
                     clocks[node] = min(clocks.get(node, now), now, key=lambda clock: clock.uncertain)
         return clocks
 
-    def _share(self) -> dict[int, Shared]:
+    def _share(self) -> dict[int, messages.Shared]:
         """Have node 0 make a file, and the others look for it."""
         if self._is_shared or 0 not in self._nodes.alive:
             return {}
         name = f".ddplaunch-doctor-{os.urandom(8).hex()}"
-        made = self._ask(Shared, "files", {0: Share(name, makes=True)}, _QUICK)
-        others = {node: Share(name) for node in self._nodes.alive if node}
-        seen = self._ask(Shared, "files", others, _QUICK)
-        self._ask(Shared, "files", {0: Share(name, removes=True)}, _QUICK)
+        made = self._ask(messages.Shared, "files", {0: messages.Share(name, makes=True)}, _QUICK)
+        others = {node: messages.Share(name) for node in self._nodes.alive if node}
+        seen = self._ask(messages.Shared, "files", others, _QUICK)
+        self._ask(messages.Shared, "files", {0: messages.Share(name, removes=True)}, _QUICK)
         return made | seen
 
-    def _meet(self, name: str, facts: Mapping[int, Facts]) -> dict[int, Met]:
+    def _meet(self, name: str, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Met]:
         """Have all others look for node 0 under its name."""
         if self._is_shared or 0 not in facts or is_numeric(name):
             return {}
-        others = {node: Meet(name, facts[0].port) for node in facts if node}
-        return self._ask(Met, "names", others, _QUICK)
+        others = {node: messages.Meet(name, facts[0].port) for node in facts if node}
+        return self._ask(messages.Met, "names", others, _QUICK)
 
-    def _measure(self, facts: Mapping[int, Facts]) -> dict[tuple[int, int], Way]:
+    def _measure(self, facts: Mapping[int, messages.Facts]) -> dict[tuple[int, int], messages.Way]:
         """Have pairs of nodes measure the ways between them, round by round, then the doubtful ones again."""
-        ways: dict[tuple[int, int], Way] = {}
+        ways: dict[tuple[int, int], messages.Way] = {}
         for pairs in halves([node for node in self._nodes.alive if node in facts]):
             self._round(pairs, facts, ways)
         for _ in range(_CONVICTING):
@@ -274,7 +250,9 @@ class _Examination:
             self._round(doubtful(speeds, bad), facts, ways)
         return ways
 
-    def _round(self, pairs: Sequence[Pair], facts: Mapping[int, Facts], ways: dict[tuple[int, int], Way]) -> None:
+    def _round(
+        self, pairs: Sequence[Pair], facts: Mapping[int, messages.Facts], ways: dict[tuple[int, int], messages.Way]
+    ) -> None:
         """Measure all pairs at once in one direction, then in the other; put the better of two measurements into `ways`.
 
         One direction will do on one machine, where both take the same way.
@@ -284,13 +262,17 @@ class _Examination:
         for turn in (list(pairs), back):
             targets = dict(turn)
             requests = {
-                here: Measure(there, facts[there].addresses, (facts[there].port, *facts[there].ports), seconds)
+                here: messages.Measure(there, facts[there].addresses, (facts[there].port, *facts[there].ports), seconds)
                 for here, there in targets.items()
             }
             for here, reply in self._nodes.ask(requests, _MEASURE).items():
                 there = targets[here]
-                failed = Way(blocked=(Blocked(facts[there].port, reply.why),)) if isinstance(reply, Failed) else None
-                way = reply if isinstance(reply, Way) else failed
+                failed = (
+                    messages.Way(blocked=(messages.Blocked(facts[there].port, reply.why),))
+                    if isinstance(reply, messages.Failed)
+                    else None
+                )
+                way = reply if isinstance(reply, messages.Way) else failed
                 if way is not None:
                     ways[here, there] = network.best_of(ways.get((here, there)), way)
 
@@ -312,10 +294,10 @@ class _Examination:
 
     def _report(
         self,
-        facts: Mapping[int, Facts],
+        facts: Mapping[int, messages.Facts],
         clocks: Mapping[int, Clock],
-        ways: Mapping[tuple[int, int], Way],
-        reports: Mapping[int, Examined],
+        ways: Mapping[tuple[int, int], messages.Way],
+        reports: Mapping[int, messages.Examined],
         concerns: Sequence[Concern],
     ) -> NodesReport:
         found = {one.finding.check for one in concerns}

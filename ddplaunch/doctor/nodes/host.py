@@ -20,23 +20,6 @@ from functools import partial
 
 from ddplaunch.agent.pipes import CONTROL
 from ddplaunch.doctor.nodes import measure, messages
-from ddplaunch.doctor.nodes.messages import (
-    Answered,
-    Asked,
-    Examine,
-    Examined,
-    Facts,
-    Failed,
-    Introduce,
-    Measure,
-    Meet,
-    Reply,
-    Request,
-    Share,
-    Shared,
-    TellTime,
-    Time,
-)
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NODE_LOST, OK
 from ddplaunch.fields import Malformed, line
@@ -52,7 +35,6 @@ from ddplaunch.words import duration, why_failed
 
 _ORDER_TIMEOUT = 60.0  # seconds
 _MARGIN = 0.2  # seconds in which the kernel ends a late child, before its process is left behind
-_PIECE = 1 << 18  # bytes of the script that are read at once
 
 
 class Examinee:
@@ -72,78 +54,73 @@ class Examinee:
             Malformed: it is none.
         """
         asked = messages.asked(data)
-        assert isinstance(asked, Asked)
-        question: Callable[[], Reply]
-        if isinstance(asked.request, TellTime):  # a child would be late
-            return self._reply(asked.number, Time(time.time()))
-        if isinstance(asked.request, Introduce):
+        assert isinstance(asked, messages.Asked)
+        question: Callable[[], messages.Reply]
+        if isinstance(asked.request, messages.TellTime):  # a child would be late
+            return self._reply(asked.number, messages.Time(time.time()))
+        if isinstance(asked.request, messages.Introduce):
             if self._is_listening:
                 raise Malformed("asks twice to listen")
             question = partial(facts_of, self._order, *self._listen(asked.request))
         else:
             question = partial(answer, asked.request, self._order)
-        otherwise: Reply = Failed(f"no answer in {duration(asked.within)}")
+        otherwise: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
         reply = partial(self._reply, asked.number)
         pending = self._loop.ask(partial(_in_words, question), otherwise, reply, within=asked.within)
         # the kernel cannot end a process in uninterruptible sleep, as on a dead file server
         self._loop.timer(self._loop.now() + asked.within + _MARGIN, pending.give_up)
         return None
 
-    def _reply(self, number: int, reply: Reply) -> None:
-        self._send(messages.encode(Answered(number, reply)))
+    def _reply(self, number: int, reply: messages.Reply) -> None:
+        self._send(messages.encode(messages.Answered(number, reply)))
 
-    def _listen(self, request: Introduce) -> tuple[int, tuple[int, ...]]:
+    def _listen(self, request: messages.Introduce) -> tuple[int, tuple[int, ...]]:
         """Listen on a free port and on those of the request that are free, and have a child serve them; return the ports."""
         listening = [measure.listen()]
         for port in request.ports:
             with suppress(OSError):  # taken; what matters is whether others get there
                 listening.append(measure.listen(port))
-        chosen, *ports = (stream.getsockname()[1] for stream, _ in listening)
-        streams = [stream.fileno() for stream, _ in listening]
-        datagrams = [sock.fileno() for _, sock in listening if sock is not None]
-        serve = partial(_serve, len(streams), len(datagrams), self._order.token, self._order.node_rank)
-        self._loop.ask(serve, None, descriptors=(*streams, *datagrams))
-        for stream, sock in listening:
+        chosen, *ports = (stream.getsockname()[1] for stream in listening)
+        serve = partial(_serve, len(listening), self._order.token, self._order.node_rank)
+        self._loop.ask(serve, None, descriptors=tuple(stream.fileno() for stream in listening))
+        for stream in listening:
             stream.close()
-            if sock is not None:
-                sock.close()
         self._is_listening = True
         return chosen, tuple(ports)
 
 
-def _serve(streams: int, datagrams: int, token: str, node_rank: int) -> None:
-    sockets = [socket.socket(fileno=FIRST + index) for index in range(streams + datagrams)]
-    measure.serve(sockets[:streams], sockets[streams:], token, node_rank)
+def _serve(streams: int, token: str, node_rank: int) -> None:
+    measure.serve([socket.socket(fileno=FIRST + index) for index in range(streams)], token, node_rank)
 
 
-def _in_words(question: Callable[[], Reply]) -> Reply:
+def _in_words(question: Callable[[], messages.Reply]) -> messages.Reply:
     """Answer, in the child; an error is an answer too, and says what it is."""
     try:
         return question()
     except LaunchError as error:
-        return Failed(line(error.message))
+        return messages.Failed(line(error.message))
     except Exception as error:  # noqa: BLE001 - the doctor names it, and goes on
-        return Failed(line(f"{type(error).__name__}: {error}"))
+        return messages.Failed(line(f"{type(error).__name__}: {error}"))
 
 
 # --- answers, each in a child
 
 
-def answer(request: Request, order: Order) -> Reply:
+def answer(request: messages.Request, order: Order) -> messages.Reply:
     """Return the answer to a request that needs nothing but the order of this node."""
     match request:
-        case Measure():
+        case messages.Measure():
             return measure.measure(request, order.token)
-        case Meet():
+        case messages.Meet():
             return measure.meet(request, order.token)
-        case Share():
+        case messages.Share():
             return share(request, order)
-        case Examine():
+        case messages.Examine():
             return examine(request, order)
     raise ValueError(f"{type(request).__name__} is no request of this kind")
 
 
-def facts_of(order: Order, port: int, ports: tuple[int, ...]) -> Facts:
+def facts_of(order: Order, port: int, ports: tuple[int, ...]) -> messages.Facts:
     """Return what this node is."""
     from ddplaunch.devices.interpreter import find_torch
     from ddplaunch.remote import order as orders
@@ -157,7 +134,7 @@ def facts_of(order: Order, port: int, ports: tuple[int, ...]) -> Facts:
             script = _digest(spec.program.target)
         except OSError as error:
             no_script = why_failed(error)
-    return Facts(
+    return messages.Facts(
         host=host_name(os.uname().nodename),
         addresses=_addresses(order),
         port=port,
@@ -194,14 +171,11 @@ def _enter(order: Order) -> str:
 
 
 def _digest(path: str) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()[:12]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def share(request: Share, order: Order) -> Shared:
+def share(request: messages.Share, order: Order) -> messages.Shared:
     """Make the file, look for it, or remove it."""
     if os.path.basename(request.name) != request.name:
         raise ValueError(f"{request.name} is no name of a file")
@@ -209,10 +183,12 @@ def share(request: Share, order: Order) -> Shared:
     from ddplaunch.runlog.folders import runs_folder
 
     runs = orders.spec(order).log_dir or runs_folder(_variables(order))
-    return Shared(*(_is_seen(folder, request) if folder else None for folder in (runs, os.fsdecode(order.cwd))))
+    return messages.Shared(
+        *(_is_seen(folder, request) if folder else None for folder in (runs, os.fsdecode(order.cwd)))
+    )
 
 
-def _is_seen(folder: str, request: Share) -> bool | None:
+def _is_seen(folder: str, request: messages.Share) -> bool | None:
     """Make, look for, or remove the file of a request; return whether it is there now, None if the folder fails."""
     path = os.path.join(folder, request.name)
     try:
@@ -235,7 +211,7 @@ def _variables(order: Order) -> Mapping[str, str]:
     return orders.variables_on_host(orders.variables(order), os.environ, os.path.isdir)
 
 
-def examine(request: Examine, order: Order) -> Examined:
+def examine(request: messages.Examine, order: Order) -> messages.Examined:
     """Run the checks of this machine.
 
     Raises:
@@ -247,7 +223,7 @@ def examine(request: Examine, order: Order) -> Examined:
 
     _enter(order)
     chosen = doctor.chosen(checks.ALL, request.only)
-    return Examined(doctor.examine(chosen, doctor.subject_of(orders.spec(order), _variables(order))))
+    return messages.Examined(doctor.examine(chosen, doctor.subject_of(orders.spec(order), _variables(order))))
 
 
 # --- the process

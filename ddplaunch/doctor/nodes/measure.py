@@ -13,7 +13,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from itertools import pairwise
 
@@ -26,21 +26,17 @@ CONNECT_TIMEOUT = 2.5  # seconds: the kernel sends a lost SYN again after 1 s
 ECHO_TIMEOUT = 2.0  # seconds
 PINGS = 21  # an odd number has a median
 _PARTS = 6  # of the time in which data are sent
-DATAGRAMS, DATAGRAM_TIMEOUT = 3, 0.3  # sent, and seconds for the reply to each
 _SILENCE = 5.0  # seconds after which a client is dropped
 _BLOCK = 1 << 18  # bytes
 _SEED, _PROOF = 16, 32  # bytes
-_SMALL = 64  # bytes of a datagram
-_LARGEST = 65507  # bytes of a datagram
-# linux/in.h, linux/in6.h
-_MTU, _MTU_DISCOVER, _IPV6_MTU, _IPV6_MTU_DISCOVER, _PROBE = 14, 10, 24, 23, 3
+_IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h
 _TCP_INFO_SIZE, _TOTAL_RETRANS, _BYTES_ACKED, _DATA_SEGS_OUT = 160, 100, 120, 156  # offsets in linux/tcp.h
 
 # --- the side that is measured
 
 
-def listen(port: int = 0) -> tuple[socket.socket, socket.socket | None]:
-    """Listen on a port of all addresses (0: any free port); the second socket receives datagrams at the same port.
+def listen(port: int = 0) -> socket.socket:
+    """Listen on a port of all addresses (0: any free port).
 
     Raises:
         OSError: the port is taken.
@@ -52,34 +48,21 @@ def listen(port: int = 0) -> tuple[socket.socket, socket.socket | None]:
     except OSError:
         stream.close()
         raise
-    datagrams: socket.socket | None = None
-    with suppress(OSError):  # another program has the number for UDP: the size of packets is not measured then
-        datagrams = socket.socket(stream.family, socket.SOCK_DGRAM)
-        if stream.family == socket.AF_INET6:
-            datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        datagrams.bind(("", stream.getsockname()[1]))
-    return stream, datagrams
+    return stream
 
 
-def serve(streams: Sequence[socket.socket], datagrams: Sequence[socket.socket], token: str, node_rank: int) -> None:
+def serve(streams: Sequence[socket.socket], token: str, node_rank: int) -> None:
     """Serve all that connect, each in a thread; never returns."""
     import threading  # of all processes only this one has threads
 
     with selectors.DefaultSelector() as selector:
-        for listening in (*streams, *datagrams):
+        for listening in streams:
             listening.setblocking(False)
             selector.register(listening, selectors.EVENT_READ, listening)
         while True:
             for key, _ in selector.select():
-                sock: socket.socket = key.data
                 with suppress(OSError):  # the client is gone
-                    if sock.type == socket.SOCK_DGRAM:
-                        data, sender = sock.recvfrom(1 << 16)
-                        seed = data[:_SEED]
-                        if hmac.compare_digest(data[_SEED : _SEED + _PROOF], _proof(token, seed, -1)):
-                            sock.sendto(_proof(token, seed, node_rank), sender)
-                        continue
-                    client = sock.accept()[0]
+                    client = key.data.accept()[0]
                     threading.Thread(target=_serve_client, args=(client, token, node_rank), daemon=True).start()
 
 
@@ -141,16 +124,8 @@ def measure(request: Measure, token: str) -> Way:
         sock.settimeout(ECHO_TIMEOUT)
         latency = _latency(sock)
         speed, resent = _speed(sock, request.seconds)
-        mtu, is_large_lost = _size(sock, token, request.node_rank)
-        return Way(
-            address=host(address),
-            blocked=blocked,
-            latency=latency,
-            speed=speed,
-            resent=resent,
-            mtu=mtu,
-            is_large_lost=is_large_lost,
-        )
+        mtu = _mtu(sock)
+        return Way(address=host(address), blocked=blocked, latency=latency, speed=speed, resent=resent, mtu=mtu)
     finally:
         for sock in answered.values():
             sock.close()
@@ -295,45 +270,11 @@ def _tcp_info(sock: socket.socket) -> tuple[int, int, int]:
     return confirmed, resent, packets
 
 
-def _size(sock: socket.socket, token: str, node_rank: int) -> tuple[int, bool]:
-    """Return the largest packet that this node's interface takes (0: not known), and whether packets of that size are lost."""
+def _mtu(sock: socket.socket) -> int:
+    """Return the bytes of the largest packet of a connection, as far as the kernel has learnt it; 0 if it does not tell."""
     try:
-        peer = sock.getpeername()
-        family = sock.family
-        if family == socket.AF_INET6 and peer[0].startswith("::ffff:"):
-            family, peer = socket.AF_INET, (peer[0].removeprefix("::ffff:"), peer[1])
-        with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
-            level, discover, own, header = (
-                (socket.IPPROTO_IP, _MTU_DISCOVER, _MTU, 28)
-                if family == socket.AF_INET
-                else (socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _IPV6_MTU, 48)
-            )
-            probe.setsockopt(level, discover, _PROBE)  # do not fragment
-            probe.settimeout(DATAGRAM_TIMEOUT)
-            probe.connect(peer)
-            mtu = probe.getsockopt(level, own)
-            seed = os.urandom(_SEED)
-            hello, expected = seed + _proof(token, seed, -1), _proof(token, seed, node_rank)
-            large = min(mtu - header, _LARGEST)
-            answers = _answers(probe, hello.ljust(large, b"\0"), expected)
-            # where no UDP passes at all, nothing is said of its size
-            return mtu, not answers and _answers(probe, hello.ljust(_SMALL, b"\0"), expected)
+        if sock.family == socket.AF_INET or sock.getpeername()[0].startswith("::ffff:"):
+            return sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+        return sock.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
     except OSError:
-        return 0, False
-
-
-def _answers(probe: socket.socket, datagram: bytes, expected: bytes) -> bool:
-    """Return whether the node answers a datagram; it is sent a few times, since any packet may be lost."""
-    for _ in range(DATAGRAMS):
-        with suppress(OSError):
-            probe.send(datagram)
-            if any(answer == expected for answer in _received(probe)):
-                return True
-    return False
-
-
-def _received(probe: socket.socket) -> Iterator[bytes]:
-    """Yield what comes until the time is over."""
-    until = time.monotonic() + DATAGRAM_TIMEOUT
-    while time.monotonic() < until:
-        yield probe.recv(1 << 10)
+        return 0

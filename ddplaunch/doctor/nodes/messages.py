@@ -117,8 +117,7 @@ class Way(Struct, frozen=True, kw_only=True, tag="way"):
     latency: Duration = 0.0  # seconds for a round trip, the median of several
     speed: Duration = 0.0  # bytes a second that the other node has confirmed
     resent: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of the packets that were lost on the way
-    mtu: Number = 0  # bytes of a packet that the own interface takes; 0: not known
-    is_large_lost: bool = False  # a packet of this size does not arrive, though small ones do
+    mtu: Number = 0  # bytes of the largest packet on this way; 0: not known
 
 
 class Failed(Struct, frozen=True, tag="failed"):

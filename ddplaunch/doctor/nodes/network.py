@@ -48,7 +48,6 @@ def best_of(before: Way | None, now: Way) -> Way:
         latency=min(before.latency, now.latency),
         speed=max(before.speed, now.speed),
         resent=min(before.resent, now.resent),
-        is_large_lost=before.is_large_lost and now.is_large_lost,
     )
 
 
@@ -226,20 +225,10 @@ def _judge_ports(names: Sequence[str], facts: Mapping[int, Facts], reached: Ways
 
 
 def _judge_size(names: Sequence[str], moving: Ways) -> Iterator[Concern]:
-    """Yield ways on which packets are lost that the sender's interface takes, and interfaces that differ."""
-    lost = {direction: way for direction, way in moving.items() if way.is_large_lost}
-    if lost:
-        sizes = sorted({way.mtu for way in lost.values()})
-        shown = some(f"{names[here]} to {names[there]}" for here, there in sorted(lost))
-        finding = Finding(
-            check="network",
-            severity="note",
-            title=f"packets of {some(map(str, sizes))} bytes do not arrive, though the sender's interface takes them",
-            evidence=f"on the way from {shown}, on which TCP has found a smaller size",
-            hint="give all interfaces and switches the same MTU: `ip link show`",
-        )
-        yield Concern(finding=finding, nodes=tuple(sorted({node for way in lost for node in way})), is_link=True)
-    mtus = {here: way.mtu for (here, _), way in moving.items() if way.mtu}
+    """Yield nodes whose packets are of another size than those of most."""
+    mtus: dict[int, int] = {}
+    for (here, _), way in moving.items():
+        mtus[here] = max(way.mtu, mtus.get(here, 0))
     if len(counts := Counter(mtus.values())) > 1:
         common = counts.most_common(1)[0][0]
         others = {node: mtu for node, mtu in mtus.items() if mtu != common}

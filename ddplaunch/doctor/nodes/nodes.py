@@ -83,10 +83,7 @@ class Nodes:
             write_stderr(visible(f"ddplaunch: waiting {within:g} s at most for {some(silent)}\n"))
 
         notice = self._loop.timer(self._loop.now() + NOTICE_AFTER, name_silent)
-        self._run(
-            lambda: not any(host.phase in starting for host in self._hosts),
-            self._loop.now() + within,
-        )
+        self._run(lambda: not any(host.phase in starting for host in self._hosts), self._loop.now() + within)
         notice.cancel()
         for host in self._hosts:
             if host.phase in starting:

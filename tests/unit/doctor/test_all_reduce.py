@@ -3,7 +3,7 @@
 import pytest
 
 from ddplaunch.doctor.all_reduce import judge, parse
-from ddplaunch.doctor.commands import Ended
+from ddplaunch.process.command import Ended
 
 IMPORTED = '{"at": "imported", "seconds": 2.0, "torch": "2.13.0"}\n'
 JOINED = f'a library prints\n{IMPORTED}{{"at": "joined", "seconds": 2.1}}\n'

@@ -12,7 +12,7 @@ GIB = 1 << 30
 DEVICES = tuple(Device(kind="cuda", index=at, token=str(at), uuid=f"GPU-{at}", name="H200") for at in range(2))
 HARDWARE = Hardware(devices=DEVICES, device_source="NVML", cpus=(0, 1, 2, 3))
 HEALTHY = tuple(Health(index=at, uuid=f"GPU-{at}", name="H200", memory=80 * GIB, persistence=True) for at in range(2))
-MACHINE = Machine(driver="580.95", cuda=(13, 0), gpus=HEALTHY, pairs=(Pair(0, 1, True, True, False),))
+MACHINE = Machine(driver="580.95", cuda=(13, 0), gpus=HEALTHY, pairs=(Pair(0, 1, True),))
 BUILD = TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)
 GPUS = Gpus(hardware=HARDWARE, machine=MACHINE, build=BUILD)
 OURS = User(is_ours=True, uid=1000, command="python train.py", seconds=7200.0, is_orphan=False)
@@ -28,7 +28,7 @@ def with_first(**changes: object) -> Gpus:
 
 def test_healthy_gpus_are_facts_alone():
     assert found(GPUS) == []
-    assert judge(GPUS).facts == "2 GPUs: H200, driver 580.95, CUDA 13.0, 1 of 1 pair by NVLink"
+    assert judge(GPUS).facts == "2 GPUs: H200, driver 580.95, CUDA 13.0"
 
 
 def test_a_machine_without_accelerators_has_no_finding():
@@ -122,7 +122,7 @@ def test_a_variable_that_names_too_many_gpus_is_noted_and_a_gpu_that_is_left_out
 
 
 def test_pairs_without_peer_to_peer_and_cpus_on_the_other_socket_are_found():
-    apart = replace(GPUS, machine=replace(MACHINE, pairs=(Pair(0, 1, False, False, True),)), far=(1,))
+    apart = replace(GPUS, machine=replace(MACHINE, pairs=(Pair(0, 1, False),)), far=(1,))
     assert found(apart) == [
         ("note", "in 1 of 1 pair of GPUs neither reads the other's memory"),
         ("slow", "this process may not use the CPUs near GPU 1"),

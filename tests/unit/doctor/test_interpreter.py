@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch.doctor import Subject, Verdict
-from ddplaunch.doctor.commands import Ended
 from ddplaunch.doctor.interpreter import Asked, Interpreter, Package, judge, parse, read, release, satisfies
+from ddplaunch.process.command import Ended
 
 TORCH = Package(version="2.13.0+cpu", path="/env/lib/python3.11/site-packages")
 PYTHON = Interpreter(version="3.11.7", prefix="/env", packages={"torch": TORCH})

@@ -38,11 +38,10 @@ def test_a_machine_without_slurm_has_no_finding(tmp_path):
     assert judge(read(subject)) == Verdict("no Slurm here")
 
 
-def test_settings_that_let_processes_escape_or_share_cpus_are_noted():
-    settings = {**GOOD, "ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none", "KillWait": "5 sec"}
+def test_settings_that_have_jobs_share_cpus_or_end_them_soon_are_noted():
+    settings = {**GOOD, "TaskPlugin": "task/none", "KillWait": "5 sec"}
     titles = [title for severity, title in found(judge(Cluster(is_here=True, settings=settings))) if severity == "note"]
     assert titles == [
-        "Slurm follows processes without control groups, so a program that detaches itself may outlive its job",
         "Slurm binds no job to its CPUs, so several jobs on a node use the same ones",
         "workers have 5 s to save when Slurm ends a job",
     ]

@@ -1,4 +1,4 @@
-"""Runs a command from within a check; the command ends when the check does."""
+"""Runs a command from a child that looks for something: it has a time limit, needs no shell, and ends with the child."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Ended(Struct, frozen=True, kw_only=True):
     err: str = ""
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], timeout: float) -> Ended:
-    """Run a command in the root folder, where no file of the user changes what it does, and return its output.
+def run(argv: Sequence[str], env: Mapping[str, str], timeout: float, folder: str = "/") -> Ended:
+    """Run a command and return its output. In the root folder no file of the user changes what it does.
 
     Raises: OSError: it cannot be started.
     """
@@ -33,12 +33,12 @@ def run(argv: Sequence[str], env: Mapping[str, str], timeout: float) -> Ended:
         done = subprocess.run(
             argv,
             env=env,
-            cwd="/",
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout,
             check=False,
-            preexec_fn=partial(_begin, os.getpid()),  # which is safe, since a check has no threads
+            preexec_fn=partial(_begin, os.getpid()),  # which is safe, since such a child has no threads
         )
     except subprocess.TimeoutExpired as late:
         return Ended(status=None, out=_text(late.stdout), err=_text(late.stderr))
@@ -46,7 +46,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], timeout: float) -> Ended:
 
 
 def _begin(parent: int) -> None:
-    """Take signals again, which a check blocks, and end with the check."""
+    """Take signals again, which the child blocks, and end with the child."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal_at_end_of(parent, signal.SIGKILL)
 
