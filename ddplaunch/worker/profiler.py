@@ -426,19 +426,21 @@ def saved(result: "Any") -> "Any":
     torch makes a second file beside it, so that a descriptor does not do. The folder of the agent, which is in memory mostly
     and is removed with the job, goes before that for temporary files, unless it is small.
     """
+    import shutil
     import tempfile
 
     folders = [os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", "")), tempfile.gettempdir()]
-    path = f"{next((folder for folder in folders if room_in(folder) > ROOM), folders[-1])}/profile-{os.getpid()}.json"
+    folder = next((folder for folder in folders if room_in(folder) > ROOM), folders[-1])
+    own = ""
     try:
-        result.save(path)
-        return open(path, "rb")
+        own = tempfile.mkdtemp(prefix="ddplaunch-profile-", dir=folder)  # nobody else can put a link at the path in it
+        result.save(f"{own}/trace.json")
+        return open(f"{own}/trace.json", "rb")
     except OSError as error:
-        raise Refused(f"could not write its trace to {path}: {error.strerror}") from None
+        raise Refused(f"could not write its trace to {folder}: {error.strerror}") from None
     finally:
-        for name in (path, f"{path}.tmp"):
-            if os.path.lexists(name):
-                os.unlink(name)
+        if own:
+            shutil.rmtree(own, ignore_errors=True)
 
 
 def room_in(folder: str) -> int:
