@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ddplaunch.process.linux import signal_at_end_of
+from ddplaunch.process.linux import memory_file, signal_at_end_of
 
 _KEPT = 2048  # bytes of the end of its output
 _MOST = 1 << 20  # bytes that are read at once: what is left in a pipe when the command has ended
@@ -27,7 +27,7 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
         signal_at_end_of(us, signal.SIGKILL)
 
     us, until = os.getpid(), time.monotonic() + within
-    given = os.memfd_create("stdin")
+    given = memory_file("stdin")
     os.write(given, stdin)
     os.lseek(given, 0, os.SEEK_SET)
     process = Popen(
