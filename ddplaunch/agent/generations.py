@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 STARTS_PER_ROUND = 8
 SAMPLE_AFTER = 1.0  # seconds: shorter jobs pay for no sample
 DESCRIBE_AFTER = 2.0  # seconds: when the workers have their imports behind them, and shorter jobs pay nothing
+_NOT_SAMPLED = "what the workers use is no longer recorded"
 PATIENCE = 2.0  # seconds of silence before the first row
 _OFTEN = 60.0  # seconds in which the row counts each of them; later it counts tens
 
@@ -224,7 +225,7 @@ class Generations:
         """Record what the workers use, as long as that does not fail."""
         self._sample_at, workers = inf, self.workers
         if workers is not None and self.guard(
-            "what the workers use is no longer recorded",
+            _NOT_SAMPLED,
             lambda: self.sampler.sample(self.plan.workers, self.running, workers.progress, self._number),
         ):
             self._sample_at = self.sampler.due
@@ -281,7 +282,7 @@ class Generations:
         self.output.release(self._loop.now())
         self._sample_at = inf
         if self._sampled is not None:
-            self._sampled.flush()
+            self.guard(_NOT_SAMPLED, self._sampled.flush)
         if workers is None:
             return []
         if (inspected := self.inspected) is not None and inspected.samples:
@@ -302,7 +303,7 @@ class Generations:
         if self.debugged is not None:
             self.debugged.close()
         if self._sampled is not None:
-            self._sampled.close()
+            self.guard(_NOT_SAMPLED, self._sampled.close)
         self.starter.close()
 
 
