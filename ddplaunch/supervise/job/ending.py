@@ -72,9 +72,9 @@ def _restart_or_end(state: State, at: float) -> Result:
         return end(state)
     if state.why not in HARMLESS and (reason := why_in_vain(state)):
         return _announced(f"not started again: {reason}", end(state))
-    if (sick := sick_node(state)) is None:
+    if failure is None or (sick := sick_node(state)) is None:
         return _restart(state, failure, at, counts=counts)
-    reason = f"left out, since its workers failed first twice in a row: {failure.how if failure else 'hung'}"
+    reason = f"left out, since its workers failed first twice in a row: {failure.how}"
     state, then = _restart(state, failure, at, counts=counts)
     state = replace(state, members=state.members.without(sick.id))
     hint = "look at its GPUs: `ddplaunch doctor`"

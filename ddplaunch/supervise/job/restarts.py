@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from math import inf
 
 from msgspec.structs import replace
@@ -21,6 +22,10 @@ from ddplaunch.supervise.outcome import Why, WorkerExit
 _CUDA = ("CUDA error", "CUDA out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "AcceleratorError", "HIP error")
 _NCCL = ("NCCL", "DistBackendError")
 _TIMED_OUT = ("TimeoutError", "timed out", "Timed out")
+# exceptions of networks that are no OSError of Python's own: httpx.ConnectError, huggingface_hub.errors.HfHubHTTPError
+_OF_NETWORKS = re.compile(
+    r"^(?:aiohttp|botocore|google|httpcore|httpx|huggingface_hub|requests|urllib3?)\.|HTTP|URLError|Connect|Timeout"
+)
 
 
 def kind(state: State, failure: WorkerExit | None) -> str:
@@ -85,12 +90,14 @@ def same_exception(state: State) -> str:
         python = getattr(builtins, error.type, None)
         if isinstance(python, type) and issubclass(python, (OSError, MemoryError, KeyboardInterrupt)):
             return ""
+        if _OF_NETWORKS.search(error.type):
+            return ""
         innermost = error.frames[-1]
         found.add(f"{error.type} in {innermost.file.rpartition('/')[2]}:{innermost.line}")
     return found.pop() if len(found) == 1 else ""
 
 
-_OF_THE_MACHINE = ("killed", "cuda", "node-lost")
+_OF_THE_MACHINE = ("killed", "cuda")
 
 
 def sick_node(state: State) -> Member | None:

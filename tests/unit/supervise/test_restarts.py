@@ -181,6 +181,18 @@ def test_exceptions_that_are_not_quite_the_same_lead_to_a_restart(second: tuple[
     assert started(generations(ONE, SAME, second)[1]) == 3
 
 
-@pytest.mark.parametrize("name", ["ConnectionResetError", "FileNotFoundError", "TimeoutError", "MemoryError"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ConnectionResetError",
+        "FileNotFoundError",
+        "TimeoutError",
+        "MemoryError",
+        "huggingface_hub.errors.HfHubHTTPError",
+        "httpx.ConnectError",
+        "urllib.error.URLError",
+        "botocore.exceptions.ClientError",
+    ],
+)
 def test_exceptions_that_may_go_away_lead_to_a_restart_each_time(name: str) -> None:
     assert started(generations(ONE, *[(failed(error=raised(name)),)] * 3)[1]) == 4
