@@ -143,10 +143,10 @@ def _arrows(
     drawn = 0
     for number, each in enumerate(joined):
         start = each.calls.get(each.last)
-        if start is None or start.event is None:
+        if start is None or start.event is None or start.event.pid not in pids[each.last]:
             continue
         for rank, call in each.calls.items():
-            if rank == each.last or call.event is None or drawn >= _MOST_ARROWS:
+            if rank == each.last or call.event is None or call.event.pid not in pids[rank] or drawn >= _MOST_ARROWS:
                 continue
             drawn += 1
             ends = (("s", each.last, start, start.event.ts), ("f", rank, call, call.event.ts + call.event.dur - 2))

@@ -306,6 +306,6 @@ def details(event: Event) -> dict[str, Any]:
     """Return what an entry of the trace tells besides; nothing where that cannot be read."""
     try:
         args = msgspec.json.decode(event.args)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):  # one of the first kind is of text that is not UTF-8
         return {}
     return args if isinstance(args, dict) else {}

@@ -3,6 +3,8 @@
 import io
 import json
 
+import msgspec
+
 from ddplaunch.profile.division import Joined
 from ddplaunch.profile.merged import write
 from ddplaunch.profile.recorded import Collective, Event, Recorded
@@ -64,3 +66,16 @@ def test_ranks_stand_side_by_side_and_the_last_one_releases_the_others():
     (generation,) = [entry for entry in entries if entry["name"] == "generation 0"]
     assert (generation["ts"], generation["dur"]) == (0.0, 1e6)
     assert "later" not in {entry["name"] for entry in entries}
+
+
+def test_details_that_are_no_text_and_processes_beyond_the_most_lose_their_entries_alone():
+    (first, early), (second, late) = (rank(number, NANOSECONDS + 1000, NANOSECONDS + 9000) for number in range(2))
+    assert early.event is not None and late.event is not None
+    early.event.pid = 300
+    first.events = [Event(ph="X", pid=pid, ts=float(NANOSECONDS)) for pid in range(100, 200)] + first.events
+    second.events[2].args = msgspec.Raw(b'{"name": "\xff"}')
+    file = io.BytesIO()
+    write(file, [first, second], [Joined(last=1, calls={0: early, 1: late})], [], {})
+    entries = json.loads(file.getvalue())["traceEvents"]
+    assert [entry["pid"] for entry in entries if entry["name"] == "gloo:all_reduce"] == [1100]
+    assert not [entry for entry in entries if entry.get("cat") == "collective"]
