@@ -1,7 +1,7 @@
 # Everything happens in .venv, which is made with the first of these that is Python 3.11 or newer.
 PYTHONS = $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python
 PIP = .venv/bin/python -m pip --disable-pip-version-check
-TEST_PACKAGES = gcc libc6-dev strace openssh-server openssh-client iproute2 util-linux procps slurmctld slurmd slurm-client munge openmpi-bin mpich zsh fish chromium
+TEST_PACKAGES = gcc libc6-dev strace openssh-server openssh-client iproute2 util-linux procps e2fsprogs slurmctld slurmd slurm-client munge openmpi-bin mpich zsh fish chromium
 
 # what the tests start a thousand times is compiled once
 unexport PYTHONDONTWRITEBYTECODE
