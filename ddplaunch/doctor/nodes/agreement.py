@@ -171,7 +171,7 @@ def faulty_nodes(
 ) -> dict[int, tuple[Literal["slow", "unreachable"], str]]:
     """Return which nodes of so many are slow or out of reach as machines, and why in a line.
 
-    None if these are more than half of all: the fault then lies with this host or the network.
+    None if more than half of all are so or lost: the fault then lies with this host or the network.
     """
     found: dict[int, tuple[Literal["slow", "unreachable"], str]] = {
         node: ("unreachable", why.message.partition("\n")[0]) for node, why in lost.items() if why.may_be_the_machines
@@ -182,7 +182,7 @@ def faulty_nodes(
             kind: Literal["slow", "unreachable"] = "slow" if finding.severity == "slow" else "unreachable"
             for node in one.nodes:
                 found.setdefault(node, (kind, finding.title))
-    return found if 2 * len(found) <= number else {}
+    return found if 2 * len(found.keys() | lost.keys()) <= number else {}
 
 
 def good_nodes(number: int, concerns: Sequence[Concern]) -> list[int]:
