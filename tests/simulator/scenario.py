@@ -1,0 +1,122 @@
+"""What a seed stands for: the job, its programs, and the faults that it meets. Values; they decide nothing."""
+
+from __future__ import annotations
+
+from random import Random
+from signal import SIGINT, SIGTERM, SIGUSR1
+
+from msgspec import Struct
+
+from ddplaunch.supervise import job
+
+MOST_NODES = 5  # agents that a scenario begins with; later ones have higher numbers
+_KINDS = (
+    *("kill", "kill", "crash", "reset", "cut", "cut", "pause", "partition", "slow", "join", "join"),
+    *("sigterm", "sigterm", "signal", "twice", "front", "fail", "fail", "killed", "raise", "start", "port", "withdraw"),
+)
+
+
+class Fault(Struct, frozen=True):
+    """Something that happens to one agent, its link or its workers."""
+
+    at: float  # seconds
+    kind: str
+    agent: int = 0
+    lasts: float = 0.0  # seconds
+    after: int = 0  # of "kill": actions that the agent carries out yet
+    signum: int = 0
+
+    def __str__(self) -> str:
+        details = [f"for {self.lasts:.2f} s"] if self.lasts else []
+        details += [f"after {self.after} more actions"] if self.after else []
+        details += [f"signal {self.signum}"] if self.signum else []
+        return f"{self.at:7.3f}  {self.kind} agent {self.agent} {', '.join(details)}".rstrip()
+
+
+class Scenario(Struct, frozen=True, kw_only=True):
+    """A job and what happens to it."""
+
+    seed: int
+    policy: job.Policy
+    heartbeat_timeout: float
+    grace_period: float
+    stacks_within: float
+    health_check: bool
+    workers: int  # of each node
+    ranked: bool  # agents have node ranks from their users
+    program: (
+        str  # what the workers do at SIGTERM: "ends", "slow", "ignores", or "daemons", which leaves a process behind
+    )
+    work: float  # seconds until a worker that nobody disturbs exits with 0
+    follows: float  # how likely a worker fails because another one has ended
+    delay: float  # seconds that a message takes at most
+    stuck: int = -1  # the agent whose workers not even SIGKILL ends
+    faults: tuple[Fault, ...]
+
+    @property
+    def quiet_from(self) -> float:
+        """When the last fault is over."""
+        return max((fault.at + fault.lasts for fault in self.faults), default=0.0)
+
+
+def scenario(seed: int) -> Scenario:
+    """Return the scenario of a seed."""
+    dice = Random(seed)
+    least = dice.choice((1, 2, 2, 3))
+    more, spares = dice.choice(((0, 0), (1, 0), (2, 0), (1, 1), (0, 1), (1, 2)))
+    has_notice = dice.random() < 0.2
+    policy = job.Policy(
+        min_nodes=least,
+        max_nodes=least + more + spares,
+        spares=spares,
+        max_restarts=dice.choice((0, 1, 3)),
+        rdzv_timeout=dice.choice((15.0, 40.0)),
+        last_call=dice.choice((0.0, 2.0, 5.0)),
+        timeout=dice.choice((None, None, 40.0)),
+        hang_timeout=dice.choice((None, None, 6.0)),
+        replaceable=dice.random() < 0.5,
+        may_leave=dice.random() < 0.7,
+        dispatched=dice.random() < 0.2,
+        notices=frozenset({int(SIGUSR1)}) if has_notice else frozenset(),
+    )
+    if dice.random() < 0.1:
+        policy = job.Policy(
+            **{**{name: getattr(policy, name) for name in policy.__struct_fields__}, "max_no_progress": 2}
+        )
+    starts = min(max(1, policy.max_nodes + dice.choice((-1, 0, 0, 0, 1))), MOST_NODES)
+    faults = [Fault(0.0 if number == 0 else dice.uniform(0.0, 3.0), "join", number) for number in range(starts)]
+    kinds = [*_KINDS, *(["notice"] * 3 if has_notice else []), *(["stop"] if policy.dispatched else [])]
+    if policy.timeout or policy.hang_timeout:
+        kinds += ["hang", "hang"]
+    begun = 0
+    for _ in range(dice.choice((0, 1, 2, 3, 4, 6))):
+        kind, at = dice.choice(kinds), dice.choice((dice.uniform(0.0, 6.0), dice.uniform(0.0, 60.0)))
+        agent = dice.randrange(starts + begun)
+        if agent == 0 and kind in ("kill", "crash", "pause") and dice.random() < 0.6:
+            agent = dice.randrange(starts + begun)
+        lasts = dice.choice((0.5, 4.0, 9.5, 12.0, 30.0)) * dice.uniform(0.5, 1.2)
+        if kind == "join":
+            agent, lasts, begun = MOST_NODES + begun, 0.0, begun + 1
+        elif kind not in ("cut", "pause", "partition", "slow", "port"):
+            lasts = 0.0
+        after = dice.choice((0, 0, 1, 2, 3, 5, 9)) if kind == "kill" else 0
+        signum = {"signal": SIGINT, "stop": SIGINT, "sigterm": SIGTERM, "notice": SIGUSR1}.get(kind, 0)
+        if kind == "twice":
+            signum = dice.choice((SIGINT, SIGTERM))
+        faults.append(Fault(at, kind, agent, lasts, after, int(signum)))
+    return Scenario(
+        seed=seed,
+        policy=policy,
+        heartbeat_timeout=dice.choice((10.0, 10.0, 3.0)),
+        grace_period=dice.choice((1.0, 4.0, 12.0)),
+        stacks_within=dice.choice((0.0, 0.0, 3.0)),
+        health_check=dice.random() < 0.15,
+        workers=dice.choice((1, 2)),
+        ranked=dice.random() < 0.3,
+        program=dice.choice(("ends", "ends", "slow", "ignores", "daemons")),
+        work=dice.choice((3.0, 12.0, 30.0)),
+        follows=dice.choice((0.0, 0.5, 1.0)),
+        delay=dice.choice((0.01, 0.3, 2.0)),
+        stuck=dice.randrange(starts) if dice.random() < 0.04 else -1,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+    )

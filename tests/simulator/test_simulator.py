@@ -1,0 +1,36 @@
+"""The invariants of docs/design/simulator.md hold in jobs that meet random faults; and the simulator sees when they do not."""
+
+import pytest
+from msgspec.structs import replace
+
+from ddplaunch.supervise import node
+from tests.simulator.scenario import scenario
+from tests.simulator.simulation import Simulation, failure_of, report, shrunk
+
+SEEDS = 300
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_invariants_hold_in_every_job_of_many_seeds(part):
+    for seed in range(part, SEEDS, 3):
+        assert not failure_of(scenario(seed)), report(seed)
+
+
+def test_a_seed_gives_the_same_history_each_time():
+    histories = [[], []]
+    for history in histories:
+        Simulation(scenario(5), history).run()
+    assert histories[0] == histories[1] != []
+
+
+def test_a_stop_that_never_comes_is_seen_and_shrunk_to_the_fault_that_it_needs(monkeypatch):
+    def forgets(state, event):
+        return (state, ()) if isinstance(event, node.StopOrdered) else node.step(state, event)
+
+    monkeypatch.setattr("tests.simulator.agents.node_step", forgets)
+    broken = next(found for found in map(scenario, range(SEEDS)) if failure_of(found))
+    fewest = shrunk(broken)
+    assert failure_of(fewest).partition(":")[0] == failure_of(broken).partition(":")[0]
+    for fault in fewest.faults[1:]:
+        assert not failure_of(replace(fewest, faults=tuple(other for other in fewest.faults if other is not fault)))
+    assert "history:" in report(broken.seed)
