@@ -106,7 +106,7 @@ class RunSocket:
         expendable(lambda: self._take_chunk(chunk), self.fail)
 
     def _take_chunk(self, chunk: Chunk) -> None:
-        """Take a chunk of a client that is connected elsewhere; the first chunk makes a client of ours."""
+        """Take a chunk of a client that is connected to another node; its first chunk makes a client here, over a socket pair."""
         if self._link is None:
             return
         if self._streams is None:
@@ -121,7 +121,10 @@ class RunSocket:
             its.setblocking(False)
             self._streams.add(chunk.number, ours)
             clients = self._made_clients()
-            clients.add(its) if self._link.coordinator is not None else clients.add_of_coordinator(its)
+            if self._link.coordinator is not None:
+                clients.add(its)
+            else:
+                clients.add_of_coordinator(its)
         self._streams.take(chunk)
 
     def forget(self, client: int) -> None:

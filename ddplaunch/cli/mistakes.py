@@ -352,7 +352,7 @@ def behind_script(program: Sequence[str], before: Sequence[str], forms: Sequence
 def _of_split_value(before: Sequence[str], program: Sequence[str]) -> list[str]:
     """Return the command line that was meant if spaces split a value, so that its rest stands for SCRIPT; else [].
 
-    `--devices 0, 1 train.py` gives `--devices 0,1 train.py`, and `--timeout 5 m train.py` gives `--timeout 5m train.py`.
+    `--preload torch numpy train.py` gives `--preload torch,numpy train.py`, `--timeout 5 m train.py` `--timeout 5m train.py`.
     """
     option = FLAGS.get(flag_of(before[-2])) if len(before) > 1 else None
     at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)

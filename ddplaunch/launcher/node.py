@@ -221,7 +221,7 @@ def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]
 
 
 def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], ClusterEnding] | None:
-    """Return what asks Slurm, while the other nodes wait."""
+    """Return a function that asks Slurm why it ends the job; None outside of Slurm. The other nodes wait for the answer."""
     if allocation.cluster != "slurm":
         return None
 

@@ -183,8 +183,8 @@ class LiveRows:
                     text, style = told
                     found.append(_Different(order, text, style, row))
                     break
-        is_start = len(found) == len(self._rows) and len({(each.order, each.text) for each in found}) == 1
-        return [] if is_start else found
+        are_alike = len(found) == len(self._rows) and len({(each.order, each.text) for each in found}) == 1
+        return [] if are_alike else found  # as at the start, when all ranks import torch
 
     def _missing(self, row: Row) -> tuple[str, str] | None:
         for wait in self._waits:
