@@ -152,7 +152,10 @@ def _lines_of(
     for rank in wait.missing:
         instead.setdefault(_instead(rank, wait, of_rank, waits, groups, ranks, cwd), []).append(rank)
     for text, who in list(instead.items())[:_MOST]:
-        lines.append(f"  {these_ranks(who)} {'has' if len(who) == 1 else 'have'} not reached it: {text}")
+        many = len(who) > 1
+        if many:
+            text = _instead(who[0], wait, of_rank, waits, groups, ranks, cwd, many=True)
+        lines.append(f"  {these_ranks(who)} {'have' if many else 'has'} not reached it: {text}")
         named.update(who)
     return lines, frozenset(named)
 
@@ -195,21 +198,26 @@ def _instead(
     groups: dict[str, dict[int, Group]],
     ranks: dict[int, Sample],
     cwd: str,
+    *,
+    many: bool = False,
 ) -> str:
-    """Return what a missing rank did last in the group, and where the rank is: "it has ended"."""
+    """Return what a missing rank, or `many` like it, did last in the group, and where the rank is: "it has ended"."""
+    it_has, it_is, it_waits, its = (
+        ("they have", "they are", "they wait", "their") if many else ("it has", "it is", "it waits", "its")
+    )
     if ranks[rank].ended:
-        return "it has ended"
+        return f"{it_has} ended"
     calls = _calls(of_rank[rank]) if rank in of_rank else []
     if calls:
         done = "completed" if calls[-1].done else "not completed"
-        last = f"its last was {calls[-1].operation} #{calls[-1].number}, {done}"
+        last = f"{its} last was {calls[-1].operation} #{calls[-1].number}, {done}"
     else:
-        last = "it has called none of this group"
+        last = f"{it_has} called none of this group"
     elsewhere = next((one for one in waits if one.name != wait.name and rank in one.waiting), None)
     if elsewhere is None:
-        return f"{last}; it is in {where(ranks[rank], cwd)}"
+        return f"{last}; {it_is} in {where(ranks[rank], cwd)}"
     call = next(call for call in _calls(groups[elsewhere.name][rank]) if call.number == elsewhere.number)
-    return f"{last}; it waits in {_named(call)} of group {elsewhere.name}, {own_location(ranks[rank], cwd)}"
+    return f"{last}; {it_waits} in {_named(call)} of group {elsewhere.name}, {own_location(ranks[rank], cwd)}"
 
 
 def _cycle(waits: Sequence[Wait]) -> list[str]:

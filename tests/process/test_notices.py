@@ -48,7 +48,7 @@ def test_a_command_that_succeeds_gives_the_notice_and_one_that_hangs_ends_with_t
     (job.home / "notice").touch()
     job.wait().expect(0)
     assert job.sign("got-0") == "SIGUSR1"
-    job.run("--notice-command", "sleep 1000", program("behave"), "all=done").expect(0)
+    assert "warning" not in job.run("--notice-command", "sleep 1000", program("behave"), "all=done").expect(0).err
     job.nothing_left()
 
 

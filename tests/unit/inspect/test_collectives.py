@@ -105,7 +105,7 @@ def test_many_ranks_at_one_place_are_one_line():
     here = replace(at(1, (group(call(1, done=True)),)), rank=1)
     samples = [at(0, (group(call(1, done=True), call(2), members=(0, 1, 2)),)), here, replace(here, rank=2)]
     assert told(samples)[1:] == [
-        "ranks 1-2 have not reached it: its last was all_reduce #1, completed; it is in train.py:71 in step"
+        "ranks 1-2 have not reached it: their last was all_reduce #1, completed; they are in train.py:71 in step"
     ]
 
 
