@@ -329,6 +329,8 @@ class Agent:
     def _on_notice(self, notice: events.NoticeSeen) -> None:
         """Send the signal of a notice to the workers; or say that none can come from there."""
         if notice.problem:
+            if self._state.phase is Phase.ENDED:
+                return  # with the job, what looked for it was given up
             self._reporter.warn(f"{notice.option}: {notice.problem}. No notice comes from there")
             return
         self._reporter.emit("notice", text=notice.option)
