@@ -152,10 +152,11 @@ def _lines_of(
     for rank in wait.missing:
         instead.setdefault(_instead(rank, wait, of_rank, waits, groups, ranks, cwd), []).append(rank)
     for text, who in list(instead.items())[:_MOST]:
-        many = len(who) > 1
-        if many:
-            text = _instead(who[0], wait, of_rank, waits, groups, ranks, cwd, many=True)
-        lines.append(f"  {these_ranks(who)} {'have' if many else 'has'} not reached it: {text}")
+        if len(who) > 1:
+            they = _instead(who[0], wait, of_rank, waits, groups, ranks, cwd, many=True)
+            lines.append(f"  {these_ranks(who)} have not reached it: {they}")
+        else:
+            lines.append(f"  {these_ranks(who)} has not reached it: {text}")
         named.update(who)
     return lines, frozenset(named)
 

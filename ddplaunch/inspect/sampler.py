@@ -134,11 +134,15 @@ class Sampler:
         progress: Mapping[int, Progress],
         generation: int,
     ) -> None:
-        """Take a sample of the workers that live."""
+        """Take a sample of the workers that live; one that the kernel is ending has no memory any more."""
         began = time.process_time()
         self.flush()
         found = [(plan, running[plan.rank], usage(running[plan.rank].pid)) for plan in plans if plan.rank in running]
-        alive = [(plan, worker, used) for plan, worker, used in found if used is not None and used.state not in "ZX"]
+        alive = [
+            (plan, worker, used)
+            for plan, worker, used in found
+            if used is not None and used.state not in "ZX" and used.rss
+        ]
         now = time.monotonic()
         shares = []
         for _, worker, used in alive:
