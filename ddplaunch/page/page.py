@@ -111,9 +111,8 @@ def _verdict(run: Run) -> Html:
         kind = "good" if run.status == 0 else "failed"
         text = f"{run.outcome[:_LONGEST]}. Exit status {run.status}."
     ranks = {life.rank for life in run.lives}
-    where = (
-        f" It has {count(len(ranks), 'worker')} on {count(len(run.nodes), 'node')}, and began at {_date(run.began)}."
-    )
+    has, size = "has" if run.goes_on else "had", f"{count(len(ranks), 'worker')} on {count(len(run.nodes), 'node')}"
+    where = f" It {has} {size}, and began at {_date(run.began)}."
     return tag("p", text, where, class_=f"verdict {kind}")
 
 
@@ -122,7 +121,7 @@ def _timeline(run: Run) -> Html:
            ("failed", "failed (with a cross)"), ("running", "running, or its end is not known"))]  # fmt: skip
     rows = list(_ends_by_generation(run))
     return join(
-        tag("p", key, ". Dashed lines are restarts", class_="key"),
+        tag("p", key, ". Dashed lines are restarts", "; pale bands, when nothing ran" if run.gaps else "", class_="key"),
         scrolling("Timeline", timeline(run)),
         tag("details", tag("summary", "The timeline as a table"),
             table("What became of the workers of each generation", ("generation", "ranks", "ended", "after"), rows)),
