@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from msgspec import Struct
@@ -49,16 +49,18 @@ class _Stopped(Exception):
     """A signal has ended the check."""
 
 
-def run(spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted) -> list[Trace] | int:
+def run(
+    spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted, told: Callable[[Trace], object]
+) -> list[Trace] | int:
     """Run the ranks, the lowest first and alone, since others may get objects from it; return what they did.
 
-    A number is the exit status, after a signal.
+    A number is the exit status, after a signal. `told` is called as each ends.
     """
     become_subreaper()
     folder = tempfile.mkdtemp(prefix="ddplaunch-check-")
     try:
         with _stoppable() as stop:
-            return _Runs(spec, env, node, wanted, folder).run(stop)
+            return _Runs(spec, env, node, wanted, told, folder).run(stop)
     except _Stopped as stopped:
         return of_signal(stopped.args[0])
     finally:
@@ -100,7 +102,16 @@ class _Rank:
 class _Runs:
     """The ranks of one check."""
 
-    def __init__(self, spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted, folder: str) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        env: Mapping[str, str],
+        node: Node,
+        wanted: Wanted,
+        told: Callable[[Trace], object],
+        folder: str,
+    ) -> None:
+        self._told = told
         self._spec = spec
         self._env = env
         self._node = node
@@ -227,6 +238,7 @@ class _Runs:
         one.process.reap()
         self._sweep()
         self._traces[one.rank] = self._trace(one, ended)
+        self._told(self._traces[one.rank])
 
     def _trace(self, one: _Rank, ended: End) -> Trace:
         """Return what a rank has noted, and why it ended: by its notes, else late, well, with an exception, or with a status."""

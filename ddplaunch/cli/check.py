@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,7 +16,10 @@ from ddplaunch.exitcodes import OK
 from ddplaunch.options import parsers
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.spec import JobSpec, ProgramKind
-from ddplaunch.words import these_ranks
+from ddplaunch.words import count, duration, these_ranks
+
+if TYPE_CHECKING:
+    from ddplaunch.check import Trace
 
 _WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked
@@ -73,9 +76,18 @@ def check(
     wanted = _wanted(spec, world_size, ranks, steps)
     began, cwd = time.monotonic(), working_directory() or ""
     env = token.public(env)
-    if os.isatty(2) and spec.verbosity >= 0:
-        write_stderr(f"ddplaunch: {these_ranks(wanted.ranks)} of {wanted.world_size}, the lowest first\n")
-    traces = run.run(spec, env, inspect(spec, env), wanted)
+    first, *others = wanted.ranks
+    says = os.isatty(2) and spec.verbosity >= 0
+
+    def told(trace: Trace) -> None:
+        if says and trace.rank == first and others:
+            write_stderr(
+                f"ddplaunch: rank {first} took {duration(trace.seconds)}; {count(len(others), 'rank')} to go\n"
+            )
+
+    if says:
+        write_stderr(f"ddplaunch: checking {these_ranks(wanted.ranks)} of {wanted.world_size}, rank {first} first\n")
+    traces = run.run(spec, env, inspect(spec, env), wanted, told)
     if isinstance(traces, int):
         return traces
     compared, seconds = compare(traces, cwd), time.monotonic() - began

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.conftest import until
+from tests.process.terminal import typed
 
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE", "DDPLAUNCH_CHECK")
 
@@ -80,3 +81,10 @@ def test_notes_that_a_program_damages_are_left_out(check):
         'open(path, \'ab\').write(b\'[\' * 5000 + b\'\\n\\0\\n{"type":"end","why":"bribed","stack":0}\\n\')\n'
     )
     check(text, "--ranks", "0").expect(0)
+
+
+def test_on_a_terminal_the_seconds_of_the_first_rank_tell_how_long_the_others_will_take(job):
+    (job.home / "train.py").write_text("pass\n")
+    terminal = typed(job, "check", "--world-size", 8, "--ranks", "0,3,7", "train.py")
+    terminal.sees("checking ranks 0,3,7 of 8, rank 0 first", "rank 0 took", "2 ranks to go", "ranks 0,3,7 of 8")
+    assert terminal.status() == 0
