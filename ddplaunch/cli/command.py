@@ -173,7 +173,12 @@ class Once(click.Option):
         if len(values) > 1:
             hint = f"give all in one list: `{self.opts[-1]} 0,4`" if self.metavar == "LIST" else "give it once"
             raise LaunchError(f"{', '.join(self.opts)} is given twice", hint=hint)
-        return next(iter(values), None)
+        text = next(iter(values), None)
+        options = (param for param in ctx.command.get_params(ctx) if isinstance(param, click.Option))
+        if any(text in option.opts for option in options):  # it would become the name of a file
+            lacks = f"needs a value ({self.metavar}), but {text} follows"
+            raise LaunchError(f"{self.opts[-1]} {lacks}", hint=f"{ctx.command_path} --help")
+        return text
 
 
 def show(text: str) -> int:

@@ -192,7 +192,11 @@ class JobCommand(Command):
     def mistake(self, error: click.UsageError, args: Sequence[str]) -> LaunchError:
         """Return what is wrong with the options, and what was probably meant."""
         own = [name for option in self.own_options for name in option.opts]
-        if isinstance(error, click.NoSuchOption | click.BadOptionUsage) and did_you_mean(error.option_name, own):
+        words = [*own, *_FLAGS]
+        if (
+            isinstance(error, click.NoSuchOption | click.BadOptionUsage)
+            and did_you_mean(error.option_name, words) in own
+        ):
             return super().mistake(error, args)
         from ddplaunch.cli import mistakes  # most people make none
 
