@@ -82,7 +82,7 @@ def check(
     def told(trace: Trace) -> None:
         if says and trace.rank == first and others:
             write_stderr(
-                f"ddplaunch: rank {first} took {duration(trace.seconds)}; {count(len(others), 'rank')} to go\n"
+                f"ddplaunch: rank {first} took {duration(trace.seconds)}, {count(len(others), 'rank')} to go\n"
             )
 
     if says:

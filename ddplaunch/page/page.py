@@ -121,7 +121,7 @@ def _timeline(run: Run) -> Html:
            ("failed", "failed (with a cross)"), ("running", "running, or its end is not known"))]  # fmt: skip
     rows = list(_ends_by_generation(run))
     return join(
-        tag("p", key, ". Dashed lines are restarts", "; pale bands, when nothing ran" if run.gaps else "", class_="key"),
+        tag("p", key, ". Dashed lines are restarts", ". In pale bands nothing ran" if run.gaps else "", class_="key"),
         scrolling("Timeline", timeline(run)),
         tag("details", tag("summary", "The timeline as a table"),
             table("What became of the workers of each generation", ("generation", "ranks", "ended", "after"), rows)),

@@ -138,8 +138,8 @@ def test_a_reader_without_eyes_finds_landmarks_headers_and_the_timeline_as_a_tab
 
 def test_the_key_of_the_timeline_has_pale_bands_only_where_nothing_ran_for_a_time(tmp_path: Path) -> None:
     paused = [worker(0, 0), event(2, "job_suspended"), event(4, "job_resumed"), exited(5, 0), ended(5)]
-    assert "pale bands" in page_of(recorded(tmp_path / "paused", started(), generation(0, 0), *paused))
-    assert "pale bands" not in page_of(restarted(tmp_path / "run"))
+    assert "pale bands nothing ran" in page_of(recorded(tmp_path / "paused", started(), generation(0, 0), *paused))
+    assert "pale bands nothing ran" not in page_of(restarted(tmp_path / "run"))
 
 
 def test_the_page_says_what_happened(tmp_path: Path) -> None:
