@@ -104,9 +104,10 @@ class Coordinator:
                 self.own.do(partial(self._expel, id))
             elif connection.is_cut or agent.is_paused or not agent.is_alive or None in connection.sides:
                 self._unanswered[id] += 1
-            elif not self._waiting:
-                self._unanswered[id] = 0
+            else:
                 agent.heard_at = agent.clock()
+                if not self._waiting:  # it waits for the answers to pings that are under way
+                    self._unanswered[id] = 0
 
     def _expel(self, id: int) -> None:
         self._drop(id)
