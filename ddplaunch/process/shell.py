@@ -9,8 +9,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ddplaunch.process.linux import memory_file, signal_at_end_of
+from ddplaunch.process import tree
+from ddplaunch.process.ending import after_cleanup
+from ddplaunch.process.linux import become_subreaper, cease_to_be_subreaper, memory_file, signal_at_end_of
 
+_KILLED = 2.0  # seconds that the end of a killed process may take
 _KEPT = 2048  # bytes of the end of its output
 _MOST = 1 << 20  # bytes that are read at once: what is left in a pipe when the command has ended
 
@@ -20,7 +23,7 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
 
     The status is None if it was killed because it still ran after `within` seconds. Blocks until then: call it in a child.
     """
-    from subprocess import PIPE, STDOUT, Popen  # few jobs have such a command
+    from subprocess import PIPE, STDOUT, Popen, TimeoutExpired  # few jobs have such a command
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -30,25 +33,32 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
     given = memory_file("stdin")
     os.write(given, stdin)
     os.lseek(given, 0, os.SEEK_SET)
-    process = Popen(
-        ["/bin/sh", "-c", command],
-        stdin=given,
-        stdout=PIPE,
-        stderr=STDOUT,
-        env=dict(env),
-        start_new_session=True,
-        preexec_fn=prepare,  # noqa: PLW1509 - who calls this has one thread
-    )
-    os.close(given)
-    assert process.stdout is not None
-    try:
-        tail = _tail_until_end(process.pid, process.stdout.fileno(), until)
-    finally:
-        code = process.poll()
-        with suppress(ProcessLookupError):  # all of them have ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+    become_subreaper()  # daemons of the command come to us when their parents end
+    not_ours = {process.pid for process in tree.descendants(us)}
+    process, code, tail = None, None, b""
+    with after_cleanup():
+        try:
+            process = Popen(
+                ["/bin/sh", "-c", command],
+                stdin=given,
+                stdout=PIPE,
+                stderr=STDOUT,
+                env=dict(env),
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 - who calls this has one thread
+            )
+            os.close(given)
+            assert process.stdout is not None
+            tail = _tail_until_end(process.pid, process.stdout.fileno(), until)
+        finally:
+            code = process.poll() if process is not None else None
+            for left in tree.descendants(us, not_ours):
+                tree.signal_process(left, signal.SIGKILL)
+            if process is not None:
+                with suppress(TimeoutExpired):  # it is in uninterruptible sleep
+                    process.wait(_KILLED)
+            tree.reap(not_ours)
+            cease_to_be_subreaper()
     return code, tail.decode(errors="replace")
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import signal
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
 from msgspec import Struct
@@ -20,6 +19,7 @@ from ddplaunch.fields import Malformed
 from ddplaunch.fields import line as printable
 from ddplaunch.page import trace
 from ddplaunch.page.record import read as read_run
+from ddplaunch.process.ending import after_cleanup
 from ddplaunch.process.files import check_replaceable
 from ddplaunch.process.program import working_directory
 from ddplaunch.profile.division import Division, Joined, Last, divide, join
@@ -38,7 +38,6 @@ _MOST_RANKS = 256
 _MOVED = 1_000_000  # nanoseconds by which a clock may have been corrected in a profile
 _WORTH_SAYING = 0.05  # of the time
 _SLOWER = 0.02  # below which nothing is said
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FAILED = 1  # the exit status where no rank could be profiled
 
 
@@ -93,7 +92,7 @@ def show(
     for problem in silent:
         say(f"warning: {problem}, so its ranks are left out")
     path = os.path.abspath(out) if out is not None else _path(run)
-    with _written(path) as file, ExitStack() as stack:
+    with after_cleanup(), _written(path) as file, ExitStack() as stack:
         say(heading(run))
         recorded = record(run.replies.socket_path, chosen, wish, os.path.dirname(path), stack, say)
         profiled = _read(recorded, hosts)
@@ -172,7 +171,7 @@ def _written(path: str) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="name another file: --out FILE") from None
     try:
-        with _removed_by_signals(beside), made:
+        with made:
             if path.endswith(".gz"):
                 with gzip.GzipFile("", "wb", compresslevel=1, fileobj=made, mtime=0) as packed:
                     yield packed
@@ -184,26 +183,6 @@ def _written(path: str) -> Iterator[IO[bytes]]:
     finally:
         if os.path.exists(beside):
             os.unlink(beside)
-
-
-@contextmanager
-def _removed_by_signals(path: str) -> Iterator[None]:
-    """Remove a file if Ctrl-C, or what else asks a command to end, ends this one meanwhile."""
-
-    def end(signum: int, _frame: object) -> None:
-        with suppress(OSError):
-            os.unlink(path)
-        signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)
-
-    ending = [signum for signum in _ENDING if signal.getsignal(signum) is signal.SIG_DFL]
-    for signum in ending:
-        signal.signal(signum, end)
-    try:
-        yield
-    finally:
-        for signum in ending:
-            signal.signal(signum, signal.SIG_DFL)
 
 
 def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]:

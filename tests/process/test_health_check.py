@@ -2,7 +2,10 @@
 
 import os
 import time
-from signal import SIGKILL
+from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGKILL
+
+import pytest
 
 from ddplaunch.runlog import bad_nodes
 from ddplaunch.runlog.folders import bad_nodes_file
@@ -44,6 +47,25 @@ def test_a_node_that_is_unfit_at_a_restart_leaves_and_a_spare_takes_its_place(no
     (remembered,) = bad_nodes.read(bad_nodes_file(nodes.env), time.time())
     assert (remembered.host, remembered.kind) == (os.uname().nodename, "unfit")
     assert remembered.why == "its health check failed: exit status 4: GPU 2 is off the bus"
+
+
+@pytest.mark.parametrize("signum", [SIGINT, SIGHUP])
+def test_a_signal_while_the_check_before_the_start_runs_leaves_nothing_of_it(job, program, signum):
+    check = "sleep 1000 & setsid sleep 1000 & touch $DDP_TEST_DIR/checks; wait"
+    process = job.start("--health-check", check, program("says"))
+    job.sign("checks")
+    process.send_signal(signum)
+    assert job.wait(10).status == -signum
+    job.nothing_left()
+
+
+def test_daemons_of_a_check_do_not_outlive_it(job, program):
+    job.start("--health-check", "setsid sleep 1000 & touch $DDP_TEST_DIR/checks", program("attached"), "count")
+    job.sign("ready-0")
+    assert not [pid for pid in job.left() if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
+    (job.home / "signs" / "enough").touch()
+    job.wait().expect(0)
+    job.nothing_left()
 
 
 def test_a_stop_does_not_wait_for_a_check_that_hangs(job, program):
