@@ -113,7 +113,9 @@ def _collectives(run: Run) -> Iterator[Entry]:
     while shown and room > 0:
         shown -= 1
         room -= len(run.collectives[shown].came)
-    for id, one in enumerate(run.collectives[shown:], 1):
+    number = 0  # of an arrow
+    for one in run.collectives[shown:]:
+        ends: dict[int, Entry] = {}  # of arrows: the tracks, by rank
         last_came = _ts(run, one.came[one.last])
         about = {"ranks": one.members[:_LONGEST], "last": one.last, "missing": compress(one.missing)[:_LONGEST]}
         for rank, came in one.came.items():
@@ -134,12 +136,14 @@ def _collectives(run: Run) -> Iterator[Entry]:
                 "args": about,
                 **track,
             }
-            if len(one.came) > 1 and not one.is_open and end == last_came + _TICK:
-                arrow = {"cat": "collective", "name": "last to come", "id": id, **track}
-                is_last = (
-                    {"ph": "s", "ts": last_came} if rank == one.last else {"ph": "f", "bp": "e", "ts": last_came + 1}
-                )
-                yield {**is_last, **arrow}
+            if not one.is_open and end == last_came + _TICK:
+                ends[rank] = track
+        if (start := ends.pop(one.last, None)) is not None:
+            for track in ends.values():
+                number += 1  # viewers take one end for each start
+                arrow = {"cat": "collective", "name": "last to come", "id": number}
+                yield {"ph": "s", "ts": last_came, **arrow, **start}
+                yield {"ph": "f", "bp": "e", "ts": last_came + 1, **arrow, **track}
 
 
 def _counters(run: Run) -> Iterator[Entry]:

@@ -63,6 +63,8 @@ def entries(folder: str) -> list[dict[str, Any]]:
         assert not within or end <= within[-1][2], "slices of a track may be nested, but not overlap"
         within.append((*track, end))
     begun = {entry["id"]: entry["ts"] for entry in found if entry["ph"] == "s"}
+    ids = [entry["id"] for entry in found if entry["ph"] in ("s", "f")]
+    assert len(ids) == 2 * len(set(ids)) == 2 * len(begun), "an arrow has one start and one end"
     for entry in found:
         if entry["ph"] in ("s", "f"):
             assert begun[entry["id"]] <= entry["ts"], "an arrow begins before it ends"
