@@ -213,6 +213,7 @@ class AgentContext:
             reply=partial(_send, queue) if inputs.reports_to_caller and inputs.reports_job else None,
             write_last=partial(_send_last, queue) if inputs.allocation.start else None,
             why_ending=inputs.why_ending,
+            time_in_queue=inputs.time_in_queue,
             slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
             columns=inputs.screen.columns,
             bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),

@@ -55,7 +55,9 @@ class JobInputs(Struct, frozen=True, kw_only=True):
     reports_job: bool = True  # the whole of it, not only what happens here
     notifies_starter: bool = False  # of each worker's pid: the command that started this agent
     reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
-    why_ending: Callable[[], ClusterEnding] | None = None  # asks the cluster, which may take seconds
+    # both ask the cluster, which may take seconds
+    why_ending: Callable[[], ClusterEnding] | None = None
+    time_in_queue: Callable[[], ClusterEnding] | None = None
     warm: Interpreter | None = None  # the interpreter that was kept, or is to be
     why_cold: str = ""  # why one that was asked for is not used, or another is; or that it is new
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
@@ -98,7 +98,8 @@ def run(
         reports_job=reports_job,
         notifies_starter=notifies_starter,
         reports_to_caller=reports_to_caller,
-        why_ending=_why_ending(env, allocation),
+        why_ending=_ask_slurm(env, allocation, "why_ending"),
+        time_in_queue=_ask_slurm(env, allocation, "time_in_queue"),
         warm=warm,
         why_cold=why_cold,
     )
@@ -220,17 +221,20 @@ def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]
     return None, f"no interpreter is kept warm: {why_not}" if why_not else ""
 
 
-def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], ClusterEnding] | None:
-    """Return a function that asks Slurm why it ends the job; None outside of Slurm. The other nodes wait for the answer."""
+def _ask_slurm(
+    env: Mapping[str, str], allocation: Allocation, what: Literal["why_ending", "time_in_queue"]
+) -> Callable[[], ClusterEnding] | None:
+    """Return a function that asks Slurm; None outside of Slurm. The other nodes wait for the answer."""
     if allocation.cluster != "slurm":
         return None
 
-    def why_ending() -> ClusterEnding:
-        from ddplaunch.slurm import job  # only a signal needs it
+    def ask() -> ClusterEnding:
+        from ddplaunch.slurm import job  # only a signal or a restart needs it
 
-        return job.why_ending(token.public(env), job.CONTROLLER_TIMEOUT)
+        query = job.why_ending if what == "why_ending" else job.time_in_queue
+        return query(token.public(env), job.CONTROLLER_TIMEOUT)
 
-    return why_ending
+    return ask
 
 
 def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, several: bool) -> Connect:

@@ -164,7 +164,8 @@ def _time_spent(run: Run) -> Html | None:
     spent = _summarized_time(run) or _time_by_events(run)
     if spent is None:
         return None
-    parts = (("start", spent.start), ("steps that were kept", spent.steps), ("steps done again", spent.again),
+    queue = (("queue", spent.queue),) if spent.queue else ()
+    parts = (*queue, ("start", spent.start), ("steps that were kept", spent.steps), ("steps done again", spent.again),
              ("from the last step to the first after a restart", spent.restarts), ("after the last step", spent.end))  # fmt: skip
     rows = [(name, duration(seconds), f"{seconds / (spent.total or 1):.1%}") for name, seconds in parts]
     return join(

@@ -115,7 +115,7 @@ def _collectives(run: Run) -> Iterator[Entry]:
         room -= len(run.collectives[shown].came)
     number = 0  # of an arrow
     for one in run.collectives[shown:]:
-        ends: dict[int, Entry] = {}  # of arrows: the tracks, by rank
+        ends: dict[int, dict[str, int]] = {}  # of arrows: the tracks, by rank
         last_came = _ts(run, one.came[one.last])
         about = {"ranks": one.members[:_LONGEST], "last": one.last, "missing": compress(one.missing)[:_LONGEST]}
         for rank, came in one.came.items():
@@ -139,11 +139,11 @@ def _collectives(run: Run) -> Iterator[Entry]:
             if not one.is_open and end == last_came + _TICK:
                 ends[rank] = track
         if (start := ends.pop(one.last, None)) is not None:
-            for track in ends.values():
+            for waits in ends.values():
                 number += 1  # viewers take one end for each start
                 arrow = {"cat": "collective", "name": "last to come", "id": number}
                 yield {"ph": "s", "ts": last_came, **arrow, **start}
-                yield {"ph": "f", "bp": "e", "ts": last_came + 1, **arrow, **track}
+                yield {"ph": "f", "bp": "e", "ts": last_came + 1, **arrow, **waits}
 
 
 def _counters(run: Run) -> Iterator[Entry]:

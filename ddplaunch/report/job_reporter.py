@@ -116,7 +116,12 @@ class JobReporter:
         self.print(text)
 
     def question(self, state: State) -> Callable[[], ClusterEnding] | None:
-        """What gives the `ending` of `failed` and `ended`: it asks the cluster, from which the signal that ended them may be."""
+        """What gives the `ending` of `failed` and `ended`: it asks the cluster, from which the signal that ended them may be.
+
+        Of a job that has finished after a restart it asks only for the time in the queue.
+        """
+        if state.why is Why.FINISHED and not state.requeue and self._reporter.time_spent() is not None:
+            return self._reporter.time_in_queue
         signum = state.failure.signal if state.why is Why.FAILED and state.failure is not None else None
         signum = state.signum if state.why is Why.SIGNALLED else signum
         return self._reporter.why_ending if signum in (SIGTERM, SIGKILL) else None
@@ -162,7 +167,7 @@ class JobReporter:
         self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding
     ) -> tuple[str, tuple[int, str] | None]:
         """Print the closing line of the job, or the report of its failure; return what `ended` does."""
-        self._reporter.pace = self.pace
+        self._reporter.pace, self._reporter.queued = self.pace, ending.queued or 0.0
         if self.came_last is not None:
             text, self._reporter.came_last = self.came_last
             self.print(text)

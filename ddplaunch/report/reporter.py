@@ -56,6 +56,7 @@ class Reporter:
         reply: Callable[[Mapping[str, Any]], None] | None = None,
         write_last: Callable[[str], None] | None = None,
         why_ending: Callable[[], ClusterEnding] | None = None,
+        time_in_queue: Callable[[], ClusterEnding] | None = None,
         slurm_job: str = "",
         columns: int = 0,
         bad_nodes: str = "",
@@ -66,7 +67,8 @@ class Reporter:
         `reports_loss` is whether it says that node 0 was lost, as no command that has started the agents does.
         `reply`, if a Python caller has asked for the job, takes how it ended, in place of stderr.
         `write_last`, if a command that started the agents prints last, takes what closes the job.
-        `why_ending` finds out why the cluster is ending the job, if it is; this may take seconds.
+        `why_ending` finds out why the cluster is ending the job, if it is, `time_in_queue` how long the job waited there; these
+        may take seconds.
         `slurm_job` is the id of the job in Slurm, "" outside of it.
         `columns` are those of the terminal; 0: there is none, or its size is not known.
         `bad_nodes` is the file that remembers them; "": nothing is remembered.
@@ -92,6 +94,8 @@ class Reporter:
         self._reply = reply
         self._write_last = write if write_last is None else write_last
         self.why_ending = why_ending
+        self.time_in_queue = time_in_queue
+        self.queued = 0.0  # seconds in the queue of the cluster, as far as known
         self.slurm_job = slurm_job
         self._columns = columns
         self._has_terminal = False
@@ -307,7 +311,7 @@ class Reporter:
             attempt(began, end, at, reached) if reached is not None else Attempt(began, end)
             for (began, at, reached), end in zip(self._generations, ends, strict=True)
         ]
-        return time_spent(attempts, self.began, now)
+        return time_spent(attempts, self.began, now, self.queued)
 
     def print_end(self, why: str, text: str) -> None:
         """Print the coordinator's text about the end; on its own node it has printed more."""

@@ -54,6 +54,7 @@ class Spent(Struct, frozen=True):
     again: float  # steps that a generation before had made already
     restarts: float  # from the last step of a generation to the first step of the next
     end: float  # after the last step
+    queue: float = 0.0  # before the job began, as far as known
 
     @property
     def effective(self) -> float:
@@ -68,13 +69,15 @@ class Spent(Struct, frozen=True):
         }
 
     def __str__(self) -> str:
-        """Say it: "effective 94%: start 8 s, restarts 2 min, steps done again 40 s"."""
-        parts = (("start", self.start), ("restarts", self.restarts), ("steps done again", self.again))
+        """Say it: "effective 94%: queue 9 min, start 8 s, restarts 2 min, steps done again 40 s"."""
+        parts = [("start", self.start), ("restarts", self.restarts), ("steps done again", self.again)]
+        if self.queue:
+            parts.insert(0, ("queue", self.queue))
         return f"effective {self.effective:.0%}: " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts)
 
 
-def time_spent(attempts: Sequence[Attempt], began: float, ended: float) -> Spent | None:
-    """Return where the time from `began` to `ended` went; None if no worker said a step."""
+def time_spent(attempts: Sequence[Attempt], began: float, ended: float, queue: float = 0.0) -> Spent | None:
+    """Return where the time from `began` to `ended`, and `queue` seconds before, went; None if no worker said a step."""
     start = steps = again = restarts = 0.0
     last: float | None = None  # when the last step was said
     farthest = 0
@@ -97,4 +100,4 @@ def time_spent(attempts: Sequence[Attempt], began: float, ended: float) -> Spent
         last = last_call
     if last is None:
         return None
-    return Spent(ended - began, start, steps, again, restarts, ended - last)
+    return Spent(queue + ended - began, start, steps, again, restarts, ended - last, queue)

@@ -125,7 +125,15 @@ def status_of(job: JobRecord, restarts: int) -> JobStatus:
     return JobStatus.CANCELLED if job.reason == "None" or "CANCELLED" in states else JobStatus.ENDED
 
 
-# --- why it ends
+# --- how long it waited, and why it ends
+
+
+def time_in_queue(env: Mapping[str, str], timeout: float) -> ClusterEnding:
+    """Return how long a batch job has waited in the queue; a shell of salloc may start many jobs, each long after that."""
+    with suppress(ScontrolError):
+        if (job := query_job(env, timeout)).is_batch:
+            return ClusterEnding(queued=job.queued)
+    return ClusterEnding()
 
 
 def why_ending(env: Mapping[str, str], timeout: float) -> ClusterEnding:

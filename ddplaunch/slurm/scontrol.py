@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import partial
 
 from msgspec import Struct
@@ -98,6 +99,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     is_batch: bool = True
     may_requeue: bool = True
     preempted_at: str = ""  # "2026-11-21T19:40:51", "" for not at all
+    submitted_at: str = ""
+    started_at: str = ""
     ends_at: str = ""
     name: str = ""
     array_id: str = ""  # "" for a job that is no array
@@ -115,6 +118,15 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     def states(self) -> frozenset[str]:
         """The state and its flags."""
         return frozenset(re.split(r"[,+]", self.state))
+
+    @property
+    def queued(self) -> float | None:
+        """The seconds from its submission, or from when it was requeued, to its start; None if Slurm does not say them."""
+        try:
+            submitted, started = map(datetime.fromisoformat, (self.submitted_at, self.started_at))
+        except ValueError:
+            return None
+        return max(0.0, (started - submitted).total_seconds())
 
     @property
     def element(self) -> str:
@@ -163,6 +175,8 @@ def _parse_job(line: str) -> JobRecord:
         is_batch=fields.get("BatchFlag") != "0",
         may_requeue=fields.get("Requeue") != "0",
         preempted_at=known("PreemptTime"),
+        submitted_at=known("SubmitTime"),
+        started_at=known("StartTime"),
         ends_at=known("EndTime"),
         name=fields.get("JobName", ""),
         array_id=fields.get("ArrayJobId", ""),

@@ -127,6 +127,7 @@ class ClusterEnding(Struct, frozen=True):
 
     text: str = ""  # PREEMPTED, OUT_OF_WALLTIME or others, "" if it has not
     outcome: tuple[int, str] | None = None  # the status and the `why` of the job, where these are not the signal's
+    queued: float | None = None  # seconds that the job has waited in the queue; None: not known
 
 
 class Traces(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """What fails in Slurm: a worker, an agent, the command, srun, a node. All ends, once and everywhere, with the right status."""
 
 import os
+import re
 import shutil
 from contextlib import suppress
 from signal import SIGKILL
@@ -126,3 +127,16 @@ def test_a_job_goes_on_while_slurmd_of_a_node_is_away(job: SlurmJob) -> None:
     job.cluster.start_slurmd("node2")
     (job.home / "signs" / "go").touch()
     assert running.wait() == "COMPLETED", running.output()
+
+
+def test_the_last_line_of_a_batch_job_with_a_restart_counts_its_time_in_the_queue(job: SlurmJob) -> None:
+    (job.home / "steps.py").write_text(
+        "import os, ddplaunch\n"
+        "for step in range(3):\n"
+        "    ddplaunch.progress(step, 3)\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise SystemExit(3)\n"
+    )
+    command = f"{job.ddplaunch} --nproc-per-node 1 --max-restarts 1 steps.py"
+    running = job.sbatch(command, "--nodes=2", "--begin=now+4")
+    assert running.wait() == "COMPLETED", running.output()
+    assert re.search(r"after 1 restart, effective \d+%: queue \d[\d.]* s, start ", running.output()), running.output()

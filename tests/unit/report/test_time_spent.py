@@ -28,6 +28,12 @@ def test_a_generation_without_a_step_is_part_of_the_restart() -> None:
     assert time_spent(attempts, 0, 100) == Spent(100, 10, 60, 0, 30, 0)
 
 
+def test_the_time_in_the_queue_of_the_cluster_counts_where_it_is_known() -> None:
+    spent = time_spent([Attempt(0, 75, 10, 70, 0, 60), Attempt(75, 140, 80, 140, 40, 100)], 0, 140, 60)
+    assert spent == Spent(200, 10, 100, 20, 10, 0, 60)
+    assert str(spent) == "effective 50%: queue 1 min, start 10 s, restarts 10 s, steps done again 20 s"
+
+
 def test_without_steps_nothing_is_known() -> None:
     assert time_spent([Attempt(0, 5), Attempt(5, 9)], 0, 9) is None
 

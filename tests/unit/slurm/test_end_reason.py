@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.slurm.job import why_ending
+from ddplaunch.slurm.job import time_in_queue, why_ending
 from ddplaunch.supervise.outcome import ClusterEnding
 from tests.unit.slurm.test_job import line
 
@@ -72,3 +72,17 @@ def test_only_those_nodes_are_asked_about_that_the_job_no_longer_has(tmp_path: P
 def test_a_job_that_does_not_know_its_nodes_lost_one_of_them(tmp_path: Path) -> None:
     env = place(tmp_path, line("COMPLETING", "NodeDown", NodeList="node1"), env={"SLURM_JOB_ID": "7"})
     assert why_ending(env, 20).text == "a node of the job was lost"
+
+
+@pytest.mark.parametrize(
+    ("times", "queued"),
+    [
+        ("BatchFlag=1 SubmitTime=2026-11-21T23:59:00 StartTime=2026-11-22T00:01:00", 120.0),
+        ("BatchFlag=1 SubmitTime=2026-11-21T23:59:00 StartTime=Unknown", None),
+        ("BatchFlag=0 SubmitTime=2026-11-21T23:59:00 StartTime=2026-11-22T00:01:00", None),
+    ],
+    ids=["of a batch job", "not known", "of a shell, which may start many jobs"],
+)
+def test_how_long_the_job_has_waited_in_the_queue(tmp_path: Path, times: str, queued: float | None) -> None:
+    assert time_in_queue(place(tmp_path, f"JobId=7 JobState=RUNNING {times}"), 20) == ClusterEnding(queued=queued)
+    assert time_in_queue({**GIVEN, "PATH": "/nowhere"}, 20) == ClusterEnding()
