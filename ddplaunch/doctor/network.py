@@ -1,4 +1,4 @@
-"""The name and the addresses of this host, its loopback, and its ports. Sends nothing to another host."""
+"""The name and the addresses of this host, its loopback, its ports and its clock. Sends nothing to another host."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from msgspec import Struct
 from ddplaunch.devices.sysfs import names, read
 from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, note, slow
 from ddplaunch.net import addresses
+from ddplaunch.process.linux import clock_state
 from ddplaunch.process.tree import content
 from ddplaunch.words import count, duration, some, why_failed
 
 _SLOW_LOOKUP = 1.0  # seconds; every worker looks the name up, some libraries several times
 _CROWDED = 0.8  # of the ephemeral ports
+_FEW_PORTS = 2000  # NCCL and gloo take some for each pair of workers on different nodes
+_LARGE_ERROR = 1.0  # seconds of a clock
 _TIMEOUT = 2.0  # seconds for a connection to ourselves
 
 
@@ -198,7 +201,13 @@ def judge_ports(ports: Ports) -> Verdict:
     facts = f"{ports.first} to {ports.last} for connections, {ports.used} of them in use"
     number = ports.last - ports.first + 1
     if ports.used < _CROWDED * number:
-        return Verdict(facts)
+        if number >= _FEW_PORTS:
+            return Verdict(facts)
+        title = f"there are {number} ports for connections only"
+        evidence = f"net.ipv4.ip_local_port_range is {ports.first} {ports.last}\na job of many workers needs more"
+        return Verdict(
+            facts, (note(title, evidence, "`sysctl -w net.ipv4.ip_local_port_range='32768 60999'` as root"),)
+        )
     finding = Finding(
         severity="broken" if ports.used >= number else "slow",
         title=f"{ports.used} of the {number} ports for connections are in use",
@@ -209,8 +218,37 @@ def judge_ports(ports: Ports) -> Verdict:
     return Verdict(facts, (finding,))
 
 
+# --- the clock
+
+
+class Clock(Struct, frozen=True, kw_only=True):
+    """The clock of this machine, as the kernel knows it: adjtimex(2)."""
+
+    is_synchronised: bool
+    error: float  # seconds, the largest that the kernel thinks possible
+
+
+def read_clock(_subject: Subject) -> Clock | None:
+    """Ask the kernel; None if it does not tell."""
+    state = clock_state()
+    return None if state is None else Clock(is_synchronised=state[0], error=state[1])
+
+
+def judge_clock(clock: Clock | None) -> Verdict:
+    """Judge the clock: only several nodes compare theirs."""
+    if clock is None:
+        return Verdict("the kernel does not tell")
+    if clock.is_synchronised and clock.error < _LARGE_ERROR:
+        return Verdict(f"synchronised, within {duration(clock.error)}")
+    off = f"the clock may be off by {duration(clock.error)}"
+    why = off if clock.is_synchronised else "nothing synchronises the clock of this machine"
+    evidence = "adjtimex(2)\ntimes in the logs of several nodes do not compare, and certificates and tickets may fail"
+    return Verdict(why, (note(why, evidence, "`timedatectl set-ntp true`, or let chronyd or ntpd run"),))
+
+
 CHECKS = (
     Check(id="hostname", examine=lambda subject: judge_name(read_name(subject)), within=6.0),
     Check(id="interfaces", examine=lambda subject: judge_interfaces(read_interfaces(subject))),
+    Check(id="clock", examine=lambda subject: judge_clock(read_clock(subject))),
     Check(id="ports", examine=lambda subject: judge_ports(read_ports(subject))),
 )

@@ -160,3 +160,28 @@ def raise_open_files() -> tuple[int, int]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
     return soft, hard
+
+
+class _Timex(ctypes.Structure):
+    """The beginning of struct timex, adjtimex(2), and room for the rest."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),  # 0: change nothing
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),  # microseconds
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 400),
+    )
+
+
+_UNSYNCHRONISED = 0x40  # STA_UNSYNC, linux/timex.h
+
+
+def clock_state() -> tuple[bool, float] | None:
+    """Return whether something synchronises the clock of the machine, and its largest error in seconds; None: not known."""
+    state = _Timex()
+    if not hasattr(_libc, "adjtimex") or _libc.adjtimex(ctypes.byref(state)) < 0:
+        return None
+    return not state.status & _UNSYNCHRONISED, state.maxerror / 1e6

@@ -6,12 +6,15 @@ import pytest
 
 from ddplaunch.doctor import Subject, Verdict
 from ddplaunch.doctor.network import (
+    Clock,
     Interfaces,
     Name,
     Ports,
+    judge_clock,
     judge_interfaces,
     judge_name,
     judge_ports,
+    read_clock,
     read_interfaces,
     read_name,
     read_ports,
@@ -89,6 +92,7 @@ def test_a_loopback_that_does_not_work_breaks_a_job():
         ),
         (Ports(first=32768, last=32867, used=100), ("broken", "100 of the 100 ports for connections are in use")),
         (Ports(first=1024, last=65535, used=1), None),
+        (Ports(first=32768, last=33767, used=1), ("note", "there are 1000 ports for connections only")),
     ],
 )
 def test_ports_are_judged_by_how_many_are_left(ports, finding):
@@ -108,3 +112,17 @@ def test_this_machine_can_be_read():
     assert read_name(HERE).name
     assert "lo" in read_interfaces(HERE).states
     assert read_interfaces(HERE).loopback == ""
+
+
+@pytest.mark.parametrize(
+    ("clock", "title"),
+    [
+        (None, ""),
+        (Clock(is_synchronised=True, error=0.02), ""),
+        (Clock(is_synchronised=False, error=16.0), "nothing synchronises the clock of this machine"),
+        (Clock(is_synchronised=True, error=5.0), "the clock may be off by 5 s"),
+    ],
+)
+def test_a_clock_that_nothing_sets_is_noted(clock, title):
+    assert found(judge_clock(clock)) == ([("note", title)] if title else [])
+    assert read_clock(HERE) is None or judge_clock(read_clock(HERE)).facts
