@@ -10,6 +10,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.page.page import page
 from ddplaunch.page.record import read
 from ddplaunch.page.trace import trace
+from ddplaunch.process.files import check_replaceable
 from ddplaunch.runs.logs import kept_run
 from ddplaunch.words import why_failed
 
@@ -55,9 +56,11 @@ def write(
 
 
 def _put(path: str, text: str, *, private: bool) -> None:
-    """Write a file; a link in the place of one in the folder of a run is not followed."""
+    """Write a file; in the folder of a run, a link in its place is not followed, and a pipe is not waited for."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | (os.O_NOFOLLOW if private else 0)
     try:
+        if private:
+            check_replaceable(path)
         with open(os.open(path, flags, 0o600 if private else 0o666), "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
     except OSError as error:

@@ -1,6 +1,7 @@
 """`ddplaunch report`: the page of a job that failed and started again, and one clear error for all else."""
 
 import json
+import os
 import re
 import signal
 
@@ -59,8 +60,11 @@ def test_what_cannot_be_shown_or_written_is_one_error(job, program, report, tmp_
     )
 
 
-def test_a_link_in_the_place_of_the_page_is_not_followed(job, program, report, tmp_path):
+def test_a_link_in_the_place_of_the_page_is_not_followed_nor_is_a_pipe_waited_for(job, program, report, tmp_path):
     job.run(program("behave"), "all=done").expect(0)
+    os.mkfifo(job.folder / "report.html")
+    assert "report.html: not a regular file\n" in report()[2]
+    (job.folder / "report.html").unlink()
     (job.folder / "report.html").symlink_to(tmp_path / "other")
     assert report()[0] == 2
     assert not (tmp_path / "other").exists()
