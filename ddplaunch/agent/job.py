@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from ddplaunch.supervise.outcome import ClusterQuestions
+
 if TYPE_CHECKING:
     from typing import Protocol
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.report.reporter import Reporter
     from ddplaunch.spec import JobSpec
     from ddplaunch.supervise.node import Policy
-    from ddplaunch.supervise.outcome import ClusterEnding, Intent
+    from ddplaunch.supervise.outcome import Intent
 
     Connect = Callable[[Loop, Reporter], Link]  # gives the link to the coordinator
 
@@ -55,9 +57,7 @@ class JobInputs(Struct, frozen=True, kw_only=True):
     reports_job: bool = True  # the whole of it, not only what happens here
     notifies_starter: bool = False  # of each worker's pid: the command that started this agent
     reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
-    # both ask the cluster, which may take seconds
-    why_ending: Callable[[], ClusterEnding] | None = None
-    time_in_queue: Callable[[], ClusterEnding] | None = None
+    cluster: ClusterQuestions = ClusterQuestions()
     warm: Interpreter | None = None  # the interpreter that was kept, or is to be
     why_cold: str = ""  # why one that was asked for is not used, or another is; or that it is new
 

@@ -28,6 +28,7 @@ from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.runlog.folders import run_id_of
 from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.supervise.node import Policy
+from ddplaunch.supervise.outcome import ClusterQuestions
 from ddplaunch.words import duration
 
 if TYPE_CHECKING:  # one node needs none of it, or its agent alone
@@ -98,8 +99,10 @@ def run(
         reports_job=reports_job,
         notifies_starter=notifies_starter,
         reports_to_caller=reports_to_caller,
-        why_ending=_ask_slurm(env, allocation, "why_ending"),
-        time_in_queue=_ask_slurm(env, allocation, "time_in_queue"),
+        cluster=ClusterQuestions(
+            why_ending=_ask_slurm(env, allocation, "why_ending"),
+            time_in_queue=_ask_slurm(env, allocation, "time_in_queue"),
+        ),
         warm=warm,
         why_cold=why_cold,
     )

@@ -57,6 +57,8 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
             if process is not None:
                 with suppress(TimeoutExpired):  # it is in uninterruptible sleep
                     process.wait(_KILLED)
+                assert process.stdout is not None
+                process.stdout.close()
             tree.reap(not_ours)
             cease_to_be_subreaper()
     return code, tail.decode(errors="replace")

@@ -121,10 +121,10 @@ class JobReporter:
         Of a job that has finished after a restart it asks only for the time in the queue.
         """
         if state.why is Why.FINISHED and not state.requeue and self._reporter.time_spent() is not None:
-            return self._reporter.time_in_queue
+            return self._reporter.cluster.time_in_queue
         signum = state.failure.signal if state.why is Why.FAILED and state.failure is not None else None
         signum = state.signum if state.why is Why.SIGNALLED else signum
-        return self._reporter.why_ending if signum in (SIGTERM, SIGKILL) else None
+        return self._reporter.cluster.why_ending if signum in (SIGTERM, SIGKILL) else None
 
     def prepare(self, state: State) -> None:
         """Import what reports a failure while the workers are ending: 5 ms of tables and patterns, which only that needs."""

@@ -19,7 +19,7 @@ from ddplaunch.runlog.folders import short
 from ddplaunch.runlog.run_folder import COLLECTIVES, RunFolder
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
-from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why, WorkerExit
+from ddplaunch.supervise.outcome import ClusterQuestions, StartFailure, Traces, Why, WorkerExit
 from ddplaunch.words import count, duration, tilde
 
 if TYPE_CHECKING:  # few jobs need it
@@ -55,8 +55,7 @@ class Reporter:
         reports_loss: bool = True,
         reply: Callable[[Mapping[str, Any]], None] | None = None,
         write_last: Callable[[str], None] | None = None,
-        why_ending: Callable[[], ClusterEnding] | None = None,
-        time_in_queue: Callable[[], ClusterEnding] | None = None,
+        cluster: ClusterQuestions = ClusterQuestions(),  # noqa: B008 - it is frozen
         slurm_job: str = "",
         columns: int = 0,
         bad_nodes: str = "",
@@ -67,8 +66,6 @@ class Reporter:
         `reports_loss` is whether it says that node 0 was lost, as no command that has started the agents does.
         `reply`, if a Python caller has asked for the job, takes how it ended, in place of stderr.
         `write_last`, if a command that started the agents prints last, takes what closes the job.
-        `why_ending` finds out why the cluster is ending the job, if it is, `time_in_queue` how long the job waited there; these
-        may take seconds.
         `slurm_job` is the id of the job in Slurm, "" outside of it.
         `columns` are those of the terminal; 0: there is none, or its size is not known.
         `bad_nodes` is the file that remembers them; "": nothing is remembered.
@@ -93,8 +90,7 @@ class Reporter:
         self._reports_loss = reports_loss
         self._reply = reply
         self._write_last = write if write_last is None else write_last
-        self.why_ending = why_ending
-        self.time_in_queue = time_in_queue
+        self.cluster = cluster
         self.queued = 0.0  # seconds in the queue of the cluster, as far as known
         self.slurm_job = slurm_job
         self._columns = columns

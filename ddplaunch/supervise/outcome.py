@@ -5,6 +5,7 @@ They travel from agent to coordinator as they are: a receiver checks the types o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from signal import Signals
 from typing import Annotated
@@ -128,6 +129,13 @@ class ClusterEnding(Struct, frozen=True):
     text: str = ""  # PREEMPTED, OUT_OF_WALLTIME or others, "" if it has not
     outcome: tuple[int, str] | None = None  # the status and the `why` of the job, where these are not the signal's
     queued: float | None = None  # seconds that the job has waited in the queue; None: not known
+
+
+class ClusterQuestions(Struct, frozen=True):
+    """What the cluster can be asked about a job, which may take seconds; None where it cannot be."""
+
+    why_ending: Callable[[], ClusterEnding] | None = None  # why the cluster is ending the job, if it is
+    time_in_queue: Callable[[], ClusterEnding] | None = None  # how long the job has waited there
 
 
 class Traces(Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from ddplaunch.cli import main
+from ddplaunch.runlog import run_socket
 from ddplaunch.runlog.folders import short
 from tests.conftest import Result, until
 
@@ -63,6 +64,7 @@ def test_what_cannot_be_is_refused_before_any_rank_is_asked(run, profile, words,
 def test_a_profile_that_a_signal_ends_leaves_nothing(job, program, tmp_path, signum):
     process = job.start(program("attached"), "held")
     job.sign("ready-0")
+    until((job.folder / run_socket.NAME).exists, "a socket")
     profiling = subprocess.Popen(
         job.argv("profile", "--out", tmp_path / "trace.json"), env=job.env, stderr=subprocess.DEVNULL
     )

@@ -42,7 +42,18 @@ def test_a_job_goes_on_without_what_is_no_longer_found_saves_when_it_fails_and_e
     printed = tmp_path / "printed"
     with printed.open("wb") as stderr:
         job.start(
-            *("--nproc-per-node", 2, "--straggler-check", "1s", "--hang-timeout", "1s", "--max-restarts", 1, script),
+            *(
+                "--nproc-per-node",
+                2,
+                "--straggler-check",
+                "1s",
+                "--hang-timeout",
+                "1s",
+                "--max-restarts",
+                1,
+                "--no-sample",
+                script,
+            ),
             env={"PYTHONPATH": f"{installed}:{program('signs').parent}"},
             stderr=stderr,
         )

@@ -183,7 +183,7 @@ def test_pages_about_the_code_name_modules_that_are_there() -> None:
 
 def test_each_file_of_tests_has_its_feature_in_the_table_of_features() -> None:
     table = prose(ROOT / "CONTRIBUTING.md").partition("## Where the tests of a feature are")[2].partition("\n## ")[0]
-    paths = re.findall(r"`((?:unit|cli|process|torch|hosts|slurm|docs|gpu)/[^`]*)`", table)
+    paths = re.findall(r"`((?:unit|cli|process|torch|hosts|slurm|docs|gpu|simulator)/[^`]*)`", table)
     places = [place for path in paths for place in (ROOT / "tests").glob(path.rstrip("/"))]
     untold = set((ROOT / "tests").rglob("test_*.py")) - {
         file for place in places for file in (place, *place.rglob("*"))

@@ -35,7 +35,6 @@ HARMLESS = {
     "remote/front_socket.py": "a folder in /tmp, and workers on other hosts",
     "remote/protocol.py": "/dev/null",
     "report/error_file.py": "files in memory",
-    "report/job_reporter.py": "a second at most, when a job has ended because a machine failed",
     "runlog/bad_nodes.py": "what a child does that is asked, and the start of a command",
     "runlog/file_writer.py": "the process that writes files",
     "runlog/folders.py": "the process that writes files",
