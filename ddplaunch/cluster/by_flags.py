@@ -115,14 +115,16 @@ def _incomplete(spec: JobSpec, hostname: str) -> Allocation:
         )
     max_nodes = spec.nnodes[1]
     hosts = ",".join("abcd"[:max_nodes]) + (",..." if max_nodes > 4 else "")
+    spares = f" --spares {spec.spares}" if spec.spares else ""
+    options = f"--nnodes {max_nodes - spec.spares}{spares}"
     raise LaunchError(
         f"{nodes}: neither the hosts nor the rank of this node are given",
         hint="\n".join((
             "give them in one of four ways:",
-            f"  over ssh:         ddplaunch --hosts {hosts} SCRIPT",
-            f"  in a Slurm job:   srun --nodes {max_nodes} --ntasks-per-node 1 ddplaunch SCRIPT",
-            f"  on each by hand:  ddplaunch --nnodes {max_nodes} --node-rank 0 --master-addr HOST SCRIPT",
-            f"  on this machine:  ddplaunch --nnodes {max_nodes} --simulate SCRIPT",
+            f"  over ssh:         ddplaunch --hosts {hosts}{spares} SCRIPT",
+            f"  in a Slurm job:   srun --nodes {max_nodes} --ntasks-per-node 1 ddplaunch{spares} SCRIPT",
+            f"  on each by hand:  ddplaunch {options} --node-rank 0 --master-addr HOST SCRIPT",
+            f"  on this machine:  ddplaunch {options} --simulate SCRIPT",
         )),
     )  # fmt: skip
 
