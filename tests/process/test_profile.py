@@ -74,6 +74,7 @@ def test_a_profile_that_a_signal_ends_leaves_nothing(job, program, tmp_path, sig
     assert not list(tmp_path.glob("trace*"))
     process.kill()
     job.wait()
+    job.nothing_left(10.0)
 
 
 def test_a_run_that_has_ended_cannot_be_profiled(job, program, profile):
