@@ -291,7 +291,7 @@ class FrontOutput:
             self._area = StatusArea() if self._terminals else None
 
     def give_back(self) -> None:
-        """Give the terminal the modes that it had: these outputs change none."""
+        """Restore the terminal. Outputs of this kind change no modes, so there is nothing to do."""
 
     def _draw(self, area: StatusArea) -> None:
         stream = self._terminals[-1]

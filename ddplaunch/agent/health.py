@@ -15,7 +15,7 @@ _MARGIN = 2.0  # seconds for the child that waits for it
 
 
 def why_unfit(command: str, env: Mapping[str, str]) -> str:
-    """Return why this node is not fit: how the command ended, and the last line that it printed; "" if it exits with 0."""
+    """Return why the health check failed: "exit status 4: GPU 2 is off the bus". Return "" if the command exits with 0."""
     code, output = run_in_shell(command, env, LIMIT)
     if code == 0:
         return ""

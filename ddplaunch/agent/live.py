@@ -244,12 +244,12 @@ class LiveOutput(FrontOutput):
                 self._hold(_HELP.encode())
 
     def forget_area(self) -> None:
-        """Leave what is drawn where it is, and draw the rows again below it."""
+        """Draw the rows again below those that are on the screen, which stay there."""
         super().forget_area()
         self._is_old = True
 
     def give_back(self) -> None:
-        """Give the terminal the modes that it had, if we have changed them. A signal handler may call this."""
+        """Restore the modes of the terminal, if this output has changed them. A signal handler may call this."""
         if self._keys is not None:
             set_modes(self._before)
 

@@ -163,7 +163,7 @@ def group_limit(root: Root, controller: str) -> GroupLimit | None:
 
 
 def _folders(mount: Mount, path: str) -> Iterator[str]:
-    """Yield the folder of the group with this path, below the mount, and those of the groups above it."""
+    """Yield the folder of a control group, then the folders of the groups above it, up to the mount."""
     top = mount.top.rstrip("/")
     inside = path == mount.top or path.startswith(f"{top}/")
     # a mount of another part of the tree: its top is all that is visible of our ancestors

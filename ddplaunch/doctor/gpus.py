@@ -233,7 +233,7 @@ def _of_health(gpu: Health) -> Iterator[Finding]:
         yield slow(
             f"{name} uses {gpu.pci_width[0]} of its {gpu.pci_width[1]} PCI lanes",
             f"PCI address {gpu.pci or 'not known'}\ncopies from and to the CPU take longer",
-            "some boards and clouds have no more\nelse seat the card again",
+            "some boards and clouds have no more\nelse reseat the card",
         )
     if gpu.links is not None and 0 < gpu.links[0] < gpu.links[1]:
         yield slow(
