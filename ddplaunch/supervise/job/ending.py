@@ -45,7 +45,7 @@ def go_on_if_ended(state: State, at: float) -> Result:
         return _end_after_notice(replace(state, why=Why.FINISHED))
     if state.phase is not Phase.STOPPING:
         return state, ()
-    no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS)
+    no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not state.lost
     if no_failure and state.exits and all(exit.stopped_with is None for exit in state.exits):
         # the reason to stop came when all workers had ended, while processes that they left behind were being swept
         return end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))

@@ -91,6 +91,10 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "when the coordinator's own front is killed the job ends": (THREE,
         [*met(), NodeStopping(0, Why.FRONT_LOST, SIGTERM, 5), stopping(0, 6), stopping(1, 6), stopping(2, 6)],
         [BeginGeneration(0, (0, 1, 2), 0), StopNodes((1, 2), SIGTERM), EndJob(122)]),
+    "a job whose time was up has not finished if a node is lost, though all workers of the others had": (
+        Policy(min_nodes=3, max_nodes=3, timeout=20),
+        [*met(), DeadlineReached(20), ended(0, 20.1), AgentLost(2, "connection closed", 20.2), ended(1, 20.3)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1, 2), SIGTERM), EndJob(124)]),
     "a failure that was there before the node was lost gives the status": (THREE,
         [*met(), *failing(1, 5.0), AgentLost(2, "connection closed", 5.3), stopping(0, 6)],
         [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 2), SIGTERM), EndJob(7)]),
