@@ -309,6 +309,8 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
     ):
         if first and second and contradicts:
             raise _not_together(first, second, f"{why}: leave one out")
+    if "wrap" not in resolved and (ranks := resolved.get("wrap_ranks")):
+        raise LaunchError(f"{ranks.given}: no worker is wrapped", hint="add --wrap COMMAND, or leave --wrap-ranks out")
     if chaos := resolved.get("chaos"):
         if "simulate" not in resolved:
             raise LaunchError(f"{chaos.given}: faults are injected into simulated nodes only", hint="add --simulate")
@@ -345,7 +347,6 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
         ("preload", not forked, "only --start-method forkserver imports anything before the workers"),
         ("start_method", values.get("start_method") == "fork", "every worker is a fresh process"),
         ("max_requeues", "requeue_on" not in values, "--requeue-on says after which signals a job is requeued"),
-        ("wrap_ranks", "wrap" not in values, "--wrap says by which command workers are started"),
         ("rdzv_backend", backend.startswith("etcd"), "etcd is not used"),
     ):
         if name in resolved and has_no_effect:
