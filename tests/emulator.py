@@ -9,10 +9,12 @@ _TOKEN = re.compile(r"(\r|\n|\x1b\[\d*[AJK]|\x1b[78]|\x1b\[[0-9;]*m)")
 class Emulator:
     """Rows of cells, of which the last `lines` are on the screen; a newline goes to the first column, as of a pty."""
 
-    def __init__(self, lines: int = 24, columns: int = 80) -> None:
+    def __init__(self, lines: int = 24, columns: int = 80, *, rewraps: bool = True) -> None:
         self._lines = lines
         self._columns = columns
+        self._rewraps = rewraps
         self._rows: list[list[tuple[str, str]]] = [[]]
+        self._wrapped: set[int] = set()  # rows that go on with the line of the row above
         self._style = ""  # the SGR codes since the last reset
         self._row = self._column = 0
         self._saved = (0, 0)
@@ -35,6 +37,25 @@ class Emulator:
             text, self._rest = text[: cut.start()], cut[0]
         for token in re.split(_TOKEN, text):
             self._take(token)
+
+    def resize(self, columns: int) -> None:
+        """Take another width: lines wrap again, and the cursor stays at its character; or they are cut at the right."""
+        self._columns, rows, wrapped = columns, self._rows, self._wrapped
+        if not self._rewraps:
+            self._rows, self._column = [row[:columns] for row in rows], min(self._column, columns - 1)
+            return
+        cursor, style = (self._row, self._column), self._style
+        self._rows, self._wrapped, self._row, self._column = [[]], set(), 0, 0
+        for number, row in enumerate(rows):
+            if number and number not in wrapped:
+                self._take("\n")
+            for column, (char, self._style) in enumerate([*row, ("", "")]):
+                if (number, column) == cursor:
+                    here = self._row, self._column
+                if char:
+                    self._put(char)
+        self._row, self._column = here
+        self._style = style
 
     def _take(self, token: str) -> None:
         if token == "\r":
@@ -69,6 +90,7 @@ class Emulator:
             del self._rows[self._row][self._column :]
             if kind == "J":
                 del self._rows[self._row + 1 :]
+                self._wrapped = {number for number in self._wrapped if number <= self._row}
 
     def _put(self, char: str) -> None:
         assert unicodedata.category(char) != "Cc", f"{char!r} on the terminal"
@@ -81,6 +103,7 @@ class Emulator:
         width = 2 if unicodedata.east_asian_width(char) in "WF" else 1
         if self._column + width > self._columns:
             self._take("\n")
+            self._wrapped.add(self._row)
         row = self._rows[self._row]
         row += [(" ", "")] * (self._column + width - len(row))
         row[self._column : self._column + width] = [(char, self._style), ("", "")][:width]

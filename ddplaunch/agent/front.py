@@ -231,13 +231,14 @@ class _Front:
 class FrontOutput:
     """Where the agent's messages go. A stdout or stderr that takes nothing is dropped, and the rest goes on."""
 
-    def __init__(self, control: int | None = None) -> None:
-        """`control` is a descriptor for what the agent sends to a caller in Python, a line each."""
+    def __init__(self, control: int | None = None, *, rewraps: bool = True) -> None:
+        """`control` is a descriptor for what the agent sends to a caller in Python, a line each; `rewraps` as in StatusArea."""
         self._fds = {STDOUT: 1, STDERR: 2}
         if control is not None:
             self._fds[CONTROL] = control
         self.written = 0  # bytes
         self.failed: str | None = None  # why output could not be written
+        self._rewraps = rewraps
         self._area: StatusArea | None = None  # since the first bar
         self._terminals: tuple[bytes, ...] = ()  # where lines have to stand above the area, on the last of them
 
@@ -254,14 +255,18 @@ class FrontOutput:
             elif stream == CONTROL:
                 self._write(stream, memoryview(bytes(data) + b"\n"))
             elif self._area is not None and stream in self._terminals:
-                self._write(stream, memoryview(self._area.write(bytes(data))))
+                self._write(stream, memoryview(self._area.write(bytes(data), self._terminal_size())))
             else:
                 self._write(stream, data)
             # after a time in which the terminal took nothing, the last of many states is drawn
             if self._area is not None and not more.poll(0):
                 self._draw(self._area)
+        self._erase_area()
+
+    def _erase_area(self) -> None:
+        """Leave only lines on the screen."""
         if self._area is not None:
-            self._write(self._terminals[-1], memoryview(self._area.write(b"")))
+            self._write(self._terminals[-1], memoryview(self._area.write(b"", self._terminal_size())))
 
     def forget_area(self) -> None:
         """Leave what is drawn where it is: another program writes below it."""
@@ -276,9 +281,8 @@ class FrontOutput:
         if self._area is None:
             return
         bars = unpack(message)
-        stream = self._terminals[-1]
-        if any(bar.row == ANSWERED for bar in bars) and stream in self._fds:
-            self._write(stream, memoryview(self._area.answer(size_of(self._fds[stream]))))
+        if any(bar.row == ANSWERED for bar in bars):
+            self._write(self._terminals[-1], memoryview(self._area.answer(self._terminal_size())))
         else:
             self._area.show(bars)
 
@@ -288,15 +292,18 @@ class FrontOutput:
 
         if self._area is None:
             self._terminals = tuple(stream for stream in _NAMES if os.isatty(self._fds.get(stream, -1)))
-            self._area = StatusArea() if self._terminals else None
+            self._area = StatusArea(rewraps=self._rewraps) if self._terminals else None
+
+    def _terminal_size(self) -> os.terminal_size | None:
+        """Return the size of the terminal that has the area; None if the terminal is not ours at present, or is gone."""
+        fd = self._fds.get(self._terminals[-1]) if self._terminals else None
+        return size_of(fd) if fd is not None else None
 
     def give_back(self) -> None:
         """Restore the terminal. Outputs of this kind change no modes, so there is nothing to do."""
 
     def _draw(self, area: StatusArea) -> None:
-        stream = self._terminals[-1]
-        if stream in self._fds:
-            self._write(stream, memoryview(area.draw(size_of(self._fds[stream]))))
+        self._write(self._terminals[-1], memoryview(area.draw(self._terminal_size())))
 
     def _write(self, stream: bytes, data: memoryview) -> None:
         """Write all of `data` to one of our streams; a stream that takes nothing any more is dropped, and named once."""

@@ -19,7 +19,7 @@ from functools import partial
 from ddplaunch.agent.front import FrontOutput
 from ddplaunch.agent.pipes import BARS, CONTROL, MESSAGE, SOCKET, STDERR
 from ddplaunch.process.linux import detach, signal_at_end_of
-from ddplaunch.process.terminal import Modes, modes, set_modes, size_of
+from ddplaunch.process.terminal import Modes, modes, set_modes
 
 View = Callable[
     [socket.socket, str, str], None
@@ -38,9 +38,9 @@ _LOST = "ddplaunch: --live has ended, since the process that makes its rows is g
 class LiveOutput(FrontOutput):
     """Where the agent's messages go while rows about the job stand below them."""
 
-    def __init__(self, view: View) -> None:
-        """`view` runs in a process of its own."""
-        super().__init__()
+    def __init__(self, view: View, *, rewraps: bool) -> None:
+        """`view` runs in a process of its own; `rewraps` as in StatusArea."""
+        super().__init__(rewraps=rewraps)
         self._view = view
         self._before = modes()  # what the terminal gets back; None: no keys
         self._keys: Modes | None = None  # the modes while the keyboard is ours
@@ -71,8 +71,7 @@ class LiveOutput(FrontOutput):
                     self._on_keys()
                 self._update()
             self._flush(draws=False)
-            if self._area is not None:
-                self._write(self._terminals[-1], memoryview(self._area.write(b"")))
+            self._erase_area()
         finally:
             self.give_back()
 
@@ -114,15 +113,14 @@ class LiveOutput(FrontOutput):
 
     def _flush(self, *, draws: bool) -> None:
         """Write what is held, and draw the rows below it: one write for what goes to one stream."""
-        area = self._area
+        area, size = self._area, self._terminal_size()
         parts: list[tuple[bytes, bytes]] = []
         for stream, data in self._held:
-            shown = area.write(data) if area is not None and stream in self._terminals else data
+            shown = area.write(data, size) if area is not None and stream in self._terminals else data
             parts.append((stream, shown))
         self._held, self._size = [], 0
         if draws and area is not None:
-            terminal = self._terminals[-1]
-            parts.append((terminal, area.draw(size_of(self._fds[terminal])) if terminal in self._fds else b""))
+            parts.append((self._terminals[-1], area.draw(size)))
             self._drawn_at, self._is_old = time.monotonic(), False
         together: list[tuple[bytes, list[bytes]]] = []
         for stream, data in parts:
@@ -167,8 +165,7 @@ class LiveOutput(FrontOutput):
     def _ask(self, kind: bytes, now: float) -> None:
         """Ask for rows or for a snapshot, of the terminal's size; not while another job of the shell has the terminal."""
         self._next = now + _EVERY
-        terminal = self._terminals[-1]
-        size = size_of(self._fds[terminal]) if terminal in self._fds else None
+        size = self._terminal_size()
         if self._viewer is None or size is None:
             return
         try:

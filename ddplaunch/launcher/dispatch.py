@@ -17,7 +17,7 @@ from ddplaunch.cluster.discover import discover
 from ddplaunch.cluster.endpoints import is_same_host
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token
-from ddplaunch.output.streams import Screen, Stream
+from ddplaunch.output.streams import Screen, Stream, rewraps_lines
 from ddplaunch.runlog.folders import bad_nodes_file, state_folder
 from ddplaunch.spec import Given, JobSpec
 
@@ -62,13 +62,14 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     _prepare_stdio()
     spec = within_outer_grace(spec, env)
     to_caller = control is not None
-    output = front.FrontOutput(control)
+    rewraps = rewraps_lines(env)
+    output = front.FrontOutput(control, rewraps=rewraps)
     if spec.live:
         spec = replace(spec, live=not to_caller and screen is None and Stream.ERR in Screen.here(env).live)
     if spec.live:
         from ddplaunch.agent.live import LiveOutput  # few jobs need it
 
-        output = LiveOutput(_view)
+        output = LiveOutput(_view, rewraps=rewraps)
     serve = partial(front.run, output=output)
     allocation, secret = find_allocation(spec, env)
     if secret is not None:

@@ -27,10 +27,13 @@ _OTHER_ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?"
 class StatusArea:
     """What is on the terminal below the lines, and what has to be written to change it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rewraps: bool = True) -> None:
+        """`rewraps`: the terminal wraps lines again when its width changes."""
+        self._rewraps = rewraps
         self._bars: tuple[Bar, ...] = ()
         self._live: list[str] = []  # rows below the bars, the first ones first to stay
         self._drawn: list[bytes] = []  # on the screen, right above the cursor
+        self._columns = 0  # of the terminal when those were drawn
         self._is_open = False  # the cursor stands behind the last of them: a prompt, and what is typed
         self._midline = False  # what was written last has not ended its line
 
@@ -42,10 +45,10 @@ class StatusArea:
         """Take rows of --live in place of those before, from the next `draw` on."""
         self._live = rows
 
-    def write(self, data: bytes) -> bytes:
-        """Return what to write so that this stands above the area, which is gone until `draw`."""
+    def write(self, data: bytes, size: os.terminal_size | None) -> bytes:
+        """Return what to write so that this stands above the area, which is gone until `draw`; the size is as for `draw`."""
         self._midline = not data.endswith(b"\n") if data else self._midline
-        return self._erase() + data
+        return self._erase(size) + data
 
     def forget(self) -> None:
         """Take what is drawn for lines: another program has written below it, as the shell after Ctrl-Z."""
@@ -74,22 +77,32 @@ class StatusArea:
         rows += [cut(row, size.columns - 1).encode(errors="replace") for row in live]
         if rows == drawn:
             return b""
-        if len(rows) != len(drawn) or is_open != self._is_open or (is_open and rows[-1] != drawn[-1]):
-            erase, self._drawn, self._is_open = self._erase(), rows, is_open
+        is_laid_out_anew = not len(rows) == len(drawn) == self._height(size)
+        if is_laid_out_anew or is_open != self._is_open or (is_open and rows[-1] != drawn[-1]):
+            erase, self._drawn, self._columns, self._is_open = self._erase(size), rows, size.columns, is_open
             return erase + b"\n".join(rows) + (b"" if is_open or not rows else b"\n")
-        self._drawn = rows
+        self._drawn, self._columns = rows, size.columns
         if is_open:
             rows, drawn = rows[:-1], drawn[:-1]
         # the cursor, which may stand behind typed characters, comes back to its place
         new = (b"\n" if row == old else row + b"\x1b[K\n" for row, old in zip(rows, drawn, strict=True))
         return b"\x1b7\r\x1b[%dA%b\x1b8" % (len(rows), b"".join(new))
 
-    def _erase(self) -> bytes:
+    def _erase(self, size: os.terminal_size | None) -> bytes:
         if not self._drawn:
             return b""
-        above = len(self._drawn) - self._is_open
+        above = self._height(size) - self._is_open
         self._drawn, self._is_open = [], False
         return b"\r%b\x1b[J" % (b"\x1b[%dA" % above if above else b"")
+
+    def _height(self, size: os.terminal_size | None) -> int:
+        """Return how many rows of the screen the area takes: more than were drawn if the terminal has become narrower.
+
+        A terminal that wraps lines again moves the cursor along with them, so that the rows are right above it as before.
+        """
+        if size is None or size.columns >= self._columns or not self._rewraps:
+            return len(self._drawn)
+        return sum(_wrapped(row.decode(errors="replace"), size.columns) for row in self._drawn)
 
 
 def render(bars: Iterable[Bar], size: os.terminal_size) -> list[bytes]:
@@ -154,6 +167,15 @@ def cut(text: str, cells: int) -> str:
                 if cells >= 0:
                     shown.append(char)
     return "".join(shown) + (RESET.decode() if coloured else "")
+
+
+def _wrapped(text: str, columns: int) -> int:
+    """Return how many rows a text takes on a terminal of so many columns."""
+    rows, used = 1, 0
+    for char in re.sub(_COLOUR, "", text):
+        width = _width(char) or 0
+        rows, used = (rows, used + width) if used + width <= columns else (rows + 1, width)
+    return rows
 
 
 def _width(char: str) -> int | None:

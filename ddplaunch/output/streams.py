@@ -148,6 +148,11 @@ def moves_cursor(env: Mapping[str, str]) -> bool:
     )
 
 
+def rewraps_lines(env: Mapping[str, str]) -> bool:
+    """Whether the terminal wraps its lines again when its width changes: most do, but xterm and the console of Linux cut them."""
+    return "TMUX" in env or "STY" in env or not ("XTERM_VERSION" in env or env.get("TERM") == "linux")
+
+
 ESCAPE = b"\x1b"
 RESET = b"\x1b[m"
 

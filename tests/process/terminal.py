@@ -97,6 +97,17 @@ class Screen:
                 pass
         return self._emulator.shown
 
+    def resize(self, lines: int, columns: int) -> None:
+        """Give the terminal another size at a moment at which nothing is on its way to the screen."""
+        with held(self._terminal.child.pid):
+            try:
+                while True:
+                    self._emulator.feed(self._terminal.child.read_nonblocking(1 << 16, timeout=0))
+            except pexpect.TIMEOUT:
+                pass
+            self._terminal.child.setwinsize(lines, columns)
+            self._emulator.resize(columns)
+
     def at_end(self) -> list[str]:
         """What the command leaves."""
         self._emulator.feed(self._terminal.sees_the_end())

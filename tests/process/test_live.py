@@ -80,10 +80,11 @@ def test_a_flood_stays_above_the_rows_whole_and_a_failure_is_the_last_that_is_se
 def test_rows_follow_the_size_of_the_terminal(live):
     terminal, screen = live("--nproc-per-node", 2)
     screen.until(has_rows)
-    terminal.child.setwinsize(24, 20)
-    screen.until(lambda rows: rows[-1] == "all 2: running, st…")
-    terminal.child.setwinsize(3, 40)
-    screen.until(lambda rows: rows[-1].endswith("step 10 of 40 (25%)"))
+    screen.resize(24, 20)
+    shown = screen.until(lambda rows: rows[-1] == "all 2: running, st…")
+    assert "stdin has" in shown[-3], "of the rows that were wider nothing stays"
+    screen.resize(3, 40)
+    screen.until(lambda rows: "step 10 of 40 (25%)" in rows[-1] and "stdin has" in rows[-2])
     terminal.press(CTRL_C)
     screen.at_end()
 

@@ -16,6 +16,7 @@ from ddplaunch.output.streams import (
     Stream,
     knows_links,
     moves_cursor,
+    rewraps_lines,
     use_colour,
 )
 
@@ -149,6 +150,23 @@ def test_colours_follow_the_common_variables(env: Mapping[str, str], isatty: boo
 )
 def test_bars_are_shown_in_place_where_the_cursor_goes_up(env: Mapping[str, str], expected: bool) -> None:
     assert moves_cursor(env) is expected
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({"TERM": "xterm", "XTERM_VERSION": "XTerm(379)"}, False),
+        ({"TERM": "linux"}, False),
+        ({"TERM": "tmux-256color", "XTERM_VERSION": "XTerm(379)", "TMUX": "/tmp/tmux-0/default,1,0"}, True),
+        ({"TERM": "screen", "XTERM_VERSION": "XTerm(379)", "STY": "7.pts-1.a"}, True),
+    ],
+    ids=["most", "xterm", "console", "tmux", "screen"],
+)
+def test_rows_are_looked_for_where_the_terminal_puts_them_when_its_width_changes(
+    env: Mapping[str, str], expected: bool
+) -> None:
+    assert rewraps_lines(env) is expected
 
 
 @pytest.mark.parametrize(
