@@ -240,6 +240,11 @@ class JobSpec(Struct, frozen=True, kw_only=True):
             return "--debug-on-error"
         return None if self.debug_rank is None else self.typed("debug_rank", self.debug_rank)
 
+    @property
+    def may_shorten_silence(self) -> bool:
+        """Whether a host that answers nothing may be lost before `heartbeat_timeout`, since nobody has set that."""
+        return self.origin("heartbeat_timeout") == "default"
+
     def origin(self, name: str) -> str:
         """Return where the value of this field came from."""
         return self.origins.get(name, "default")

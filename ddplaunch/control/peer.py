@@ -53,6 +53,21 @@ class Peer:
     def __repr__(self) -> str:
         return f"<peer {self.address}, {'open' if self._open else 'closed'}>"
 
+    def host_silence(self) -> float:
+        """Return for how many seconds the kernel of the other side has sent nothing, not even an acknowledgement.
+
+        0.0 where this kernel does not say, as in some sandboxes.
+        """
+        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
+        return min(struct.unpack_from("II", info, _LAST_RECEIVED)) / 1000 if len(info) == _TCP_INFO_SIZE else 0.0
+
+    @property
+    def sends_again_each_second(self) -> bool:
+        """Whether the kernel sends again each second what was lost; see `prepare`."""
+        with suppress(OSError):
+            return self._sock.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == _RTO_MAX
+        return False
+
     def admit(self) -> None:
         """Take long frames from now on."""
         self._decoder.trust()
@@ -234,6 +249,10 @@ CLOSED = "connection closed"
 RESET = "connection reset"
 
 TCP_RTO_MAX_MS = 44  # include/uapi/linux/tcp.h
+_RTO_MAX = 1000  # milliseconds
+# of struct tcp_info there: the milliseconds since data, and since an acknowledgement, have arrived end its first 60 bytes
+_LAST_RECEIVED, _TCP_INFO_SIZE = 52, 60
+_PROBE_AFTER = 2  # seconds without a packet
 
 Sockaddr = tuple[Any, ...]  # as getaddrinfo gives it: address, port, for IPv6 also flow and scope
 
@@ -242,13 +261,17 @@ def prepare(sock: socket.socket, user_timeout: float) -> None:
     """Never block; send at once; give up when sent data stays unacknowledged for `user_timeout` seconds.
 
     Lost segments are sent again each second, where the kernel can do that: else it doubles the pause each time, so that
-    a connection which worked again after 7 of 10 seconds would send nothing for 12.
+    a connection which worked again after 7 of 10 seconds would send nothing for 12. A side that has nothing to send asks the
+    kernel of the other whether it is there, for `Peer.host_silence`.
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(user_timeout * 1000)))
     with suppress(OSError):  # Linux before 6.15
-        sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, _RTO_MAX)
+    for option, value in ((socket.TCP_KEEPIDLE, _PROBE_AFTER), (socket.TCP_KEEPINTVL, 1)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def host_of(address: Sockaddr) -> str:

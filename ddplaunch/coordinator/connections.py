@@ -13,6 +13,7 @@ from ddplaunch.control.handshake import Key
 from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS, Silence
 from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 
@@ -60,12 +61,14 @@ class Terms(Struct, frozen=True, kw_only=True):
     ports: Sequence[int]  # candidates to listen on
     has_front: bool  # a command has started all agents, and connects to forward the user's signals
     heartbeat_timeout: float  # seconds after which a silent agent counts as lost
+    may_shorten_silence: bool = False  # for a host that answers nothing
     listening: socket | None = None  # what listens already, at one of the ports
 
 
 class _Connection:
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, silence: Silence) -> None:
         self.peer = peer
+        self.silence = silence
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
 
@@ -96,6 +99,7 @@ class Connections:
         self._answered = answered
         self._loop = loop
         self._heartbeat_timeout = terms.heartbeat_timeout
+        self._may_shorten_silence = terms.may_shorten_silence
         # of one length from the first to the last: what counts is the number of pings without an answer
         self._beat = min(max(1.0, terms.max_nodes / _NODES_PER_BEAT), terms.heartbeat_timeout / 4)
         self._beat_at = loop.timer(None, self._send_heartbeats)
@@ -182,11 +186,13 @@ class Connections:
             return
         self._last_id += 1
         id = self._last_id
-        self._connections[id] = connection = _Connection(peer)
+        most = least = self._heartbeat_timeout
+        if self._may_shorten_silence:
+            least = LEAST if peer.sends_again_each_second else LEAST_WITH_GAPS
+        self._connections[id] = connection = _Connection(peer, Silence(most, least))
         peer.received = lambda payload: self._on_payload(id, payload)
         peer.closed = lambda reason: self._on_closed(id, reason)
-        connection.heartbeat.unanswered += 1
-        peer.send(messages.encode(messages.Ping(time.monotonic())))
+        self._ping(connection)
         if not self._beat_at.is_set:
             self._beat_at.set(self._loop.now() + self._beat)
 
@@ -243,14 +249,18 @@ class Connections:
             self._beat_at.set(now)
         else:
             self._beat_at.set(self._next_beat if self._connections else None)
-        most = self._heartbeat_timeout / self._beat
-        ping = messages.encode(messages.Ping(time.monotonic()))
         for id in reversed(due):
             connection = self._connections.get(id)
             if connection is None:
                 continue
-            if connection.heartbeat.unanswered >= most:
-                self.expel(id, f"silent for {self._heartbeat_timeout:g} s")
+            silence, agent = connection.silence, connection.heartbeat.unanswered * self._beat
+            host = connection.peer.host_silence()
+            silence.observe(host)
+            if silence.seconds_left(agent, host) == 0:
+                self.expel(id, silence.describe(agent))
             else:
-                connection.heartbeat.unanswered += 1
-                connection.peer.send(ping)
+                self._ping(connection)
+
+    def _ping(self, connection: _Connection) -> None:
+        connection.heartbeat.unanswered += 1
+        connection.peer.send(messages.encode(messages.Ping(time.monotonic(), connection.silence.host_limit)))

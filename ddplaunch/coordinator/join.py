@@ -102,6 +102,7 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
         hello=partial(_hello, request),
         source=request.rendezvous.source,
         heartbeat_timeout=request.spec.heartbeat_timeout,
+        may_shorten_silence=request.spec.may_shorten_silence,
         rdzv_timeout=request.spec.rdzv_timeout,
     )
     link.aim(request.rendezvous.addresses, request.rendezvous.ports)

@@ -69,6 +69,7 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
             ports=ports,
             has_front=allocation.has_front,
             heartbeat_timeout=spec.heartbeat_timeout,
+            may_shorten_silence=spec.may_shorten_silence,
             listening=request.listening,
         )
         return Incoming(loop, terms, coordinator, reporter.print).agents

@@ -33,7 +33,21 @@ from ddplaunch.control.questions import (
 from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator.orders import MAX_LEFTOVERS, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.errors import below
-from ddplaunch.fields import Backend, Host, Line, Malformed, Number, Piece, Seconds, Workers, decoder, line, piece, text
+from ddplaunch.fields import (
+    Backend,
+    Duration,
+    Host,
+    Line,
+    Malformed,
+    Number,
+    Piece,
+    Seconds,
+    Workers,
+    decoder,
+    line,
+    piece,
+    text,
+)
 from ddplaunch.supervise import node
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
@@ -86,6 +100,7 @@ class Ping(Struct, frozen=True, tag="ping"):
     """The coordinator to an agent: a heartbeat, to be answered."""
 
     sent: Seconds
+    host_limit: Duration  # of silence, after which each takes the host of the other for lost: see `silence.py`
 
 
 class Pong(Struct, frozen=True, tag="pong"):

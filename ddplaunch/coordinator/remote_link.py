@@ -14,6 +14,7 @@ from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.messages import OrderSequence
 from ddplaunch.coordinator.orders import JobEnd, LookingForCoordinator, NodeEnd
+from ddplaunch.coordinator.silence import Silence
 from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver
@@ -48,16 +49,21 @@ class RemoteLink(Link):
         hello: Callable[[str], messages.Hello | messages.Watch | messages.Withdrawal],
         source: str | None,
         heartbeat_timeout: float,
+        may_shorten_silence: bool = False,
         rdzv_timeout: float,
     ) -> None:
         """Prepare to look for the coordinator.
 
         `hello` gives the first message, from the name under which the coordinator was reached. `heartbeat_timeout` are the
-        seconds after which a silent one counts as lost, `rdzv_timeout` those after which one that was not reached is given up.
+        seconds after which a silent one counts as lost, earlier if `may_shorten_silence` and the coordinator says so in its
+        pings; `rdzv_timeout` those after which one that was not reached is given up.
         """
         super().__init__(loop)
         self._hello = hello
         self._heartbeat_timeout = heartbeat_timeout
+        self._may_shorten_silence = may_shorten_silence
+        self._silence = Silence(heartbeat_timeout, heartbeat_timeout)
+        self._heard_at = 0.0
         loop.clock.protect(heartbeat_timeout)
         self._peer: Peer | None = None
         self._sequence: OrderSequence | None = None  # from the first message on
@@ -120,7 +126,7 @@ class RemoteLink(Link):
         self._peer = peer
         self._notice_at.cancel()
         peer.received, peer.closed = self._on_message, self._on_closed
-        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
+        self._note_message()
         hello = self._hello(self._names.get(peer.address, peer.address))
         self._sequence = OrderSequence(hello)
         peer.send(messages.encode(hello))
@@ -149,7 +155,7 @@ class RemoteLink(Link):
 
     def _on_message(self, payload: bytes) -> None:
         """Take an order, or answer a ping; a malformed message loses the coordinator. Called by the peer."""
-        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
+        self._note_message()
         try:
             message = messages.for_agent(payload)
             if self._sequence is not None:
@@ -158,10 +164,17 @@ class RemoteLink(Link):
             self._lose(f"{_LOST}: the coordinator sent a malformed message ({error})")
             return
         if isinstance(message, messages.Ping):
+            if self._may_shorten_silence:
+                self._silence.host_limit = min(message.host_limit, self._heartbeat_timeout)
             if self._peer is not None:
                 self._peer.send(messages.encode(messages.Pong(message.sent, time.monotonic())))
         else:
             self.take(messages.on_arrival(message, self._loop.now()))
+
+    def _note_message(self) -> None:
+        """Measure the silence of the coordinator from now on."""
+        self._heard_at = self._loop.now()
+        self._lost_at.set(self._heard_at + self._silence.host_limit)
 
     def _on_closed(self, reason: str) -> None:
         # who was paused is lost to the others, and not they to it
@@ -194,9 +207,13 @@ class RemoteLink(Link):
         self._loop.post(LookingForCoordinator(f"looking for node 0 at {self._places} ({self._problem})"))
 
     def _on_timeout(self) -> None:
-        """End this node: the coordinator was silent for too long, or was not reached in time. Called by the loop."""
+        """End this node if the coordinator was silent for too long, or was not reached in time. Called by the loop."""
         if self._peer is not None:
-            self._lose(f"{_LOST}: silent for {self._heartbeat_timeout:g} s")
+            agent = self._loop.now() - self._heard_at
+            if left := self._silence.seconds_left(agent, self._peer.host_silence()):
+                self._lost_at.set(self._loop.now() + left)
+            else:
+                self._lose(f"{_LOST}: {self._silence.describe(agent)}")
             return
         text = (
             f"error: node 0 was not reached within {self._rdzv_timeout:g} s at {self._places} ({self._problem})\n\n"

@@ -1,5 +1,7 @@
 """A host that is lost ends the job everywhere, also on the lost side; one that is only slow does not."""
 
+import os
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -7,6 +9,8 @@ from contextlib import suppress
 import pytest
 
 from ddplaunch.control.peer import TCP_RTO_MAX_MS
+from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS
+from tests.hosts import proc
 from tests.hosts.job import SOON
 
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
@@ -19,7 +23,8 @@ def start(job, program):
     """Start two workers of behave.py on each host, and wait until all six are ready."""
 
     def start(*behaviours, silence=SILENCE):
-        job.by_hand("--nproc-per-node", 2, "--heartbeat-timeout", f"{silence}s", program("behave"), *behaviours)
+        limit = ("--heartbeat-timeout", f"{silence}s") if silence else ()
+        job.by_hand("--nproc-per-node", 2, *limit, program("behave"), *behaviours)
         job.signs("ready", 6)
 
     return start
@@ -92,6 +97,35 @@ def test_each_host_ends_its_own_workers_at_once_when_the_coordinator_crashes(job
     results = ends_in_time(job, ["node1", "node2"], began, within=SOON)
     for host in ("node1", "node2"):
         assert "error: the coordinator (node 0) was lost: connection " in results[host].err
+
+
+# --- without --heartbeat-timeout
+
+
+def test_both_sides_miss_a_silent_host_earlier_than_a_silent_agent(job, start):
+    start(silence=None)
+    time.sleep(1.5)  # some heartbeats
+    began = time.monotonic()
+    job.bed.cut("node2")
+    limit = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
+    alone = ends_in_time(job, ["node2"], began)["node2"]
+    results = ends_in_time(job, ["node0", "node1"], began)
+    assert f"error: the coordinator (node 0) was lost: silent for {limit:g} s\n" in alone.err
+    assert lost("node2", 2) + f"silent for {limit:g} s\n" in results["node0"].err
+
+
+def test_an_agent_whose_kernel_answers_for_it_may_be_silent_for_longer(job, start):
+    start("all=done_when_told", silence=None)
+    running = job.bed.processes("node2")
+    workers = {process.pid for process in running if "bootstrap.py" in process.command}
+    (agent,) = (process.pid for process in running if workers <= {*proc.children(process.pid)})
+    os.kill(agent, signal.SIGSTOP)
+    time.sleep(LEAST_WITH_GAPS + 1.5)
+    os.kill(agent, signal.SIGCONT)
+    time.sleep(1.5)
+    job.put("go")
+    assert {result.status for result in job.wait_each().values()} == {0}
+    assert not job.events_of("node0", "node_left")
 
 
 # --- hosts that are only slow

@@ -72,7 +72,7 @@ class Coordinator:
         connection.sides[1] = lambda message: self.own.do(lambda: self._on_message(id, message))
         agent.connected(connection)
         self._unanswered[id] = 1
-        connection.send(0, messages.Ping(0.0))
+        connection.send(0, messages.Ping(0.0, 10.0))
         if self._job_end is not None:
             connection.send(0, self._job_end)
         connection.send(1, "hello")
@@ -159,7 +159,7 @@ class Coordinator:
         self._waiting[member.id] = member
         for id in self.connections:
             self._unanswered[id] += 1
-            self._send(id, messages.Ping(0.0))
+            self._send(id, messages.Ping(0.0, 10.0))
 
     def _admit_waiting(self) -> None:
         all_answered = all(self._unanswered[id] == 0 for id in self.connections)

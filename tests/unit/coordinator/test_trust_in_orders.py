@@ -81,5 +81,5 @@ def test_a_front_begins_nothing() -> None:
 
 def test_what_begins_nothing_may_come_at_any_time() -> None:
     orders = sequence()
-    for message in (StopOrdered(15, 1.0), KillOrdered(1.0), Forward(10), Ping(0.0)):
+    for message in (StopOrdered(15, 1.0), KillOrdered(1.0), Forward(10), Ping(0.0, 10.0)):
         orders.check(message)

@@ -450,3 +450,9 @@ def test_what_is_kept_warm_forks_the_workers() -> None:
     assert spec("--keep-warm").keep_warm == 10
     assert spec("--start-method spawn", {"DDPLAUNCH_KEEP_WARM": "5"}).keep_warm is None
     assert "--keep-warm 10 and --start-method auto do not go together" in refused("--keep-warm --start-method auto")
+
+
+def test_only_a_heartbeat_timeout_that_nobody_has_set_may_be_shortened() -> None:
+    assert spec().may_shorten_silence
+    assert not spec("--heartbeat-timeout 10s").may_shorten_silence
+    assert not spec("", {"DDPLAUNCH_HEARTBEAT_TIMEOUT": "10s"}).may_shorten_silence

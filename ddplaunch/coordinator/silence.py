@@ -1,0 +1,45 @@
+"""How long the other side of a connection may be silent. Pure: what was measured goes in, a time limit comes out.
+
+Two silences count. An agent is silent while it sends no message: it may be gone, stopped, or slow because its host swaps. A host
+is silent while its kernel acknowledges no packet: it is off or cut off, since a kernel answers for a slow agent as well. So a
+silent host is given up earlier. `docs/design/control-channel.md` has the measurements.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+FACTOR = 3  # of the longest silence of this host that has ended: a network that pauses once does so again, for longer
+LEAST = 5.0  # seconds; virtual machines that move, and networks that find another way, mostly pause for less
+# seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `control.peer.prepare`
+LEAST_WITH_GAPS = 7.0
+
+
+class Silence:
+    """The time limits for the silence of one agent and of its host."""
+
+    def __init__(self, most: float, least: float) -> None:
+        """An agent may be silent for `most` seconds, its host for `least` seconds at first; if both are equal, none adapts."""
+        self.most = most
+        self.host_limit = min(least, most)
+        self._host = 0.0  # seconds for which the host has been silent, as last measured
+
+    def observe(self, host: float) -> None:
+        """Take for how many seconds the host has been silent by now.
+
+        Only a silence that has ended raises the limit: one that lasts would otherwise never reach it.
+        """
+        if host < self._host:
+            self.host_limit = min(self.most, max(self.host_limit, float(ceil(FACTOR * self._host))))
+        self._host = host
+
+    def seconds_left(self, agent: float, host: float) -> float:
+        """Return how long the other side may still be silent, if its agent and its host have been for so long; 0.0: it is lost.
+
+        It is lost once its agent has been silent for `most`, or its agent and its host for `host_limit`.
+        """
+        return max(0.0, min(self.most - agent, self.host_limit - min(agent, host)))
+
+    def describe(self, agent: float) -> str:
+        """Say for how long the agent of a lost side was silent at least: "silent for 5 s"."""
+        return f"silent for {self.most if agent >= self.most else self.host_limit:g} s"

@@ -1,0 +1,57 @@
+"""When a side of the control channel that is silent is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.coordinator.silence import LEAST, Silence
+
+MOST = 10.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "host", "left"),
+    [
+        (0.0, 0.0, LEAST),
+        (4.0, 4.5, 1.0),
+        (4.5, 4.0, 1.0),
+        (LEAST, LEAST, 0.0),
+        (LEAST + 1, 0.5, MOST - LEAST - 1),  # the agent swaps, its kernel answers
+        (2.0, 60.0, LEAST - 2.0),  # the whole machine was asleep, which its agent does not count
+        (MOST, 0.0, 0.0),
+    ],
+)
+def test_an_agent_whose_host_is_silent_too_is_lost_earlier(agent: float, host: float, left: float) -> None:
+    silence = Silence(MOST, LEAST)
+    assert silence.seconds_left(agent, host) == left
+
+
+@pytest.mark.parametrize(
+    ("measured", "limit"),
+    [
+        ([0.9, 1.1, 0.9], LEAST),
+        ([0.9, 1.9, 2.9], LEAST),  # it has not ended
+        ([0.9, 1.9, 2.1, 0.2], 7.0),
+        ([0.9, 1.9, 2.1, 0.2, 1.9, 0.1], 7.0),
+        ([4.9, 0.2], MOST),
+    ],
+)
+def test_a_silence_that_has_ended_raises_the_limit_for_the_next(measured: list[float], limit: float) -> None:
+    silence = Silence(MOST, LEAST)
+    for seconds in measured:
+        silence.observe(seconds)
+    assert silence.host_limit == limit
+
+
+def test_a_limit_that_was_set_does_not_adapt() -> None:
+    silence = Silence(2.0, 2.0)
+    assert silence.seconds_left(1.5, 1.5) == 0.5
+    assert silence.seconds_left(2.0, 0.0) == 0.0
+    for seconds in (1.9, 0.1):
+        silence.observe(seconds)
+    assert (silence.host_limit, silence.describe(2.0)) == (2.0, "silent for 2 s")
+
+
+def test_the_reason_says_the_limit_that_was_reached() -> None:
+    silence = Silence(MOST, LEAST)
+    assert [silence.describe(seconds) for seconds in (5.0, 6.0, 10.0)] == ["silent for 5 s"] * 2 + ["silent for 10 s"]
