@@ -133,7 +133,7 @@ class Agent:
             return []
         from ddplaunch.agent import outward  # few jobs need it
 
-        return outward.begin(self._loop, self._context, lambda: (self._state, self._workers))
+        return outward.begin(self._loop, self._context, lambda: (self._state, self._workers, self._link))
 
     def _watch_for_notices(self) -> None:
         """Have the files and the command watched that may announce the end of the job, or of this node."""

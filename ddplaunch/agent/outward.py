@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from ddplaunch import __version__
-from ddplaunch.fields import line
+from ddplaunch.fields import line, size
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.files import check_replaceable
 from ddplaunch.process.shell import run_in_shell
 from ddplaunch.runlog.events import VERSION, Event
 from ddplaunch.runlog.folders import short
-from ddplaunch.supervise.outcome import Progress
+from ddplaunch.supervise.outcome import Progress, progress_of_job
 
 if TYPE_CHECKING:
     from ddplaunch.agent.context import AgentContext
     from ddplaunch.agent.workers import Workers
+    from ddplaunch.coordinator.link import Link
     from ddplaunch.supervise.node import State
 
 LIMIT = 10.0  # seconds that a command has, or a disk
@@ -36,12 +37,12 @@ _MARGIN = 2.0  # seconds for the child itself
 _STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
 _TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
 
-Now = Callable[[], "tuple[State, Workers | None]"]
+Now = Callable[[], "tuple[State, Workers | None, Link | None]"]
 Errand = Callable[[], str]  # returns why it failed, "" if it did not
 
 
 def begin(loop: Loop, context: AgentContext, now: Now) -> list[Errands]:
-    """Start what tells programs outside the job about it, as its options ask; `now` returns the state of this node."""
+    """Start what tells programs outside the job about it, as its options ask; `now` returns this node's state and parts."""
     spec, reporter, found = context.inputs.spec, context.reporter, []
     if spec.notify:
         notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
@@ -151,7 +152,7 @@ class Look:
 
     def __call__(self) -> Figures | None:
         """Return the figures for the file of --metrics-file; None before the workers are started."""
-        state, workers = self._now()
+        state, workers, link = self._now()
         reporter, now, epoch = self._context.reporter, self._loop.now(), time.time()
         plan = reporter.plan
         if plan is None:
@@ -161,9 +162,9 @@ class Look:
         if workers is not None:
             ages += workers.quiet.values()
             known |= workers.progress
-        if known:
-            self._progress = known[min(known)]
-            ages.append(self._progress.age)
+        if (found := progress_of_job(known)) is not None:
+            self._progress = found
+            ages.append(found.age)
         return Figures(
             run_id=plan.run_id,
             program=self._context.inputs.spec.program.target,
@@ -172,9 +173,16 @@ class Look:
             restarts=state.generation,
             started_at=epoch - (reporter.clock() - reporter.began),
             progressed_at=epoch - min(ages),
-            progress=self._progress,
+            progress=self._progress or _by_collectives(link),
             status=state.status,
         )
+
+
+def _by_collectives(link: Link | None) -> Progress | None:
+    """Return about how far the collectives show the job to be; None if they do not show it, or another node knows."""
+    stragglers = link.coordinator.stragglers if link is not None and link.coordinator is not None else None
+    steps = stragglers.last_steps if stragglers is not None else None
+    return Progress(step=size(steps), total=None, source="collectives") if steps is not None else None
 
 
 class MetricsFile:

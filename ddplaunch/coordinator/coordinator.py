@@ -344,7 +344,7 @@ class Coordinator:
             self._warnings.flush()
         if self.stragglers is not None:
             self.stragglers.end()
-            self._reporter.pace = self.stragglers.last_pace
+            self._reporter.pace, self._reporter.steps = self.stragglers.last_pace, self.stragglers.last_steps
             self._reporter.came_last = self.stragglers.last_word
         text, outcome = self._reporter.ended(self.state, self._traces, error, ending)
         status, why = outcome or (status, self.state.why.value if self.state.why is not None else "failed")

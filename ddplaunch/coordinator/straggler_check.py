@@ -65,11 +65,12 @@ class StragglerCheck:
         # the rank that was named last, when, and how long that is enough
         self._last_report: tuple[int, float, float] | None = None
         self.last_pace: float | None = None  # also of a job that has made its last step
+        self.last_steps: int | None = None  # about how many this generation has made
         self._next = loop.timer(None, self._on_time, may_rest=True)
 
     def begin(self) -> None:
         """Begin: a worker of this generation has a process group."""
-        self._history, self._hosts = History(), {}
+        self._history, self._hosts, self.last_steps = History(), {}, None
         self._next.set(self._loop.now() + self._every)
 
     def end(self) -> None:
@@ -108,7 +109,7 @@ class StragglerCheck:
                 self._keeps_at = time.monotonic() + (self._every / 2) * 2 ** (self._kept // _DOUBLES)
             if history is self._history and self._next.is_set:
                 history.add(steps, time.monotonic())
-                self.last_pace = self.pace or self.last_pace
+                self.last_pace, self.last_steps = self.pace or self.last_pace, self.steps or self.last_steps
                 if several or self._hosts:  # nodes that end before the others are still those of their ranks
                     self._hosts = {**self._hosts, **reading.hosts}
                 self._report_straggler()

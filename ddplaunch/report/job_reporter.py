@@ -39,6 +39,7 @@ class JobReporter:
         # the rank that the others waited for until the end
         self.came_last: tuple[str, Mapping[str, object]] | None = None
         self.pace: float | None = None  # steps in a second
+        self.steps: int | None = None  # about how many the last generation has made
         self._prepared = False
         self._faults: dict[
             str, tuple[str, str]
@@ -167,7 +168,7 @@ class JobReporter:
         self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding
     ) -> tuple[str, tuple[int, str] | None]:
         """Print the closing line of the job, or the report of its failure; return what `ended` does."""
-        self._reporter.pace, self._reporter.queued = self.pace, ending.queued or 0.0
+        self._reporter.pace, self._reporter.steps, self._reporter.queued = self.pace, self.steps, ending.queued or 0.0
         if self.came_last is not None:
             text, self._reporter.came_last = self.came_last
             self.print(text)

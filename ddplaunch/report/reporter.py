@@ -98,7 +98,8 @@ class Reporter:
         self.job_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
         self.came_last: Mapping[str, Any] | None = None  # what it says of a rank that the others waited for
-        self.pace: float | None = None  # steps in a second
+        self.pace: float | None = None  # steps in a second, as the collectives show
+        self.steps: int | None = None  # and about how many the last generation has made
         self._closing = ""  # what was printed of the end
         self._is_announced = False
         self.master_port: int | None = None  # of the last generation
@@ -284,7 +285,7 @@ class Reporter:
             self._reply({"type": "outcome", **ending, "workers": ()})
         if self._folder is not None:
             dropped = self._folder.files.dropped_lines
-            steps: dict[str, Any] = {"steps_per_second": self.pace, "straggler": self.came_last}
+            steps: dict[str, Any] = {"steps": self.steps, "steps_per_second": self.pace, "straggler": self.came_last}
             spent = self.time_spent()
             steps["time_spent"] = spent.data() if spent is not None else None
             self._folder.write("summary.json", {**ending, **steps, "dropped_log_lines": dropped})

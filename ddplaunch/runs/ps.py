@@ -32,7 +32,7 @@ from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies
 from ddplaunch.runs.find import Elsewhere, name_of, of_running
-from ddplaunch.supervise.outcome import Progress
+from ddplaunch.supervise.outcome import Progress, progress_of_job
 from ddplaunch.words import count, duration, size
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")
@@ -128,10 +128,9 @@ def step_of(worker: WorkerStatus) -> str:
 
 
 def progress_of(replies: RunReplies) -> Progress | None:
-    """Return how far the job is, as its lowest rank says by `ddplaunch.progress()`, or else by its progress bar."""
-    told = ((worker.rank, worker.progress) for node in replies.nodes for worker in workers_of(node))
-    known = [(progress.source == "bar", rank, progress) for rank, progress in told if progress is not None]
-    return min(known, key=lambda each: each[:2])[2] if known else None
+    """Return how far the job is, as its workers say."""
+    told = {worker.rank: worker.progress for node in replies.nodes for worker in workers_of(node)}
+    return progress_of_job({rank: progress for rank, progress in told.items() if progress is not None})
 
 
 def written_progress(progress: Progress | None, run: requests.Run) -> str:

@@ -5,7 +5,7 @@ They travel from agent to coordinator as they are: a receiver checks the types o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from signal import Signals
 from typing import Annotated
@@ -62,10 +62,16 @@ class Progress(Struct, frozen=True, kw_only=True, array_like=True):
     step: Size
     total: Size | None  # None: not known
     metrics: Annotated[tuple[tuple[Piece, Piece], ...], Meta(max_length=16)] = ()  # name and number: ("loss", "0.412")
-    source: Keyword = "script"  # or "trainer", "bar"
+    source: Keyword = "script"  # or "trainer", "bar"; of the job as a whole also "collectives"
     first_step: Size = 0  # of the first call in this generation
     seconds: Duration = 0.0  # from the first call to the last
     age: Duration = 0.0  # seconds since the last call
+
+
+def progress_of_job(told: Mapping[int, Progress]) -> Progress | None:
+    """Return how far a job is, as its lowest rank says: by `ddplaunch.progress()`, else a Trainer, else a progress bar."""
+    order = {"script": 0, "trainer": 1}
+    return min(told.items(), key=lambda each: (order.get(each[1].source, 2), each[0]))[1] if told else None
 
 
 class WorkerExit(Struct, frozen=True, kw_only=True, array_like=True):

@@ -1,10 +1,11 @@
-"""A rank that comes late to every step is found by real recorders of torch, on two nodes and without a word in the script."""
+"""Steps, and a rank that comes late to each of them, are found by real recorders of torch without a word in the script."""
 
 import json
 from importlib.util import find_spec
 
 import pytest
 
+from ddplaunch import exitcodes
 from ddplaunch.cli import main
 from ddplaunch.runlog.events import SCHEMA
 from tests.conftest import until
@@ -43,3 +44,25 @@ def test_a_rank_that_the_others_wait_for_is_named_in_ps_in_the_record_and_at_the
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["straggler"]["rank"] == 2
     assert summary["straggler"]["seconds"] > 0.02
+
+
+def test_steps_that_only_the_collectives_show_are_known_and_give_no_restart_back(job, program, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
+    limits = ("--straggler-check", "1s", "--max-restarts", 9, "--max-no-progress", 1)
+    figures = job.home / "job.prom"
+    job.start("--nproc-per-node", 2, *limits, "--metrics-file", figures, program("torch_late"), 3)
+
+    def shown() -> str:
+        assert main.main(["ps"]) == 0
+        return str(capsys.readouterr().out)
+
+    until(lambda: ", about step " in shown(), "about how many steps there were")
+    (job.home / "signs" / "enough").touch()
+    result = job.wait().expect(exitcodes.NO_PROGRESS)
+    assert "made no step that ddplaunch knows of (--max-no-progress)" in result.err
+    summary = json.loads((job.folder / "summary.json").read_text())
+    assert summary["steps"] > 0
+    assert summary["restarts"] == 0
+    assert [worker["progress"] for worker in summary["workers"]] == [None, None]
+    [step] = [line for line in figures.read_text().splitlines() if line.startswith("ddplaunch_step{")]
+    assert step.endswith(f',source="collectives"}} {summary["steps"]}')

@@ -126,9 +126,10 @@ def failed_machine(state: State) -> str:
 def with_progress(state: State) -> State:
     """Note at the end of a generation which step it reached; if it made progress, its restart is not counted.
 
-    The steps of progress bars do not count: many begin again with each epoch.
+    Only steps that the script or a Trainer says count: many bars begin again with each epoch, collectives with each start.
     """
-    known = [end.progress.step for end in state.exits if end.progress is not None and end.progress.source != "bar"]
+    told = [end.progress for end in state.exits if end.progress is not None]
+    known = [progress.step for progress in told if progress.source in ("script", "trainer")]
     if state.lost and not known:
         return state  # the worker that said them may have been on the lost node
     reached = max(known, default=-1)

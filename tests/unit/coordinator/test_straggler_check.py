@@ -147,9 +147,11 @@ def test_what_is_left_of_the_generation_before_counts_no_more():
     bed.expire(30.0)
     bed.check.end()
     assert bed.loop.deadline is None
+    bed.check.last_steps = 60
     bed.begin(40.0)
     bed.answer({3: 20 * MS})
     assert bed.check.straggler is None
+    assert bed.check.last_steps is None
     assert bed.expire(70.0)
 
 

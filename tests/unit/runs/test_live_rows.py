@@ -62,6 +62,14 @@ def test_where_no_script_and_no_bar_tells_the_step_the_collectives_do() -> None:
     assert rows(look)[0].startswith("run  1 min  about step 1,240  3.2 steps/s  CPU")
 
 
+def test_what_a_script_says_comes_before_a_trainer_and_that_before_a_bar() -> None:
+    sources = ["bar", "trainer", "script"]
+    told = [worker(rank, progress=at_step(10 * rank, source=source)) for rank, source in enumerate(sources)]
+    assert "  step 20 of 1,000 " in rows(replies(*told))[0]
+    assert "  step 10 of 1,000 " in rows(replies(*told[:2]))[0]
+    assert "  bar 0 of 1,000 " in rows(replies(*told[:1]))[0]
+
+
 def test_before_anything_is_known_there_is_no_row() -> None:
     assert LiveRows().render(0.0, 80, 10) == []
 

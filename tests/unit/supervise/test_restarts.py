@@ -109,9 +109,10 @@ def test_a_generation_that_makes_new_steps_gives_its_restart_back() -> None:
     assert (started(actions), state.restarts, status(actions)) == (4, 3, [1])
 
 
-def test_the_steps_of_a_progress_bar_give_no_restart_back() -> None:
+@pytest.mark.parametrize("source", ["bar", "collectives"])
+def test_steps_that_neither_the_script_nor_a_trainer_says_give_no_restart_back(source: str) -> None:
     policy = Policy(min_nodes=1, max_nodes=1, max_restarts=1)
-    _, actions = generations(policy, *[(failed(progress=at_step(step, "bar")),) for step in (10, 20, 30)])
+    _, actions = generations(policy, *[(failed(progress=at_step(step, source)),) for step in (10, 20, 30)])
     assert started(actions) == 2
 
 
