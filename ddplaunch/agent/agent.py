@@ -206,6 +206,11 @@ class Agent:
             # the coordinator
             case orders.LookingForCoordinator(text):
                 self._reporter.print(text)
+            case orders.CoordinatorLost(text):
+                self._reporter.coordinator_lost(text)
+            case orders.TookOver(text):
+                self._reporter.took_over(text)
+                self._run_socket.took_over()
             case orders.Listening(port):
                 context.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
             case orders.Generation():

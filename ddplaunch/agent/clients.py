@@ -15,6 +15,7 @@ from ddplaunch.control import requests
 from ddplaunch.control.handshake import Decoder, pack
 from ddplaunch.control.questions import Answer
 from ddplaunch.coordinator.coordinator import Coordinator
+from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.errors import expendable
 from ddplaunch.fields import Malformed, line, pace, piece, size
@@ -219,13 +220,11 @@ class Clients:
 class RunClients(Clients):
     """The clients of an agent: that of node 0 answers for the job, any other opens debuggers for it, and says where to ask."""
 
-    def __init__(
-        self, loop: Loop, context: AgentContext, coordinator: Coordinator | None, run_id: Callable[[], str]
-    ) -> None:
+    def __init__(self, loop: Loop, context: AgentContext, link: Link, run_id: Callable[[], str]) -> None:
         super().__init__(loop)
         self._run_id = run_id  # as all nodes know it, "" before they have met
         self._context = context
-        self._coordinator = coordinator
+        self._link = link
         self._of_coordinator: set[Client] = set()
 
     def add_of_coordinator(self, sock: socket.socket) -> None:
@@ -236,8 +235,8 @@ class RunClients(Clients):
         """Answer the request of a client; for some requests, post an event that the agent answers."""
         if (client := self._clients.get(number)) is None:
             return
-        if self._coordinator is not None:
-            self._answer_for_job(client, request, self._coordinator)
+        if self._link.coordinator is not None:
+            self._answer_for_job(client, request, self._link.coordinator)
         elif client not in self._of_coordinator:
             client.finish(self._elsewhere())
         elif not isinstance(request.asked, requests.Attach | requests.Profile):
@@ -291,8 +290,8 @@ class RunClients(Clients):
         client = super().forget(number)
         if client is not None:
             self._of_coordinator.discard(client)
-            if client.asker is not None and self._coordinator is not None:
-                self._coordinator.questions.forget(client.asker)
+            if client.asker is not None and self._link.coordinator is not None:
+                self._link.coordinator.questions.forget(client.asker)
         return client
 
     @property
@@ -305,7 +304,7 @@ class RunClients(Clients):
         addresses = allocation.rendezvous.addresses if allocation.rendezvous is not None else ()
         return requests.RunsElsewhere(
             run_id=piece(self._run_id()),
-            host=host_name((*allocation.hosts[:1], *addresses, "")[0]),
+            host=host_name(self._link.coordinator_host or (*allocation.hosts[:1], *addresses, "")[0]),
             slurm_job=line(job_in_slurm(self._context.inputs.env) if allocation.cluster == "slurm" else ""),
         )
 

@@ -41,6 +41,7 @@ class RunSocket:
         self._streams: Streams | None = None  # of clients that have connected to node 0
         self._newest = 0  # number of a stream
         self._listens = False
+        self._place: tuple[str, str] | None = None  # the folder that it lies in, and its name there
 
     def open(self, link: Link) -> None:
         """Have the writer of the run's files make the socket. Among simulated nodes, node 0 alone has a socket."""
@@ -64,11 +65,27 @@ class RunSocket:
         assert self._context.files.listener is not None
         self._listens = True
         self._loop.watch(self._context.files.listener, lambda: expendable(self._on_connection, self.fail))
-        if self._link.coordinator is not None and self._context.inputs.spec.live:
-            self._context.queue.put(SOCKET, os.fsencode(f"{reply['folder']}\0{reply['name']}"))
-        if self._link.coordinator is not None and self._context.inputs.notifies_starter:
-            registered = {"type": "registered", "folder": piece(reply["folder"]), "name": piece(reply["name"])}
+        self._place = reply["folder"], reply["name"]
+        if self._link.coordinator is not None:
+            self._register()
+
+    def _register(self) -> None:
+        """Say where this socket is, now that it answers for the job."""
+        if self._place is None:
+            return
+        folder, name = self._place
+        if self._context.inputs.spec.live:
+            self._context.queue.put(SOCKET, os.fsencode(f"{folder}\0{name}"))
+        if self._context.inputs.notifies_starter:
+            registered = {"type": "registered", "folder": piece(folder), "name": piece(name)}
             self._context.queue.put(CONTROL, msgspec.json.encode(registered))
+
+    def took_over(self) -> None:
+        """Answer for the job from now on: the coordinator is here."""
+        if self._place is not None:
+            self._register()
+        elif self._link is not None:
+            self.open(self._link)
 
     def _on_connection(self) -> None:
         """Hand the listening socket to `RunClients`, which is imported when the first client connects."""
@@ -86,7 +103,7 @@ class RunSocket:
             from ddplaunch.agent.clients import RunClients
 
             assert self._link is not None
-            self._clients = RunClients(self._loop, self._context, self._link.coordinator, self._run_id)
+            self._clients = RunClients(self._loop, self._context, self._link, self._run_id)
         return self._clients
 
     def client(self, number: int) -> Client | None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ddplaunch import exitcodes
+from ddplaunch import exitcodes, fields
 from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.control.questions import Ask
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
-from ddplaunch.coordinator.messages import Hello
+from ddplaunch.coordinator.messages import MAX_CANDIDATES, Candidate, Hello, Succession
 from ddplaunch.coordinator.orders import Generation, JobEnd
 from ddplaunch.loop.loop import Loop, Timer
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.ranks import ranks_of_all
-from ddplaunch.supervise.job import SELF_ID, Member
+from ddplaunch.supervise.job import SELF_ID, Announce, Member
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.orders import OrderToAll
@@ -54,6 +54,63 @@ class Agents:
         self.world_size = 0
         self.asked_before = 0  # the number of the last question before this generation
         self.job_end: JobEnd | None = None
+        self._past: Generation | None = None  # of a coordinator from which this one takes over
+
+    def continue_with(self, past: Generation | None) -> None:
+        """Know the ranks of the generation that ends, as this node has begun it under another coordinator."""
+        self._past = past
+        if past is not None and past.agreed is not None:
+            self.world_size = sum(run.agents * run.workers for run in past.agreed.agent_runs)
+
+    def take_up(self, id: int, hello: Hello) -> None:
+        """Take an agent that has lost the last coordinator, with its ranks in the generation that ends."""
+        past, runs = self._past, hello.runs
+        if past is None or runs is None or runs.generation != past.number or past.agreed is None:
+            return
+        if runs.node_rank < past.agreed.nnodes:
+            ranks = replace(past.agreed, index=runs.node_rank).ranks
+            if len(ranks) == hello.workers:
+                self.ranks[id] = ranks
+                self.connections.admit(id)
+
+    def follows(self, id: int) -> bool:
+        """Whether this agent has to end its part of a generation of which this coordinator does not know the ranks."""
+        return self.hellos[id].runs is not None and id not in self.ranks
+
+    def announce(self, announced: Announce, members: Mapping[int, Member]) -> None:
+        """Tell all what to go by if this coordinator is lost; the agents in its order are to acknowledge that."""
+        candidates = tuple(
+            Candidate(
+                seats=members[id].seats,
+                host=self.hellos[id].host,
+                address=fields.host(self.connections.address(id)),
+                port=self.hellos[id].listens,
+            )
+            for id in announced.order[: MAX_CANDIDATES + 1]
+            if id != SELF_ID and self.hellos[id].listens
+        )
+        succession = Succession(
+            run_id=self._terms.run_id,
+            host=self.hellos[SELF_ID].host,
+            coordinator=members[SELF_ID].seats,
+            candidates=candidates[:MAX_CANDIDATES],
+            electorates=announced.electorates,
+            history=announced.history,
+        )
+        for id in announced.order:
+            self.connections.admit(id)
+        for id, member in members.items():
+            if id != SELF_ID:
+                self.connections.send(id, messages.encode(replace(succession, seats=member.seats)))
+        for id in self.watchers:
+            self.connections.send(id, messages.encode(succession))
+
+    def hand_over(self, signum: int) -> None:
+        """Have another agent take over, and know no agent any more."""
+        payload = messages.encode(messages.HandedOver(signum))
+        for id in self.connections.ids:
+            self.connections.send(id, payload)
+        self.connections.close()
 
     def join(self, hello: Hello) -> Member:
         """Take the hello of the coordinator's own agent."""
@@ -126,14 +183,16 @@ class Agents:
 # --- what follows from the hellos of all agents
 
 
-def member_of(id: int, hello: Hello) -> Member:
-    """Return the member that has sent this, with what all have to agree on."""
+def member_of(id: int, hello: Hello, *, is_new: bool = False) -> Member:
+    """Return the member that has sent this, with what all have to agree on; `is_new`: whatever part it had is over."""
     facts = hello.facts
     return Member(
         id=id,
         host=hello.host,
         workers=hello.workers,
         requested_rank=hello.requested_rank,
+        node_rank=None if is_new or hello.runs is None else hello.runs.node_rank,
+        seats=() if is_new else hello.seats,
         agreed=(
             ("ddplaunch", facts.ddplaunch),
             ("Python", facts.python),

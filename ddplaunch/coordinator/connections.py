@@ -11,10 +11,10 @@ from msgspec import Struct
 
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.listener import Listener
-from ddplaunch.control.peer import Peer
+from ddplaunch.control.peer import CLOSED, RESET, Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS, Silence
-from ddplaunch.fields import Malformed
+from ddplaunch.fields import Malformed, line
 from ddplaunch.loop.loop import Loop
 
 _KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
@@ -76,7 +76,8 @@ class _Connection:
 class Connections:
     """Authenticated peers by number, in order of arrival; each is pinged from time to time.
 
-    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason. `dropped` gets each
+    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason and whether its process
+    is known to have ended. `dropped` gets each
     peer of whose message what it tells of workers was malformed and left out, with the reason: no node is lost for that.
     `answered` is called at each pong.
     """
@@ -87,7 +88,7 @@ class Connections:
         terms: Terms,
         *,
         received: Callable[[int, messages.ToCoordinator], None],
-        lost: Callable[[int, str], None],
+        lost: Callable[[int, str, bool], None],
         dropped: Callable[[int, str], None],
         refused: Callable[[str, str], None],
         answered: Callable[[], None],
@@ -157,6 +158,10 @@ class Connections:
         addresses = Counter(connection.peer.local_address for connection in self._connections.values())
         return addresses.most_common(1)[0][0] if addresses else None
 
+    def address(self, id: int) -> str:
+        """Return the address that a peer connects from."""
+        return self._connections[id].peer.address
+
     def drop(self, id: int) -> None:
         """Close a connection and report nothing."""
         if (connection := self._connections.pop(id, None)) is not None:
@@ -165,16 +170,20 @@ class Connections:
     def expel(self, id: int, reason: str) -> None:
         """Close a connection, and report it as lost."""
         connection = self._connections.get(id)
-        if connection is not None and not connection.is_known:  # nothing else reports it
-            self._listener.report_refusal(connection.peer.address, reason)
+        if connection is not None:
+            if not connection.is_known:  # nothing else reports it
+                self._listener.report_refusal(connection.peer.address, reason)
+            connection.peer.send(messages.encode(messages.GivenUp(line(reason))))
         self.drop(id)
-        self._lost(id, reason)
+        self._lost(id, reason, False)
 
     def close(self) -> None:
         """Close everything."""
         self._listener.close()
+        self._beat_at.cancel()
         for connection in self._connections.values():
             connection.peer.close()
+        self._connections.clear()
 
     # --- what comes in
 
@@ -231,7 +240,8 @@ class Connections:
     def _on_closed(self, id: int, reason: str) -> None:
         del self._connections[id]
         when = self._loop.clock.paused(self._heartbeat_timeout)
-        self._lost(id, f"{reason} while the coordinator was {when}" if when else reason)
+        # the kernel closes the connections of a process that ends; an agent that goes on elsewhere says so before
+        self._lost(id, f"{reason} while the coordinator was {when}" if when else reason, reason in (CLOSED, RESET))
 
     # --- time
 

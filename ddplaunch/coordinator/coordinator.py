@@ -48,14 +48,15 @@ _NOT_MET_HINT = (
 class Coordinator:
     """The job's state, and what its decisions come to."""
 
-    def __init__(self, loop: Loop, policy: job.Policy, draft: Plan, reporter: JobReporter) -> None:
-        """Begin in the rendezvous. `draft` is the plan of this node, made as if all nodes were like this one."""
+    def __init__(self, loop: Loop, state: job.State, draft: Plan, reporter: JobReporter) -> None:
+        """Begin in this state. `draft` is the plan of this node, made as if all nodes were like this one."""
         self._loop = loop
         self._draft = draft
         self._reporter = reporter
         self._explaining: Pending[Whereabouts] | None = None  # where the workers were, the last time
         self._explaining_end: Pending[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
-        self.state, _ = job.begin(policy, loop.now())
+        self.state = state
+        self._took_over = state.took_over
         self._deadline = loop.timer(None, lambda: self.feed(job.DeadlineReached(loop.now())))  # of the state
         self._take_order: Callable[[Order], None]  # of the coordinator's own agent
         self._agents: Agents | None = None  # of the other nodes
@@ -215,8 +216,12 @@ class Coordinator:
     def _carry_out(self, action: job.Action) -> None:
         """Carry out one action of the decision (`supervise.job`)."""
         match action:
+            case job.Announce() if self._agents is not None:
+                self._agents.announce(action, self.state.members)
             case job.BeginGeneration(number, order, restarts):
                 self._begin(number, order, restarts)
+            case job.HandOver(signum) if self._agents is not None:
+                self._agents.hand_over(signum)
             case job.StopNodes(ids, signum, by_cluster, others_ended):
                 time_is_up = self.state.why is Why.TIMED_OUT
                 stop = node.StopOrdered(signum, self._loop.now(), time_is_up, by_cluster, others_ended=others_ended)
@@ -231,6 +236,7 @@ class Coordinator:
                     self._reporter.left_out(unfit, reason)
             case job.Release(id, signum):
                 text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others go on\n"
+                self._has_ended = self._has_ended or id == SELF_ID
                 self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
             case job.Drop(id) if self._agents is not None:
                 self._agents.connections.drop(id)
@@ -284,11 +290,7 @@ class Coordinator:
         if self.stragglers is not None:
             self.stragglers.end()
         try:
-            self._release()
-            port, origin = self._draft.master_port or 0, self._draft.reasons["master_port"]
-            if self._agents is not None or 0 in self._draft.ranks:  # nodes that do not communicate were given it
-                self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
-                port = self._reservation.port
+            port = self._reserve()
         except PortTaken:
             self.feed(job.PortTaken(self._loop.now()))
             return
@@ -308,6 +310,25 @@ class Coordinator:
         if self._agents is not None:
             self._agents.begin(order, generation)
         self._take_order(generation)  # last: it is busy when it starts
+
+    def _reserve(self) -> int:
+        """Reserve MASTER_PORT, and return it; the one that was asked for may not be free where another node has taken over.
+
+        Raises:
+            PortTaken: it may soon be free.
+            LaunchError: no port can be had.
+        """
+        self._release()
+        port, origin = self._draft.master_port or 0, self._draft.reasons["master_port"]
+        if self._agents is None and 0 not in self._draft.ranks:
+            return port  # nodes that do not communicate were given it
+        try:
+            self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
+        except LaunchError:
+            if not self._took_over:
+                raise
+            self._reservation = reserve()
+        return self._reservation.port
 
     def _report_when_known(self, report: Callable[[ClusterEnding], None]) -> None:
         """Call `report` once two answers are there: where the workers were, and, where that may be, why the cluster ends the job.
@@ -387,6 +408,7 @@ class Coordinator:
     def close(self) -> None:
         """Close all that is open."""
         self._release()
+        self._deadline.cancel()
         if self._streams is not None:
             self._streams.close()
         if self._agents is not None:

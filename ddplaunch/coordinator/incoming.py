@@ -44,6 +44,9 @@ class Incoming:
         self._said_hello = 0  # agents, the departed included
         self._warned: set[int] = set()  # agents of which the user knows that something was dropped
         self._warnings: Counter[int] = Counter()  # how many each agent has sent
+        self._late: set[int] = (
+            set()
+        )  # agents that have lost another coordinator, and come when this one no longer waits
         self._connections = Connections(
             loop,
             terms,
@@ -94,7 +97,13 @@ class Incoming:
             case messages.Hello() if id not in self.agents.hellos:
                 self._said_hello += 1
                 self.agents.hellos[id] = message
-                self._admit(member_of(id, message))
+                if self._coordinator.state.gather_until is not None:
+                    self.agents.take_up(id, message)
+                    self._admit(member_of(id, message))
+                elif message.runs is not None:
+                    self._late.add(id)  # it has come too late for that generation, and first has to end its part of it
+                else:
+                    self._admit(member_of(id, message, is_new=True))
             case messages.Watch() if not self._terms.has_front or self.agents.watchers:
                 self._connections.expel(id, "is no agent")
             case messages.Watch() if id not in self.agents.hellos:
@@ -109,6 +118,16 @@ class Incoming:
                 self._connections.expel(id, "sent hello twice")
             case _ if id not in self.agents.hellos:
                 self._connections.expel(id, "did not send hello first")
+            case messages.Acknowledged(term):
+                self._coordinator.feed(job.Acknowledged(id, term, self._loop.now()))
+            case messages.Deserted():
+                self._connections.drop(id)
+                self._on_lost(id, "has heard nothing from node 0 for too long", has_ended=False)
+            case NodeEnd() if id in self._late:
+                self._late.discard(id)
+                self._admit(member_of(id, self.agents.hellos[id], is_new=True))
+            case NodeEnd() if self.agents.follows(id):
+                self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now()))
             case NodeEnd(generation) | StacksAtEnd(generation):
                 if generation == self._coordinator.state.generation and id in self.agents.ranks:
                     self._pass_end(id, message, self.agents.ranks[id])
@@ -135,11 +154,12 @@ class Incoming:
                     reports.add(made)
                     self._coordinator.take(id, message)
 
-    def _on_lost(self, id: int, reason: str) -> None:
+    def _on_lost(self, id: int, reason: str, has_ended: bool) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end."""
         for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
             known.pop(id, None)
         self._warned.discard(id)
+        self._late.discard(id)
         del self._warnings[id]
         if self.agents.job_end is not None:
             return  # peers close as ordered
@@ -147,7 +167,7 @@ class Incoming:
             self.agents.watchers.discard(id)
             self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._loop.now()))
         else:
-            self._coordinator.feed(job.AgentLost(id, reason, self._loop.now()))
+            self._coordinator.feed(job.AgentLost(id, reason, self._loop.now(), has_ended))
 
     # --- one kind of message each
 

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -29,6 +30,9 @@ from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import host_of
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec, ProgramKind
+
+if TYPE_CHECKING:
+    from ddplaunch.coordinator.remote_link import RemoteLink
 
 _WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
 _SILENT = 5.0  # seconds without a word from node 0 after which it is lost
@@ -53,9 +57,11 @@ def prepare(
         rendezvous = replace(rendezvous, coordinator=False)
     with own_imports():  # from now on all is here, for `join` too
         if rendezvous.coordinator is not False:
-            from ddplaunch.coordinator import listen  # noqa: F401
+            from ddplaunch.coordinator import listen
         if not rendezvous.coordinator:
             from ddplaunch.coordinator import remote_link  # noqa: F401
+        if not rendezvous.coordinator and has_successors(allocation):
+            from ddplaunch.coordinator import listen, succession  # noqa: F401
     return JoinRequest(
         spec=spec,
         allocation=allocation,
@@ -94,19 +100,35 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
         hello = _hello(request, request.rendezvous.addresses[0])
         if (own := coordinate_if_here(request, hello, loop, reporter)) is not None:
             return own
+    link = _remote_link(request, loop, reporter)
+    link.aim(request.rendezvous.addresses, request.rendezvous.ports)
+    return link
+
+
+def _remote_link(request: JoinRequest, loop: Loop, reporter: Reporter) -> RemoteLink:
+    """Return a link to a coordinator elsewhere."""
+    hello = partial(_hello, request)
+    if has_successors(request.allocation):
+        from ddplaunch.coordinator.succession import SuccessionLink
+
+        return SuccessionLink(request, hello, loop, reporter)
     from ddplaunch.coordinator.remote_link import RemoteLink
 
-    link = RemoteLink(
+    return RemoteLink(
         loop,
         key=request.key,
-        hello=partial(_hello, request),
+        hello=hello,
         source=request.rendezvous.source,
         heartbeat_timeout=request.spec.heartbeat_timeout,
         may_shorten_silence=request.spec.may_shorten_silence,
         rdzv_timeout=request.spec.rdzv_timeout,
     )
-    link.aim(request.rendezvous.addresses, request.rendezvous.ports)
-    return link
+
+
+def has_successors(allocation: Allocation) -> bool:
+    """Whether the job goes on when a node is lost, be it the coordinator's."""
+    least, most = allocation.nnodes
+    return allocation.task is None and least < most
 
 
 def _hello(request: JoinRequest, reached: str) -> messages.Hello:

@@ -6,10 +6,11 @@ An agent that knows the coordinator to be elsewhere imports none of this.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.control.dialer import answers
@@ -19,18 +20,21 @@ from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.local_link import LocalLink, job_policy
-from ddplaunch.coordinator.orders import Listening
+from ddplaunch.coordinator.orders import Generation, Listening
 from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.spec import Source
 from ddplaunch.supervise import job
+from ddplaunch.supervise.job import succession
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import JoinRequest
+    from ddplaunch.coordinator.orders import Order
     from ddplaunch.report.reporter import Reporter
 
+_LATE = 5.0  # seconds, beyond two heartbeats, in which other nodes may still come to one that takes over
 # options that other nodes need not have
 _OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run_id", "verbose")
 
@@ -40,7 +44,8 @@ def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, 
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    coordinator = Coordinator(loop, _policy(request), request.draft, JobReporter(reporter, request.spec))
+    state, _ = job.begin(_policy(request), loop.now())
+    coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter, request.spec))
     agents = _listen_if_here(request, coordinator, reporter, loop)
     if agents is None:
         return None
@@ -60,17 +65,8 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
     rendezvous, spec, allocation = request.rendezvous, request.spec, request.allocation
 
     def listen_at(ports: Sequence[int]) -> Agents:
-        terms = Terms(
-            max_nodes=coordinator.state.policy.max_nodes,
-            run_id=request.draft.run_id,
-            address=allocation.endpoint.address or spec.local_addr,
-            key=request.key,
-            listen=rendezvous.listen,
-            ports=ports,
-            has_front=allocation.has_front,
-            heartbeat_timeout=spec.heartbeat_timeout,
-            may_shorten_silence=spec.may_shorten_silence,
-            listening=request.listening,
+        terms = replace(
+            _terms(request, coordinator), address=allocation.endpoint.address or spec.local_addr, ports=ports
         )
         return Incoming(loop, terms, coordinator, reporter.print).agents
 
@@ -100,6 +96,60 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
     return listen_at(ports)  # or the error says which ports are taken
 
 
+def _terms(request: JoinRequest, coordinator: Coordinator) -> Terms:
+    """Return what a coordinator here sets for all nodes."""
+    return Terms(
+        max_nodes=coordinator.state.policy.max_nodes,
+        run_id=request.draft.run_id,
+        address=request.spec.local_addr,
+        key=request.key,
+        listen=request.rendezvous.listen,
+        ports=(0,),
+        has_front=request.allocation.has_front,
+        heartbeat_timeout=request.spec.heartbeat_timeout,
+        may_shorten_silence=request.spec.may_shorten_silence,
+        listening=request.listening,
+    )
+
+
+class Inheritance(Struct, frozen=True):
+    """What a node takes over with."""
+
+    succession: messages.Succession
+    since: float  # when the coordinator announced that
+    past: Generation | None  # that this node has begun last
+    lost: str  # the coordinator, and how it was lost: "node 0 (a): connection closed"
+    lost_has_ended: bool
+    ended: tuple[messages.Candidate, ...]
+    listening: socket.socket
+
+
+def take_over(
+    request: JoinRequest,
+    inheritance: Inheritance,
+    hello: messages.Hello,
+    loop: Loop,
+    reporter: Reporter,
+    take: Callable[[Order], None],
+) -> Coordinator:
+    """Return a coordinator that takes over from one that was lost; its own agent has this `hello` and `take` gives it orders."""
+    told, policy = inheritance.succession, replace(_policy(request), names=(), command=())
+    within = 2 * request.spec.heartbeat_timeout + _LATE
+    state = succession.take_over(policy, told.history, told.electorates, inheritance.since, loop.now(), within)
+    state = succession.without_coordinator(
+        state, inheritance.lost, told.coordinator, has_ended=inheritance.lost_has_ended
+    )
+    for candidate in inheritance.ended:
+        state = succession.with_ended(state, candidate.seats)
+    coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter, request.spec))
+    terms = replace(_terms(request, coordinator), run_id=told.run_id, listening=inheritance.listening)
+    agents = Incoming(loop, terms, coordinator, reporter.print).agents
+    agents.continue_with(inheritance.past)
+    coordinator.join(take, agents.join(hello), agents)
+    loop.post(Listening(agents.port))
+    return coordinator
+
+
 def _policy(request: JoinRequest) -> job.Policy:
     """Return what the user and the cluster decided about the nodes of the job."""
     allocation = request.allocation
@@ -108,6 +158,7 @@ def _policy(request: JoinRequest) -> job.Policy:
     return replace(
         job_policy(request.spec, min_nodes, max_nodes),
         spares=request.spec.spares,
+        has_successors=min_nodes < max_nodes,
         # tasks of a step, or ranks of mpirun, are started once
         replaceable=not allocation.start and allocation.cluster not in ("slurm", "mpi"),
         may_leave=not allocation.start and not allocation.has_front,

@@ -11,10 +11,10 @@ and no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ddplaunch import fields
@@ -39,9 +39,12 @@ from ddplaunch.fields import (
     Host,
     Line,
     Malformed,
+    Name,
     Number,
     Piece,
+    Port,
     Seconds,
+    Signal,
     Workers,
     decoder,
     line,
@@ -50,6 +53,8 @@ from ddplaunch.fields import (
 )
 from ddplaunch.supervise import node
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
+from ddplaunch.supervise.job.electorate import Electorate, Seat
+from ddplaunch.supervise.job.succession import History
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
 _MOST_WHOLE = 4  # ends of one node that are sent with their stderr output and exception
@@ -59,6 +64,10 @@ _TEXT = 20_000  # so that the whole message stays far below what a frame may hol
 _FRAMES = 100
 _PART = 250  # characters of each part of a frame
 _LONGEST_AGO = 1e12
+MAX_CANDIDATES = 16  # of the nodes of a generation: the first may take over
+MAX_SEATS = 8  # of a node that has acknowledged generations which did not begin
+
+Seats = Annotated[tuple[Seat, ...], Meta(max_length=MAX_SEATS)]
 
 
 class NodeFacts(Struct, frozen=True):
@@ -71,6 +80,13 @@ class NodeFacts(Struct, frozen=True):
     nnodes: Line  # as it was asked for
 
 
+class Running(Struct, frozen=True):
+    """The part of a node in a generation of a coordinator that was lost."""
+
+    generation: Number
+    node_rank: Number
+
+
 class Hello(Struct, frozen=True, tag="hello"):
     """An agent to the coordinator: its identity and its resources."""
 
@@ -81,6 +97,10 @@ class Hello(Struct, frozen=True, tag="hello"):
     backend_reason: Line
     reached: Host  # the host name or address under which it reached the coordinator
     facts: NodeFacts
+    listens: Annotated[int, Meta(ge=0, le=65535)] = 0  # where others reach it, should it take over; 0: it will not
+    # of a node that has lost another coordinator
+    seats: Seats = ()
+    runs: Running | None = None  # whose end is still to be reported
 
 
 class Watch(Struct, frozen=True, tag="watch"):
@@ -110,8 +130,58 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping
+# --- who takes over if the coordinator is lost
+
+
+class Candidate(Struct, frozen=True):
+    """A node that may take over, and where it listens then."""
+
+    seats: Seats
+    host: Host
+    address: Host
+    port: Port
+
+
+class Succession(Struct, frozen=True, kw_only=True, tag="succession"):
+    """The coordinator to each node before a generation begins: what to go by if the coordinator is lost."""
+
+    run_id: Name
+    host: Host  # of the coordinator
+    coordinator: Seats
+    seats: Seats = ()  # of the node that gets this
+    candidates: Annotated[
+        tuple[Candidate, ...], Meta(max_length=MAX_CANDIDATES)
+    ]  # in the order in which they take over
+    electorates: Annotated[tuple[Electorate, ...], Meta(min_length=1, max_length=MAX_SEATS)]
+    history: History
+
+
+class Acknowledged(Struct, frozen=True, tag="acknowledged"):
+    """An agent to the coordinator: it knows the succession of this term."""
+
+    term: Number
+
+
+class GivenUp(Struct, frozen=True, tag="given_up"):
+    """The coordinator to an agent: the job goes on without this node."""
+
+    reason: Line
+
+
+class HandedOver(Struct, frozen=True, tag="handed_over"):
+    """The coordinator to all agents: it leaves the job by this signal, and another is to take over."""
+
+    signum: Signal
+
+
+class Deserted(Struct, frozen=True, tag="deserted"):
+    """An agent to a coordinator that was silent for too long: it looks for another."""
+
+
+ToCoordinator = (
+    SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong | Acknowledged | Deserted
+)
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | GivenUp | HandedOver
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
@@ -310,8 +380,9 @@ class OrderSequence:
 
     def __init__(self, hello: Hello | Watch | Withdrawal) -> None:
         self._hello = hello
-        self._generation = -1  # the latest
-        self._runs = False  # its end was not reported yet
+        running = hello.runs if isinstance(hello, Hello) else None
+        self._generation = -1 if running is None else running.generation  # the latest
+        self._runs = running is not None  # its end was not reported yet
 
     def ended(self) -> None:
         """Note that the end of the generation was reported."""

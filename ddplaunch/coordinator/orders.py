@@ -110,6 +110,18 @@ class Listening(Struct, frozen=True):
     port: int
 
 
+class CoordinatorLost(Struct, frozen=True):
+    """A link has lost the coordinator, and looks for the one that takes over: how it was lost, for the user."""
+
+    text: str
+
+
+class TookOver(Struct, frozen=True):
+    """The coordinator is here from now on: why, for the user."""
+
+    text: str
+
+
 class LookingForCoordinator(Struct, frozen=True):
     """A link has not reached the coordinator yet: where it looks, and what came of it, for the user."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
-from ddplaunch.control.peer import Peer
+from ddplaunch.control.peer import CLOSED, RESET, Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.messages import OrderSequence
@@ -19,6 +20,7 @@ from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.supervise import node
+from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.orders import Order, Report
@@ -90,6 +92,12 @@ class RemoteLink(Link):
         """Look for the coordinator at these places."""
         self._queries = tuple((host, port) for host in hosts for port in ports)
         self._resolve()
+
+    def aim_at(self, candidates: Sequence[messages.Candidate]) -> None:
+        """Look for a coordinator among the nodes that may have taken over."""
+        self._dialer.set_targets(
+            [(AF_INET6 if ":" in one.address else AF_INET, (one.address, one.port)) for one in candidates]
+        )
 
     def _resolve(self) -> None:
         """Look up all names again, in place of a look-up that is under way."""
@@ -163,13 +171,24 @@ class RemoteLink(Link):
         except Malformed as error:
             self._lose(f"{_LOST}: the coordinator sent a malformed message ({error})")
             return
-        if isinstance(message, messages.Ping):
-            if self._may_shorten_silence:
-                self._silence.host_limit = min(message.host_limit, self._heartbeat_timeout)
-            if self._peer is not None:
-                self._peer.send(messages.encode(messages.Pong(message.sent, time.monotonic())))
-        else:
-            self.take(messages.on_arrival(message, self._loop.now()))
+        match message:
+            case messages.Ping(sent, host_limit):
+                if self._may_shorten_silence:
+                    self._silence.host_limit = min(host_limit, self._heartbeat_timeout)
+                self._send(messages.Pong(sent, time.monotonic()))
+            case messages.Succession():
+                self._on_succession(message)
+                self._send(messages.Acknowledged(message.electorates[-1].term))
+            case messages.GivenUp(reason):
+                self._lose(f"{_LOST}: it goes on without this node: {reason}")
+            case messages.HandedOver(signum):
+                self._lose_coordinator(f"it leaves ({signal_name(signum)})", has_ended=True)
+            case _:
+                self.take(messages.on_arrival(message, self._loop.now()))
+
+    def _send(self, message: messages.ToCoordinator) -> None:
+        if self._peer is not None:
+            self._peer.send(messages.encode(message))
 
     def _note_message(self) -> None:
         """Measure the silence of the coordinator from now on."""
@@ -181,7 +200,8 @@ class RemoteLink(Link):
         if when := self._loop.clock.paused(self._heartbeat_timeout):
             self._lose(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
         else:
-            self._lose(f"{_LOST}: {reason}")
+            # the kernel closes the connections of a process that ends; who drops this node says so before
+            self._lose_coordinator(reason, has_ended=reason in (CLOSED, RESET))
 
     # --- losing it
 
@@ -213,7 +233,7 @@ class RemoteLink(Link):
             if left := self._silence.seconds_left(agent, self._peer.host_silence()):
                 self._lost_at.set(self._loop.now() + left)
             else:
-                self._lose(f"{_LOST}: {self._silence.describe(agent)}")
+                self._lose_coordinator(self._silence.describe(agent), has_ended=False)
             return
         text = (
             f"error: node 0 was not reached within {self._rdzv_timeout:g} s at {self._places} ({self._problem})\n\n"
@@ -226,6 +246,13 @@ class RemoteLink(Link):
         hosts = dict.fromkeys(f"[{host}]" if ":" in host else host for host, _ in self._queries)
         ports = sorted({port for _, port in self._queries})
         return f"{', '.join(hosts)}, " + (f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}")
+
+    def _on_succession(self, succession: messages.Succession) -> None:
+        """Learn who takes over if the coordinator is lost."""
+
+    def _lose_coordinator(self, reason: str, *, has_ended: bool) -> None:
+        """End this node, or look for another coordinator; `has_ended`: the process of the last one is known to be gone."""
+        self._lose(f"{_LOST}: {reason}")
 
     def _lose(self, error: str) -> None:
         self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {error}\n"))

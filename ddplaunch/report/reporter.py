@@ -112,6 +112,18 @@ class Reporter:
         self._pause: Pause | None = None  # reported
         self._oom_kills_before = sysfs.oom_kills("/")
 
+    def coordinator_lost(self, text: str) -> None:
+        """Report that this node has lost the coordinator, and looks for the one that takes over."""
+        self.emit("notice", text=text)
+        if self._reports_job:  # else who takes over says so where all nodes are shown
+            self.print(text)
+
+    def took_over(self, text: str) -> None:
+        """Report that this node has taken over from the coordinator, and the job as a whole from now on."""
+        self._reports_job = True
+        self.emit("took_over", text=text)
+        self.print(text)
+
     def also_tell(self, reader: Reader) -> None:
         """Pass all events from now on to this reader, too."""
         self._readers = (*self._readers, reader)

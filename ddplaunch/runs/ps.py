@@ -40,7 +40,11 @@ _NUMBERS = ("pid", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")  # flu
 _METRICS = 3  # that the first line shows
 _MOMENT = 0.001  # seconds
 ENDED_WELL = "exit status 0"
-PHASES = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}
+PHASES = {
+    "rendezvous": "waits for its nodes",
+    "announcing": "waits for its nodes",
+    "pausing": "pauses before a restart",
+}
 _STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
 
 

@@ -67,7 +67,9 @@ class Bed:
         reporter = Reporter(
             self.said.append, time.time, verbosity=1, paint=Paint(), cwd="/", home="/", origins={}, program="train.py"
         )
-        self.coordinator = Coordinator(self.loop, policy, draft, JobReporter(reporter, spec))
+        self.coordinator = Coordinator(
+            self.loop, job.begin(policy, self.loop.now())[0], draft, JobReporter(reporter, spec)
+        )
         self.agents = Incoming(self.loop, terms, self.coordinator, self.said.append).agents
         own = self.agents.join(Hello(0, "here", 1, "gloo", "", "127.0.0.1", FACTS))
         self.coordinator.join(self.take, own, self.agents)

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from ddplaunch.supervise.job.electorate import Electorate
 from ddplaunch.supervise.job.state import Member
+from ddplaunch.supervise.job.succession import History
+
+
+class Announce(Struct, frozen=True):
+    """Have these agents, in the order of their node ranks, acknowledge who may take over; and tell all others."""
+
+    order: tuple[int, ...]  # ids
+    electorates: tuple[Electorate, ...]
+    history: History
+
+
+class HandOver(Struct, frozen=True):
+    """Tell all other agents that this one leaves by this signal, so that another takes over."""
+
+    signum: int
 
 
 class BeginGeneration(Struct, frozen=True):
@@ -86,5 +102,5 @@ class EndJob(Struct, frozen=True):
     hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
-_OnNodes = BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop
+_OnNodes = Announce | HandOver | BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop
 Action = _OnNodes | ReportFailure | Print | NameIdle | NameProgress | EndJob

@@ -20,6 +20,7 @@ from ddplaunch.supervise.job.restarts import (
     with_progress,
 )
 from ddplaunch.supervise.job.state import Phase, State
+from ddplaunch.supervise.job.succession import may_go_on, why_not
 from ddplaunch.supervise.outcome import Why, WorkerExit
 
 Result = tuple[State, tuple[actions.Action, ...]]
@@ -43,7 +44,7 @@ def go_on_if_ended(state: State, at: float) -> Result:
         return state, ()
     if state.phase is Phase.RUNNING:
         return _end_after_notice(replace(state, why=Why.FINISHED))
-    if state.phase is not Phase.STOPPING:
+    if state.phase is not Phase.STOPPING or state.gather_until is not None:
         return state, ()
     no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not state.lost
     if no_failure and state.exits and all(exit.stopped_with is None for exit in state.exits):
@@ -72,6 +73,8 @@ def _restart_or_end(state: State, at: float) -> Result:
         return end(state)
     if state.why not in HARMLESS and (reason := why_in_vain(state)):
         return _announced(f"not started again: {reason}", end(state))
+    if not may_go_on(state):
+        return cut_off(state)
     if failure is None or (sick := sick_node(state)) is None:
         return _restart(state, failure, at, counts=counts)
     reason = f"left out, since its workers failed first twice in a row: {failure.how}"
@@ -79,6 +82,12 @@ def _restart_or_end(state: State, at: float) -> Result:
     state = replace(state, members=state.members.without(sick.id))
     hint = "look at its GPUs: `ddplaunch doctor`"
     return state, (*then, actions.Refuse(sick.id, reason, exitcodes.NODE_LOST, hint, unfit=sick))
+
+
+def cut_off(state: State) -> Result:
+    """End the job here, since nodes that are cut off may be going on with it."""
+    hint = "`ddplaunch ps` on the other nodes shows whether it goes on there; if it does not, start it again"
+    return end(replace(state, why=Why.NODE_LOST, ended_idle=state.phase is not Phase.STOPPING), why_not(state), hint)
 
 
 def _end_after_notice(state: State) -> Result:
@@ -122,7 +131,15 @@ def end(state: State, error: str = "", hint: str = "") -> Result:
     """End the job; `error` says what was wrong, if it is not in the state, and `hint` what to type."""
     state = replace(state, requeue=0 if state.gave_up else _exited_after_notice(state))
     status = _status(state)
-    ended = replace(state, phase=Phase.ENDED, phase_deadline=None, rdzv_deadline=None, notice_at=None, status=status)
+    ended = replace(
+        state,
+        phase=Phase.ENDED,
+        phase_deadline=None,
+        rdzv_deadline=None,
+        notice_at=None,
+        gather_until=None,
+        status=status,
+    )
     return ended, (actions.EndJob(status, error, state.requeue, hint),)
 
 

@@ -21,6 +21,21 @@ class AgentLost(Struct, frozen=True):
     id: int
     reason: str  # as in a sentence: "connection closed", "silent for 10 s"
     at: float
+    has_ended: bool = False  # its process is known to be gone, so that it goes on nowhere else
+
+
+class Acknowledged(Struct, frozen=True):
+    """A node knows the electorate of this term."""
+
+    id: int
+    term: int
+    at: float
+
+
+class CoordinatorEnded(Struct, frozen=True):
+    """The coordinator from which this one has taken over is known to have ended: who has started the agents says so."""
+
+    at: float
 
 
 class NodeGivenUp(Struct, frozen=True):
@@ -128,6 +143,6 @@ class DeadlineReached(Struct, frozen=True):
     at: float
 
 
-_OfMembers = Joined | AgentLost | NodeGivenUp | Withdrawn
+_OfMembers = Joined | AgentLost | Acknowledged | CoordinatorEnded | NodeGivenUp | Withdrawn
 _OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused
 Event = _OfMembers | _OfNodes | StopRequested | BeginFailed | PortTaken | JobSuspended | JobResumed | DeadlineReached

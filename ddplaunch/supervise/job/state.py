@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
+from ddplaunch.supervise.job.electorate import Electorate, Seat
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 V = TypeVar("V")
@@ -73,6 +74,7 @@ class Member(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left there
     is_leaving: bool = False  # it ends when none of this generation is left there, and the others go on
+    seats: tuple[Seat, ...] = ()  # its places in the electorates
 
     @property
     def runs(self) -> bool:
@@ -156,13 +158,25 @@ class Phase(Enum):
     PAUSING     the pause is over, and not enough nodes are there               RENDEZVOUS
     PAUSING     the pause is over, and enough nodes are there                   RUNNING
     PAUSING     the job is stopped, or a node is lost that cannot be replaced   ENDED
+
+    Where another node may take over from the coordinator, ANNOUNCING precedes RUNNING:
+
+    RENDEZVOUS  enough nodes joined                                             ANNOUNCING
+    PAUSING     the pause is over, and enough nodes are there                   ANNOUNCING
+    ANNOUNCING  all nodes have acknowledged the electorate                      RUNNING
+    ANNOUNCING  a node is lost, and not enough are there                        RENDEZVOUS
+    ANNOUNCING  the job is stopped, or may go on without this part of it        ENDED
     """
 
     RENDEZVOUS = auto()  # for the agents of the next generation
     RUNNING = auto()
     STOPPING = auto()  # all nodes were ordered to stop; some still have workers
     PAUSING = auto()  # between two generations
+    ANNOUNCING = auto()  # the nodes of the next generation learn who may take over
     ENDED = auto()
+
+
+BETWEEN = (Phase.RENDEZVOUS, Phase.PAUSING, Phase.ANNOUNCING)  # no process of any generation is left
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -182,6 +196,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     debugs: bool = False  # a debugger of the user may hold workers of any node
     straggler_check: float = 0.0  # seconds from one check for stragglers to the next; 0: that is not done
     replaceable: bool = False  # whether another agent may be started in place of a lost one
+    has_successors: bool = False  # whether another node takes over when the coordinator is lost
     may_leave: bool = False  # whether SIGTERM to an agent of an elastic job concerns its node alone
     dispatched: bool = False  # whether one command has started the agents on all hosts (`remote/dispatcher.py`)
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited is to be queued again
@@ -204,6 +219,16 @@ class State(Struct, frozen=True, kw_only=True):
     given_up: int = 0  # nodes that were given up before they joined
     rdzv_deadline: float | None = None  # when the rendezvous times out
     notice_at: float | None = None  # when to print which nodes the job waits for, or which finished early
+
+    # of who goes on, if nodes lose each other
+    term: int = 0  # of the last electorate
+    electorates: tuple[
+        Electorate, ...
+    ] = ()  # that of the last generation, and of one that not all nodes have acknowledged
+    unacknowledged: frozenset[int] = frozenset()  # ids of these nodes
+    took_over: bool = False  # from a coordinator that was lost, and has not begun a generation since
+    lost_seats: tuple[Seat, ...] = ()  # those of that coordinator, unless it is known to have ended
+    gather_until: float | None = None  # when its nodes are no longer waited for; None: they are not
 
     # of this generation
     generation: int = -1
@@ -252,6 +277,7 @@ class State(Struct, frozen=True, kw_only=True):
         return soonest(
             self.rdzv_deadline,
             self.notice_at,
+            self.gather_until,
             self.phase_deadline if goes_on else None,
             self.job_deadline if self.has_time_limit else None,
         )

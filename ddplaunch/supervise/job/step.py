@@ -14,13 +14,21 @@ from msgspec.structs import replace
 from ddplaunch import exitcodes
 from ddplaunch.supervise.job import actions, events, rendezvous
 from ddplaunch.supervise.job.ending import HARMLESS, MAY_RESTART, Result, end, go_on_if_ended, stop
-from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_IDLE, SELF_ID, Member, Members, Phase, Policy, State
+from ddplaunch.supervise.job.starting import (
+    FIRST_NOTICE,
+    is_complete,
+    on_acknowledged,
+    start,
+    start_if_enough,
+    take_back,
+    waiting,
+)
+from ddplaunch.supervise.job.state import BETWEEN, SELF_ID, Member, Members, Phase, Policy, State
+from ddplaunch.supervise.job.succession import gathered, with_ended
 from ddplaunch.supervise.outcome import Why
+from ddplaunch.words import signal_name
 
-FIRST_NOTICE = 3.0  # seconds until it is first printed which nodes the job waits for
 NEXT_NOTICE = 30.0  # seconds from one such line to the next
-PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
-_PORT_AGAIN = 0.1  # seconds from one try to the next
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
 # seconds without progress on any node after which that is printed, if --hang-timeout does not end the job
 NOTICED = 60.0
@@ -54,18 +62,23 @@ def step(state: State, event: events.Event) -> Result:
         # members
         case events.Joined(member, at):
             return _on_joined(state, member, at)
-        case events.AgentLost(id, reason, at):
-            return _on_agent_lost(state, id, reason, at) if id in state.members else (state, ())
+        case events.AgentLost(id, reason, at, has_ended):
+            return _on_agent_lost(state, id, reason, at, has_ended) if id in state.members else (state, ())
+        case events.Acknowledged(id, term, at):
+            return on_acknowledged(state, id, at) if term == state.term else (state, ())
+        case events.CoordinatorEnded(at):
+            state = replace(with_ended(state, state.lost_seats), lost_seats=())
+            return go_on_if_ended(gathered(state, at), at)
         case events.NodeGivenUp(at):
             state = replace(state, given_up=state.given_up + 1)
-            return _start(state, at) if state.phase is Phase.RENDEZVOUS and _is_complete(state) else (state, ())
+            return start(state, at) if state.phase is Phase.RENDEZVOUS and is_complete(state) else (state, ())
         case events.Withdrawn():
             return _on_withdrawn(state, event)
         # the generation
         case events.BeginFailed(failure):
             return end(replace(state, why=Why.FAILED, start_failure=failure))
         case events.PortTaken(at):
-            return _take_back(state, at), ()
+            return take_back(state, at), ()
         case events.NodeStopping(id, why, signum):
             return _on_node_stopping(_note(state, signum, why), event) if id in state.members else (state, ())
         case events.NodeEnded(id):
@@ -112,13 +125,15 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
         return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, rendezvous.hint_to_refused(state, member)),)
     state = replace(state, members=state.members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
-        return _start_if_enough(state, at, is_restart=state.generation >= 0)
+        return start_if_enough(state, at, is_restart=state.generation >= 0)
+    if state.gather_until is not None:
+        return go_on_if_ended(gathered(state, at), at)
     if state.spares:
         return state, (actions.Print(f"{member.host} is a spare: it waits until a node is lost or leaves"),)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
         state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
-    return state, ()
+    return start(state, at) if state.phase is Phase.ANNOUNCING else (state, ())
 
 
 def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
@@ -130,19 +145,24 @@ def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
         return state, (actions.Print(text),)
     if state.needs_all or policy.max_nodes - state.given_up < policy.min_nodes:
         return end(replace(state, why=Why.NOT_MET, ended_idle=True), text, event.hint)
-    state, then = _start(state, event.at) if _is_complete(state) else (state, ())
+    state, then = start(state, event.at) if is_complete(state) else (state, ())
     return state, (actions.Print(text), *then)
 
 
-def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:
+def _on_agent_lost(state: State, id: int, reason: str, at: float, has_ended: bool = True) -> Result:
     """Go on without this agent, if the job can: start with the other agents, or stop what runs and decide then."""
     member = state.members[id]
     state = replace(state, members=state.members.without(id))
-    if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING) and state.needs_all:
+    if has_ended:
+        state = gathered(with_ended(state, member.seats), at)
+    if state.phase in BETWEEN and state.needs_all:
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         return end(replace(state, why=Why.NODE_LOST, lost=(f"{named}: {reason}",), ended_idle=True))
+    was_to_begin = state.phase is Phase.ANNOUNCING and any(seat.term == state.term for seat in member.seats)
+    if was_to_begin:
+        state = waiting(state, at)
     if state.phase is Phase.RENDEZVOUS:
-        state, then = _start_if_enough(state, at, is_restart=state.generation >= 0)
+        state, then = start_if_enough(state, at, is_restart=was_to_begin or state.generation >= 0)
         return state, (actions.Print(f"{member.host} has left: {reason}"), *then)
     if not member.runs:
         state, then = go_on_if_ended(state, at)
@@ -160,65 +180,6 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:
     return state, (actions.Print(f"{member} is lost: {reason}"), *then)
 
 
-def _start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
-    """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not."""
-    has_enough = len(state.members) >= state.policy.min_nodes
-    if _is_complete(state) or (has_enough and is_restart):
-        return _start(state, at)
-    return replace(state, phase_deadline=at + state.policy.last_call if has_enough else None), ()
-
-
-def _is_complete(state: State) -> bool:
-    """Whether no further node can join."""
-    policy = state.policy
-    return len(state.members) >= max(policy.min_nodes, min(state.most_running, policy.max_nodes - state.given_up))
-
-
-def _start(state: State, at: float) -> Result:
-    """Begin the next generation with all members but spares; where some are new, warn of differences between the nodes."""
-    ordered = rendezvous.by_node_rank(rendezvous.taking_part(state))
-    newcomers = [(rank, member) for rank, member in enumerate(ordered) if member.node_rank is None]
-    ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
-    taking_part = {member.id for member in ranked}
-    spares = [replace(member, node_rank=None) for member in state.members.values() if member.id not in taking_part]
-    state = replace(
-        state,
-        phase=Phase.RUNNING,
-        phase_deadline=None,
-        members=Members.of(sorted([*ranked, *spares], key=lambda member: member.id)),
-        why=None,
-        signum=0,
-        suspended_at=None,
-        rdzv_deadline=None,
-        notice_at=None,
-        generation=state.generation + 1,
-        generation_at=at,
-        node_exits=NO_EXITS,
-        lost=(),
-        notice=0,  # these workers have not received it
-        debugging=frozenset(),
-        named_as_debugging=frozenset(),
-        idle=NO_NODE_IDLE,
-    )
-    lines = rendezvous.disagreements(ordered) if newcomers else []
-    if state.policy.spares and state.generation > 0:
-        lines += [f"{member.host} is node {rank} from now on" for rank, member in newcomers]
-    ids = tuple(member.id for member in ordered)
-    return state, (*map(actions.Print, lines), actions.BeginGeneration(state.generation, ids, state.restarts))
-
-
-def _take_back(state: State, at: float) -> State:
-    """Take back a generation that no agent knows of yet, because its port was taken; begin again after a pause."""
-    return replace(
-        state,
-        phase=Phase.PAUSING,
-        members=Members.of(replace(member, has_ended=True) for member in state.members.values()),
-        generation=state.generation - 1,
-        phase_deadline=at + _PORT_AGAIN,
-        port_deadline=at + PORT_TIMEOUT if state.port_deadline is None else state.port_deadline,
-    )
-
-
 # --- the end of a generation
 
 
@@ -233,10 +194,14 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
             return _on_node_leaving(state, event)
+    elif state.policy.has_successors and len(state.electorates) == 1 and _leaves_job(state, event):
+        return _hand_over(state, signum)
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
-    if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
+    if state.phase in BETWEEN:
         return end(replace(state, why=why, signum=signum, ended_idle=True))
+    if state.gather_until is not None and why is not Why.FAILED:
+        return _stop_gathering(state, why, signum, at)
     if state.why is Why.NODE_JOINED or (state.why is Why.NODE_LEFT and why is not Why.FAILED):
         state = replace(state, why=why, signum=signum)  # the workers were being stopped for nothing worse
     return replace(state, halted=state.halted or why is not Why.FAILED), ()
@@ -257,11 +222,18 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
     """Stop all nodes, and start nothing after it; end the job at once where no generation runs."""
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
-    if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
+    if state.phase in BETWEEN:
         return end(replace(state, why=why, signum=signum, ended_idle=True))
+    if state.gather_until is not None:
+        return _stop_gathering(state, why, signum, at)
     if state.why in HARMLESS:
         state = replace(state, why=why, signum=signum)
     return replace(state, halted=True), ()
+
+
+def _stop_gathering(state: State, why: Why, signum: int, at: float) -> Result:
+    """End a job that waits for the nodes of a coordinator that was lost."""
+    return go_on_if_ended(replace(state, why=why, signum=signum, halted=True, gather_until=None), at)
 
 
 def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
@@ -272,6 +244,8 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         node_exits=state.node_exits.with_item(event.id, event.exits),
         has_begun=state.has_begun or bool(event.exits or event.leftovers),
     )
+    if member.is_leaving and event.id == SELF_ID:
+        return _left(state, SIGTERM)
     if member.is_leaving:
         state, then = go_on_if_ended(replace(state, members=state.members.without(event.id)), event.at)
         return state, (actions.Release(event.id, SIGTERM), *then)
@@ -317,7 +291,7 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     members = state.members.with_member(replace(member, is_leaving=True))
     state = replace(state, members=members, regroup_at=at + REGROUP)
     if not member.runs:
-        starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
+        starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING, Phase.ANNOUNCING)
         state, then = _on_agent_lost(state, id, OWN_END, at)
         if state.phase is Phase.PAUSING:
             state = replace(state, phase_deadline=max(state.phase_deadline or at, state.regroup_at))
@@ -326,6 +300,23 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
         state, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=id)
         return state, (announces, *then)
     return replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), (announces,)
+
+
+def _hand_over(state: State, signum: int) -> Result:
+    """Leave the job, of which another node takes over; what runs here is being stopped."""
+    own = replace(state.members[SELF_ID], is_leaving=True)
+    state = replace(state, phase=Phase.STOPPING, why=Why.NODE_LEFT, members=Members.of([own]), electorates=())
+    then = (actions.Print(f"{own} leaves ({signal_name(signum)}): another node takes over"), actions.HandOver(signum))
+    if own.runs:
+        return state, then
+    state, left = _left(state, signum)
+    return state, (*then, *left)
+
+
+def _left(state: State, signum: int) -> Result:
+    """End here, once this node has left the job."""
+    status = exitcodes.of_signal(signum)
+    return replace(state, phase=Phase.ENDED, status=status), (actions.Release(SELF_ID, signum),)
 
 
 # --- limits: of time, and of time without progress
@@ -397,14 +388,12 @@ def _on_deadline(state: State, at: float) -> Result:
         return state, ()
     if state.job_deadline is not None and at >= state.job_deadline and state.has_time_limit:
         return _stop_job(state, Why.TIMED_OUT, SIGTERM, at)
+    if state.gather_until is not None and at >= state.gather_until:
+        return go_on_if_ended(replace(state, gather_until=None), at)
     if state.phase_deadline is not None and at >= state.phase_deadline:
         if state.phase is Phase.RENDEZVOUS:  # no further node has joined in time
-            return _start(state, at)
-        rdzv_deadline, notice_at = at + state.policy.rdzv_timeout, at + FIRST_NOTICE
-        waits = replace(
-            state, phase=Phase.RENDEZVOUS, phase_deadline=None, rdzv_deadline=rdzv_deadline, notice_at=notice_at
-        )
-        return _start_if_enough(waits, at, is_restart=True)
+            return start(state, at)
+        return start_if_enough(waiting(state, at), at, is_restart=True)
     if state.rdzv_deadline is not None and at >= state.rdzv_deadline:
         why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
         return end(

@@ -48,6 +48,9 @@ HELLO = {
     "backend_reason": "no accelerator",
     "reached": "10.0.0.1",
     "facts": {"ddplaunch": "1", "python": "3", "torch": "2", "script": "a.py", "nnodes": "2"},
+    "listens": 4711,
+    "seats": [[1, 2], [2, 1]],
+    "runs": {"generation": 3, "node_rank": 2},
 }
 BEGIN: dict[str, Any] = {
     "type": "begin",
@@ -91,6 +94,8 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"type": "answered", "number": 1, "answer": {"type": "status", "workers": [WORKER]}},
     {"type": "answered", "number": 1, "answer": {"type": "none", "reason": "was lost"}},
     {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
+    {"type": "acknowledged", "term": 3},
+    {"type": "deserted"},
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,
@@ -110,6 +115,29 @@ TO_AGENT: list[dict[str, Any]] = [
     {"type": "ask", "number": 1, "question": {"type": "status"}},
     {"type": "forget", "number": 1},
     {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
+    {
+        "type": "succession",
+        "run_id": "run",
+        "host": "a",
+        "coordinator": [[1, 0]],
+        "seats": [[1, 2], [2, 1]],
+        "candidates": [{"seats": [[1, 1]], "host": "b", "address": "::1", "port": 4711}],
+        "electorates": [[1, 3, [2]], [2, 2, []]],
+        "history": {
+            "generation": 1,
+            "restarts": 1,
+            "spent": [1.5],
+            "time_left": None,
+            "best_step": -1,
+            "in_vain": 0,
+            "short_lives": 0,
+            "import_failure": "",
+            "failed_machine": "",
+            "same_exception": "",
+        },
+    },
+    {"type": "given_up", "reason": "silent for 10 s"},
+    {"type": "handed_over", "signum": 15},
 ]
 CASES = [(messages.for_coordinator, message) for message in TO_COORDINATOR] + [
     (messages.for_agent, message) for message in TO_AGENT

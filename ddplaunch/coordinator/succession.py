@@ -1,0 +1,255 @@
+"""The link of an agent whose job goes on when its coordinator is lost: to the next one, or to a coordinator that takes over here.
+
+A node that has lost the coordinator stops its workers and looks for the nodes before it, in the order in which they take over. If
+none of them is left, it takes over itself; `supervise.job.electorate` says whether it may go on.
+"""
+
+from __future__ import annotations
+
+from signal import SIGTERM
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.orders import CoordinatorLost, Generation, NodeEnd, TookOver
+from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, RemoteLink
+from ddplaunch.net.port import listen
+from ddplaunch.supervise import node
+from ddplaunch.supervise.job import SELF_ID
+from ddplaunch.supervise.outcome import Why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.control.peer import Peer
+    from ddplaunch.coordinator.link import JoinRequest
+    from ddplaunch.coordinator.orders import Order, Report
+    from ddplaunch.loop.loop import Loop
+    from ddplaunch.report.reporter import Reporter
+
+# seconds in which a node before this one takes over: it may notice the loss a heartbeat later; one more for each before it
+PATIENCE = 2.0
+_LATE = 10.0  # seconds, beyond those that one that takes over waits for the others, until none is looked for
+
+
+class SuccessionLink(RemoteLink):
+    """The link of an agent to whichever coordinator there is."""
+
+    def __init__(
+        self, request: JoinRequest, hello: Callable[[str], messages.Hello], loop: Loop, reporter: Reporter
+    ) -> None:
+        """Prepare to look for the coordinator, and listen for the others, should this node take over."""
+        rendezvous = request.rendezvous
+        self._listening = listen(rendezvous.source or rendezvous.listen, (0,))
+        self._request = request
+        self._reporter = reporter
+        self._first_hello = hello
+        self._succession: messages.Succession | None = None
+        self._since = 0.0
+        self._begun: Generation | None = None
+        self._end_of_node: NodeEnd | None = None  # of that generation, as reported
+        self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
+        self._lost = ""  # the coordinator, while none is followed
+        self._lost_has_ended = False
+        self._gone: set[str] = set()  # endpoints at which nobody listens any more
+        super().__init__(
+            loop,
+            key=request.key,
+            hello=self._next_hello,
+            source=rendezvous.source,
+            heartbeat_timeout=request.spec.heartbeat_timeout,
+            may_shorten_silence=request.spec.may_shorten_silence,
+            rdzv_timeout=request.spec.rdzv_timeout,
+        )
+        self._take_over_at = loop.timer(None, self._take_over)
+        self._give_up_at = loop.timer(None, self._give_up)
+
+    def _next_hello(self, reached: str) -> messages.Hello:
+        """Return the first message to a coordinator: after another was lost, with the part that this node had."""
+        hello = replace(self._first_hello(reached), listens=self._listening.getsockname()[1])
+        if not self._lost or self._succession is None:
+            return hello
+        return replace(hello, requested_rank=None, seats=self._succession.seats, runs=self._running)
+
+    @property
+    def _running(self) -> messages.Running | None:
+        """The part of this node in the last generation, if it has begun that; its end follows."""
+        begun = self._begun
+        if begun is None or begun.agreed is None:
+            return None
+        return messages.Running(begun.number, begun.agreed.index)
+
+    # --- while there is a coordinator
+
+    def _on_succession(self, succession: messages.Succession) -> None:
+        self._succession, self._since = succession, self._loop.now()
+        self.coordinator_host = succession.host
+        self._begun = self._end_of_node = None
+        self._found()
+
+    def _found(self) -> None:
+        """Forget the coordinator that was lost, since there is another."""
+        self._lost, self._gone = "", set()
+        self._give_up_at.cancel()
+
+    def take(self, order: Order) -> None:
+        """Take an order of the coordinator, be it here or elsewhere."""
+        if isinstance(order, Generation) and self._succession is not None:
+            self._begun, self._end_of_node, self._stopping = order, None, None
+            # all nodes have acknowledged the last electorate: the one before decides nothing any more
+            self._succession = _of_term(self._succession, self._succession.electorates[-1].term)
+            self._found()
+            self._dialer.stop()
+        super().take(order)
+
+    def send(self, report: Report) -> None:
+        """Report to the coordinator; while there is none, keep how the workers of this node have ended."""
+        match report:
+            case NodeEnd():
+                self._end_of_node = report
+            case node.ReportStopping(why) if why is not Why.FAILED:
+                self._stopping = report
+        if self.coordinator is not None:
+            self.coordinator.take(SELF_ID, report)
+        else:
+            super().send(report)
+
+    # --- while there is none
+
+    def _lose_coordinator(self, reason: str, *, has_ended: bool) -> None:
+        succession = self._succession
+        if succession is None or self._has_ended:
+            super()._lose_coordinator(reason, has_ended=has_ended)
+            return
+        if self._peer is not None:
+            if not has_ended:
+                self._send(messages.Deserted())
+            self._peer.close()
+            self._peer = self._sequence = None
+        if self._stopping is not None:  # this node was to leave, or to end the job
+            super().send(self._stopping)
+            return
+        self._lost_at.cancel()
+        now = self._loop.now()
+        if not self._lost:
+            self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
+            self._loop.post(CoordinatorLost(f"{self._lost.replace(': ', ' is lost: ', 1)}. Looking for the node that takes over"))
+            self._give_up_at.set(now + 2 * self._heartbeat_timeout + _LATE)
+            if self._begun is not None and self._end_of_node is None:
+                self._loop.post(node.StopOrdered(SIGTERM, now))
+        self._look_for_successor()
+
+    @property
+    def _position(self) -> int | None:
+        """How many nodes take over before this one; None: this one does not."""
+        assert self._succession is not None
+        found = (at for at, one in enumerate(self._succession.candidates) if one.seats == self._succession.seats)
+        return next(found, None)
+
+    def _before(self) -> tuple[messages.Candidate, ...]:
+        """Return the nodes that take over before this one, but for those that are gone."""
+        assert self._succession is not None
+        candidates = self._succession.candidates[: self._position]
+        return tuple(one for one in candidates if _endpoint(one) not in self._gone)
+
+    def _look_for_successor(self) -> None:
+        """Look for the nodes that take over before this one; if there is none, take over."""
+        before = self._before()
+        self.aim_at(before)
+        if before:
+            if self._position is not None:
+                self._take_over_at.set(self._loop.now() + PATIENCE + self._position)
+        elif self._position is not None:
+            self._take_over()
+        else:
+            self._give_up()
+
+    def _on_refused(self, where: str, reason: str) -> None:
+        super()._on_refused(where, reason)
+        if not self._lost or reason != CONNECTION_REFUSED or where in self._gone:
+            return
+        self._gone.add(where)
+        if self.coordinator is None:
+            self._look_for_successor()
+
+    def _take_over(self) -> None:
+        """Be the coordinator. As long as it has not begun, a node before this one may still take over."""
+        from ddplaunch.coordinator.listen import Inheritance, take_over  # imported by `join.prepare`
+
+        assert self._succession is not None
+        self._take_over_at.cancel()
+        candidates = self._succession.candidates
+        inheritance = Inheritance(
+            succession=self._succession,
+            since=self._since,
+            past=self._begun,
+            lost=self._lost,
+            lost_has_ended=self._lost_has_ended,
+            ended=tuple(one for one in candidates if _endpoint(one) in self._gone),
+            listening=self._listening.dup(),
+        )
+        hello = self._next_hello(candidates[self._position or 0].address)
+        self.coordinator = take_over(self._request, inheritance, hello, self._loop, self._reporter, self.take)
+        if self._end_of_node is not None:
+            self.coordinator.take(SELF_ID, self._end_of_node)
+        who, _, how = self._lost.partition(": ")
+        self._loop.post(TookOver(f"{hello.host} takes over from {who}, which is lost: {how}"))
+
+    def _on_opened(self, peer: Peer) -> None:
+        """Follow this coordinator, which comes before this node if this node has taken over; no other can."""
+        self._take_over_at.cancel()
+        if self.coordinator is not None:
+            self.coordinator.close()
+            self.coordinator = None
+        super()._on_opened(peer)
+        if self._lost and self._end_of_node is not None:
+            super().send(self._end_of_node)
+
+    def _give_up(self) -> None:
+        text = self._lost.replace(": ", " was lost: ", 1)
+        self._lose(f"{text}\n\nhint: no node that could take over was reached")
+
+    # --- which of both it is
+
+    @property
+    def address(self) -> str | None:
+        """The address of this node that others reach."""
+        return self.coordinator.reached_at if self.coordinator is not None else super().address
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is expected of this node."""
+        return self.coordinator.is_over if self.coordinator is not None else super().is_over
+
+    def _stop_waiting(self) -> None:
+        super()._stop_waiting()
+        self._take_over_at.cancel()
+        self._give_up_at.cancel()
+
+    def close(self) -> None:
+        """Close all that is open."""
+        if self.coordinator is not None:
+            self.coordinator.close()
+        super().close()
+        self._listening.close()
+
+
+def _endpoint(candidate: messages.Candidate) -> str:
+    host = f"[{candidate.address}]" if ":" in candidate.address else candidate.address
+    return f"{host}:{candidate.port}"
+
+
+def _of_term(succession: messages.Succession, term: int) -> messages.Succession:
+    """Return the succession with the electorate of this term alone, and the seats in it."""
+
+    def kept(seats: messages.Seats) -> messages.Seats:
+        return tuple(seat for seat in seats if seat.term == term)
+
+    return replace(
+        succession,
+        electorates=tuple(one for one in succession.electorates if one.term == term),
+        coordinator=kept(succession.coordinator),
+        seats=kept(succession.seats),
+        candidates=tuple(replace(one, seats=kept(one.seats)) for one in succession.candidates),
+    )

@@ -1,0 +1,46 @@
+"""Who decides which coordinator goes on, when the nodes of a job lose each other. Pure.
+
+The nodes that began the last generation decide, each for the one coordinator that it follows. A coordinator that began with them
+needs as many as are unaccounted for, one that takes over needs more. Those whose agents are known to have ended count for nobody.
+So of two coordinators, each unaccounted for by the other, one at most goes on.
+
+Before a generation begins, all its nodes acknowledge its electorate. Until then it takes enough of both, the one before and the
+new one: for the coordinator as for a node that takes over with what it has acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from ddplaunch.fields import MAX_AGENTS, Number
+
+
+class Seat(Struct, frozen=True, array_like=True):
+    """The place of a node in an electorate."""
+
+    term: Number
+    rank: Number
+
+
+class Electorate(Struct, frozen=True, array_like=True):
+    """The nodes of one generation."""
+
+    term: Number  # ascends from one electorate to the next
+    size: Number
+    ended: Annotated[tuple[Number, ...], Meta(max_length=MAX_AGENTS)] = ()  # ranks of those known to have ended
+
+    def without(self, seats: Iterable[Seat]) -> Electorate:
+        """Return the electorate once the nodes with these seats are known to have ended."""
+        return replace(self, ended=tuple(sorted({*self.ended, *self._ranks(seats)})))
+
+    def count(self, seats: Iterable[Seat]) -> tuple[int, int]:
+        """Return how many of its nodes have these seats, and how many others are unaccounted for."""
+        present = self._ranks(seats)
+        return len(present), self.size - len(present | set(self.ended))
+
+    def _ranks(self, seats: Iterable[Seat]) -> set[int]:
+        return {seat.rank for seat in seats if seat.term == self.term and seat.rank < self.size}

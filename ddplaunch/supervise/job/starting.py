@@ -1,0 +1,136 @@
+"""How a generation starts: with which members, once all of them know who decides should they lose each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from ddplaunch.supervise.job import actions, rendezvous
+from ddplaunch.supervise.job.electorate import Electorate, Seat
+from ddplaunch.supervise.job.ending import Result, cut_off
+from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_IDLE, SELF_ID, Member, Members, Phase, State
+from ddplaunch.supervise.job.succession import history, may_go_on
+
+FIRST_NOTICE = 3.0  # seconds until it is first printed which nodes the job waits for
+PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
+_PORT_AGAIN = 0.1  # seconds from one try to the next
+
+
+def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
+    """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not."""
+    has_enough = len(state.members) >= state.policy.min_nodes
+    if is_complete(state) or (has_enough and is_restart):
+        return start(state, at)
+    return replace(state, phase_deadline=at + state.policy.last_call if has_enough else None), ()
+
+
+def is_complete(state: State) -> bool:
+    """Whether no further node can join."""
+    policy = state.policy
+    return len(state.members) >= max(policy.min_nodes, min(state.most_running, policy.max_nodes - state.given_up))
+
+
+def waiting(state: State, at: float) -> State:
+    """Wait for nodes."""
+    rdzv_deadline, notice_at = at + state.policy.rdzv_timeout, at + FIRST_NOTICE
+    return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=None, rdzv_deadline=rdzv_deadline, notice_at=notice_at)
+
+
+def start(state: State, at: float) -> Result:
+    """Begin the next generation with all members but spares; before that, if another may take over, let them know who decides."""
+    if not may_go_on(state):
+        return cut_off(state)
+    ordered = rendezvous.by_node_rank(rendezvous.taking_part(state))
+    if not state.policy.has_successors:
+        return _begin(state, ordered, at)
+    term = state.term + 1
+    committed = tuple(one for one in state.electorates if one.term != state.term or not state.unacknowledged)
+    kept = {one.term for one in committed}
+    seated = {member.id: Seat(term, rank) for rank, member in enumerate(ordered)}
+    members = Members.of(
+        replace(
+            member,
+            seats=(
+                *(seat for seat in member.seats if seat.term in kept),
+                *([seated[member.id]] if member.id in seated else ()),
+            ),
+        )
+        for member in state.members.values()
+    )
+    others = frozenset(seated) - {SELF_ID}
+    state = replace(
+        state,
+        phase=Phase.ANNOUNCING,
+        phase_deadline=None,
+        rdzv_deadline=None,
+        notice_at=None,
+        members=members,
+        term=term,
+        electorates=(*committed, Electorate(term, len(ordered))),
+        unacknowledged=others,
+    )
+    announced = actions.Announce(tuple(member.id for member in ordered), state.electorates, history(state, at))
+    state, then = _begin_if_acknowledged(state, at)
+    return state, (announced, *then)
+
+
+def on_acknowledged(state: State, id: int, at: float) -> Result:
+    """Note that a node knows who decides in the next generation, which begins with the last of them."""
+    return _begin_if_acknowledged(replace(state, unacknowledged=state.unacknowledged - {id}), at)
+
+
+def _begin_if_acknowledged(state: State, at: float) -> Result:
+    if state.phase is not Phase.ANNOUNCING or state.unacknowledged:
+        return state, ()
+    members = Members.of(
+        replace(member, seats=tuple(seat for seat in member.seats if seat.term == state.term))
+        for member in state.members.values()
+    )
+    state = replace(state, members=members, electorates=state.electorates[-1:], took_over=False, lost_seats=())
+    ordered = sorted((member for member in members.values() if member.seats), key=lambda one: one.seats[0].rank)
+    return _begin(state, ordered, at)
+
+
+def _begin(state: State, ordered: Sequence[Member], at: float) -> Result:
+    """Begin the next generation with these members; where some are new, warn of differences between the nodes."""
+    newcomers = [(rank, member) for rank, member in enumerate(ordered) if member.node_rank is None]
+    ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
+    taking_part = {member.id for member in ranked}
+    spares = [replace(member, node_rank=None) for member in state.members.values() if member.id not in taking_part]
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        phase_deadline=None,
+        members=Members.of(sorted([*ranked, *spares], key=lambda member: member.id)),
+        why=None,
+        signum=0,
+        suspended_at=None,
+        rdzv_deadline=None,
+        notice_at=None,
+        generation=state.generation + 1,
+        generation_at=at,
+        node_exits=NO_EXITS,
+        lost=(),
+        notice=0,  # these workers have not received it
+        debugging=frozenset(),
+        named_as_debugging=frozenset(),
+        idle=NO_NODE_IDLE,
+    )
+    lines = rendezvous.disagreements(ordered) if newcomers else []
+    if state.policy.spares and state.generation > 0:
+        lines += [f"{member.host} is node {rank} from now on" for rank, member in newcomers]
+    ids = tuple(member.id for member in ordered)
+    return state, (*map(actions.Print, lines), actions.BeginGeneration(state.generation, ids, state.restarts))
+
+
+def take_back(state: State, at: float) -> State:
+    """Take back a generation that no agent knows of yet, because its port was taken; begin again after a pause."""
+    return replace(
+        state,
+        phase=Phase.PAUSING,
+        members=Members.of(replace(member, has_ended=True) for member in state.members.values()),
+        generation=state.generation - 1,
+        phase_deadline=at + _PORT_AGAIN,
+        port_deadline=at + PORT_TIMEOUT if state.port_deadline is None else state.port_deadline,
+    )

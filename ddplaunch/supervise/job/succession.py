@@ -1,0 +1,129 @@
+"""What outlives a coordinator: how another one takes over from it, and whether either may go on. Pure."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from ddplaunch.fields import Duration, Line, Number, line
+from ddplaunch.supervise.job.electorate import Electorate, Seat
+from ddplaunch.supervise.job.state import Phase, Policy, State
+from ddplaunch.supervise.outcome import Why
+
+SETTLE = (
+    3.0  # seconds for the last nodes, once enough are there: a silent coordinator is noticed up to a heartbeat apart
+)
+_KEPT = 1000  # restarts within the time of --max-restarts that are remembered
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """What has become of the job until a generation begins, for a node that takes over."""
+
+    generation: Number  # that begins
+    restarts: Number
+    spent: Annotated[tuple[Duration, ...], Meta(max_length=_KEPT)]  # seconds ago
+    time_left: Duration | None  # seconds of --timeout
+    best_step: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+    in_vain: Number
+    short_lives: Number
+    import_failure: Line
+    failed_machine: Line
+    same_exception: Line
+
+
+def history(state: State, at: float) -> History:
+    """Return what the nodes of the next generation are to know, should they lose this coordinator."""
+    return History(
+        generation=state.generation + 1,
+        restarts=state.restarts,
+        spent=tuple(at - spent for spent in state.spent[-_KEPT:]),
+        time_left=None if state.job_deadline is None else max(0.0, state.job_deadline - at),
+        best_step=state.best_step,
+        in_vain=state.in_vain,
+        short_lives=state.short_lives,
+        import_failure=line(state.import_failure),
+        failed_machine=line(state.failed_machine),
+        same_exception=line(state.same_exception),
+    )
+
+
+def take_over(
+    policy: Policy, past: History, electorates: tuple[Electorate, ...], since: float, at: float, within: float
+) -> State:
+    """Return the state of a coordinator that takes over and waits for the other nodes, so many seconds at most.
+
+    What ran is being stopped on all of them. `since` is when `past` was announced.
+    """
+    return State(
+        policy=policy,
+        phase=Phase.STOPPING,
+        why=Why.NODE_LOST,
+        has_begun=True,
+        generation=past.generation,
+        generation_at=since,
+        term=electorates[-1].term,
+        electorates=electorates,
+        took_over=True,
+        gather_until=at + within,
+        restarts=past.restarts,
+        spent=tuple(since - spent for spent in past.spent),
+        job_deadline=None if past.time_left is None else since + past.time_left,
+        best_step=past.best_step,
+        in_vain=past.in_vain,
+        short_lives=past.short_lives,
+        import_failure=past.import_failure,
+        failed_machine=past.failed_machine,
+        same_exception=past.same_exception,
+    )
+
+
+def without_coordinator(state: State, lost: str, seats: tuple[Seat, ...], *, has_ended: bool) -> State:
+    """Note how the last coordinator, which had these seats, was lost: "node 0 (a): connection closed"."""
+    state = replace(state, lost=(lost,), lost_seats=seats)
+    return with_ended(replace(state, lost_seats=()), seats) if has_ended else state
+
+
+def with_ended(state: State, seats: tuple[Seat, ...]) -> State:
+    """Note that the agent of the node with these seats has ended."""
+    return replace(state, electorates=tuple(one.without(seats) for one in state.electorates))
+
+
+def gathered(state: State, at: float) -> State:
+    """Decide how much longer to wait for the nodes of the coordinator that was lost."""
+    if state.gather_until is None:
+        return state
+    _, unaccounted = state.electorates[-1].count(_seats(state))
+    may_come = unaccounted > bool(state.lost_seats)
+    may_be_confirmed = state.policy.dispatched and bool(state.lost_seats)
+    is_enough = may_go_on(state) and len(state.members) >= state.policy.min_nodes
+    if not may_come and (is_enough or not may_be_confirmed):
+        return replace(state, gather_until=None)
+    return replace(state, gather_until=min(state.gather_until, at + SETTLE)) if is_enough else state
+
+
+def may_go_on(state: State) -> bool:
+    """Whether no other coordinator can go on with nodes of this job."""
+    counts = [electorate.count(_seats(state)) for electorate in state.electorates]
+    return all(present >= unaccounted + state.took_over for present, unaccounted in counts)
+
+
+def why_not(state: State) -> str:
+    """Return why this coordinator may not go on."""
+    counts = [electorate.count(_seats(state)) for electorate in state.electorates]
+    present, unaccounted = max(counts, key=lambda found: found[1] - found[0])
+    what = "more nodes than" if state.took_over else "as many nodes as"
+    return (
+        f"{_of_nodes(present)} of the last generation here, and {unaccounted} not known to have ended: a job goes on only with "
+        f"{what} may be going on without it"
+    )
+
+
+def _of_nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
+
+
+def _seats(state: State) -> list[Seat]:
+    return list(chain.from_iterable(member.seats for member in state.members.values()))

@@ -1,0 +1,223 @@
+"""Who may go on when the nodes of a job lose each other, and what a node that takes over goes on with."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from ddplaunch import exitcodes
+from ddplaunch.supervise.job import (
+    SELF_ID,
+    Acknowledged,
+    AgentLost,
+    Announce,
+    BeginGeneration,
+    CoordinatorEnded,
+    DeadlineReached,
+    EndJob,
+    HandOver,
+    Joined,
+    NodeStopping,
+    Phase,
+    Policy,
+    Release,
+    State,
+    succession,
+)
+from ddplaunch.supervise.job.electorate import Electorate, Seat
+from ddplaunch.supervise.outcome import Why
+from tests.unit.supervise.job_histories import ended, history, member, met, stopping
+from tests.unit.supervise.phases import job_step
+
+ELASTIC = Policy(min_nodes=1, max_nodes=5, last_call=30.0, has_successors=True, may_leave=True)
+LOST = "silent for 10 s"
+
+
+def acknowledged(*ids: int, term: int = 1) -> list[Any]:
+    return [Acknowledged(id, term, 31.0) for id in ids]
+
+
+def begun(number: int) -> list[Any]:
+    """A job of so many nodes, which all run."""
+    return [*met(number), DeadlineReached(40.0), *acknowledged(*range(1, number))]
+
+
+def of(kind: type, actions: list[Any]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def test_a_generation_begins_once_all_its_nodes_know_who_decides() -> None:
+    waiting, actions = history(ELASTIC, [*met(3), DeadlineReached(40.0), *acknowledged(1)])
+    assert waiting.phase is Phase.ANNOUNCING
+    assert of(Announce, actions)[0].electorates == (Electorate(1, 3),)
+    state, actions = history(ELASTIC, begun(3))
+    assert [action.order for action in of(BeginGeneration, actions)] == [(0, 1, 2)]
+    assert [one.seats for one in state.members.values()] == [(Seat(1, 0),), (Seat(1, 1),), (Seat(1, 2),)]
+
+
+def test_an_acknowledgement_of_another_term_counts_for_nothing() -> None:
+    state, _ = history(ELASTIC, [*met(2), DeadlineReached(40.0), *acknowledged(1, term=2)])
+    assert state.phase is Phase.ANNOUNCING
+
+
+def test_a_node_that_is_lost_before_it_knows_is_left_out() -> None:
+    state, actions = history(
+        ELASTIC,
+        [*met(3), DeadlineReached(40.0), AgentLost(2, LOST, 41.0), *acknowledged(1, term=2)],
+    )
+    assert state.phase is Phase.RUNNING
+    assert [action.order for action in of(BeginGeneration, actions)] == [(0, 1)]
+
+
+def test_a_node_that_joins_while_the_others_learn_takes_part_too() -> None:
+    state, _ = history(
+        ELASTIC,
+        [*met(2), DeadlineReached(40.0), Joined(member(2), 41.0), *acknowledged(1, 2, term=2)],
+    )
+    assert (state.phase, state.generation, len(state.taking_part)) == (Phase.RUNNING, 0, 3)
+
+
+@pytest.mark.parametrize(("silent", "goes_on"), [(1, True), (2, True), (3, False)])
+def test_a_coordinator_goes_on_with_as_many_nodes_as_may_be_going_on_elsewhere(silent: int, goes_on: bool) -> None:
+    gone = [AgentLost(id, LOST, 50.0, has_ended=False) for id in range(1, 1 + silent)]
+    left = [stopping(id, 51.0) for id in range(4) if id == SELF_ID or id > silent]
+    state, actions = history(ELASTIC, [*begun(4), *gone, *left, DeadlineReached(60.0)])
+    if goes_on:
+        assert state.phase in (Phase.ANNOUNCING, Phase.RUNNING)
+    else:
+        (end,) = of(EndJob, actions)
+        assert end.status == exitcodes.NODE_LOST
+        assert "1 node of the last generation here, and 3 not known to have ended" in end.error
+
+
+def test_nodes_that_have_ended_are_not_going_on_elsewhere() -> None:
+    gone = [AgentLost(id, "connection closed", 50.0, has_ended=True) for id in (1, 2, 3)]
+    state, _ = history(ELASTIC, [*begun(4), *gone, stopping(0, 51.0), DeadlineReached(60.0)])
+    assert (state.phase, state.generation) == (Phase.RUNNING, 1)
+
+
+def test_until_all_know_of_the_next_generation_the_nodes_of_the_last_one_decide_too() -> None:
+    # of three nodes, two are cut off before they know that two others have joined: they may go on by themselves
+    joined: list[Any] = [Joined(member(3), 50.0), *(stopping(id, 51.0) for id in range(3)), DeadlineReached(51.0)]
+    cut: list[Any] = [AgentLost(id, LOST, 60.0, has_ended=False) for id in (1, 2)]
+    state, actions = history(ELASTIC, [*begun(3), *joined, *cut])
+    assert state.phase is Phase.ENDED
+    assert of(EndJob, actions)[0].status == exitcodes.NODE_LOST
+
+
+def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
+    state, actions = history(ELASTIC, [*begun(3), NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.0), stopping(0, 51.0)])
+    assert of(HandOver, actions) == [HandOver(15)]
+    assert of(Release, actions) == [Release(SELF_ID, 15)]
+    assert (state.phase, state.status) == (Phase.ENDED, 143)
+
+
+# --- a node that takes over
+
+
+def taken_over(size: int, *, has_ended: bool = False, own: int = 1, at: float = 100.0, **policy: Any) -> State:
+    """The state of node `own` of so many, which has lost node 0; its own workers are being stopped."""
+    past, _ = history(ELASTIC, begun(size))
+    state = succession.take_over(
+        replace(ELASTIC, **policy), succession.history(past, 40.0), past.electorates, 40.0, at, 25.0
+    )
+    state = succession.without_coordinator(state, f"node 0 (a): {LOST}", (Seat(1, 0),), has_ended=has_ended)
+    return after(state, Joined(member(SELF_ID, node_rank=own, seats=(Seat(1, own),)), at))
+
+
+def follower(id: int, rank: int, at: float = 100.5) -> Joined:
+    return Joined(member(id, node_rank=rank, seats=(Seat(1, rank),)), at)
+
+
+def after(state: State, *events: Any) -> State:
+    for event in events:
+        state, _ = job_step(state, event)
+    return state
+
+
+def test_it_goes_on_once_the_others_are_there_and_have_ended() -> None:
+    state = after(taken_over(3), follower(1, 2), stopping(0, 101.0))
+    assert (state.phase, state.gather_until) == (Phase.STOPPING, None)
+    state = after(state, ended(1, 101.0), DeadlineReached(102.0), Acknowledged(1, 2, 103.0))
+    assert (state.phase, state.generation, state.restarts) == (Phase.RUNNING, 2, 0)
+    assert state.electorates == (Electorate(2, 2),)
+
+
+def test_it_waits_for_the_others_no_longer_than_it_must() -> None:
+    enough = after(taken_over(5), follower(1, 2), follower(2, 3))
+    assert enough.gather_until == 100.5 + succession.SETTLE
+    assert taken_over(5).gather_until == 125.0
+
+
+@pytest.mark.parametrize(
+    ("size", "has_ended", "followers", "goes_on"),
+    [
+        (2, False, 0, False),  # node 0 may be going on alone
+        (2, True, 0, True),
+        (3, False, 0, False),
+        (3, False, 1, True),
+        (3, True, 0, False),  # the third node may be going on with as good a right
+        (4, False, 1, False),  # two against two
+        (4, False, 2, True),
+        (5, False, 1, False),
+        (5, True, 1, False),
+        (5, True, 2, True),
+    ],
+)
+def test_it_goes_on_only_with_more_nodes_than_may_be_going_on_elsewhere(
+    size: int, has_ended: bool, followers: int, goes_on: bool
+) -> None:
+    came = [follower(id, 1 + id) for id in range(1, 1 + followers)]
+    over = [stopping(0, 101.0), *(ended(id, 101.0) for id in range(1, 1 + followers))]
+    state = after(taken_over(size, has_ended=has_ended), *came, *over, DeadlineReached(125.0), DeadlineReached(126.0))
+    assert (state.phase is not Phase.ENDED) == goes_on
+    assert goes_on or state.status == exitcodes.NODE_LOST
+
+
+def test_of_two_the_one_goes_on_that_is_told_of_the_other_ones_end() -> None:
+    state = after(taken_over(2, dispatched=True), stopping(0, 101.0))
+    assert (state.phase, state.gather_until) == (Phase.STOPPING, 125.0)
+    state = after(state, CoordinatorEnded(110.0), DeadlineReached(110.0))
+    assert (state.phase, state.generation) == (Phase.RUNNING, 2)
+
+
+def test_ctrl_c_ends_it_while_it_waits_for_the_others() -> None:
+    state = after(taken_over(3), stopping(0, 101.0), NodeStopping(SELF_ID, Why.SIGNALLED, 2, 102.0))
+    assert (state.phase, state.status) == (Phase.ENDED, 130)
+
+
+def test_what_was_spent_stays_spent() -> None:
+    past = replace(history(ELASTIC, begun(3))[0], restarts=2, spent=(10.0, 30.0), best_step=7, job_deadline=100.0)
+    told = succession.history(past, 40.0)
+    # on a node whose clock says 1000 when node 0's says 40
+    state = succession.take_over(ELASTIC, told, past.electorates, 1000.0, 1020.0, 25.0)
+    assert (state.restarts, state.spent, state.best_step, state.job_deadline) == (2, (970.0, 990.0), 7, 1060.0)
+
+
+@given(
+    size=st.integers(1, 12),
+    gone=st.sets(st.integers(0, 11)),
+    sides=st.lists(st.sampled_from("ab-"), min_size=12, max_size=12),
+    known=st.tuples(st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11))),
+)
+def test_two_coordinators_never_both_go_on(
+    size: int, gone: set[int], sides: list[str], known: tuple[set[int], set[int]]
+) -> None:
+    """Each node that has not ended follows one of two coordinators or none; each of these knows of some that have ended."""
+    nodes = range(size)
+
+    def state(side: str, knows: set[int], *, took_over: bool) -> State:
+        followers = [rank for rank in nodes if sides[rank] == side and rank not in gone]
+        members = [member(0, seats=(Seat(1, rank),)) for rank in followers]
+        ended = tuple(rank for rank in nodes if rank in gone & knows)
+        found, _ = history(ELASTIC, ())
+        for id, one in enumerate(members):
+            found = replace(found, members=found.members.with_member(replace(one, id=id)))
+        return replace(found, electorates=(Electorate(1, size, ended),), took_over=took_over)
+
+    incumbent, successor = state("a", known[0], took_over=False), state("b", known[1], took_over=True)
+    assert not (succession.may_go_on(incumbent) and succession.may_go_on(successor)) or not incumbent.members
+    another = replace(incumbent, took_over=True)
+    assert not (succession.may_go_on(another) and succession.may_go_on(successor))
