@@ -7,17 +7,17 @@ import subprocess
 import sys
 
 import pytest
-from pexpect import fdpexpect
 
 from ddplaunch.runlog.folders import short
 from tests.conftest import PATIENCE, until
 from tests.hosts import over_ssh
 from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
+from tests.hosts.terminal import on_host
+from tests.process.terminal import CTRL_D, ENTER, Terminal
 
 DDPLAUNCH = f"{os.path.dirname(sys.executable)}/ddplaunch"
 PDB = "(Pdb) "
 STATE = {"XDG_STATE_HOME": "/srv/state"}
-CTRL_D, ENTER = "\x04", "\r"
 
 
 @pytest.fixture(scope="module")
@@ -138,46 +138,24 @@ def test_of_a_job_that_was_started_on_each_node_the_others_say_where_to_ask(job,
 # --- debuggers
 
 
-class Debugger:
-    """`ddplaunch attach` in a terminal of a host."""
-
-    def __init__(self, job, host, env, *words):
-        self._terminal, other = os.openpty()
-        env = {**env, "TERM": "dumb", "NO_COLOR": "1"}
-        streams = {"stdin": other, "stdout": other, "stderr": other}
-        argv = ["setsid", "--ctty", *map(str, job.argv("attach", *words))]
-        self.command = job.bed.start(host, argv, env=env, cwd=job.home, **streams)
-        os.close(other)
-        self._screen = fdpexpect.fdspawn(self._terminal, timeout=PATIENCE, encoding="utf-8")
-
-    def sees(self, *texts):
-        """Wait until each of these has come; give what came before the last."""
-        for text in texts:
-            self._screen.expect_exact(text)
-        return self._screen.before
-
-    def types(self, text):
-        """Type this."""
-        self._screen.send(text)
-
-    def close(self):
-        """Close the terminal when the command has ended."""
-        status = self.command.wait(PATIENCE)
-        os.close(self._terminal)
-        return status
+def attach(job, host, env, *words):
+    """Type `ddplaunch attach` in a terminal of a host."""
+    options = on_host(job, host)
+    options["env"] |= {**env, "TERM": "dumb", "NO_COLOR": "1"}
+    return Terminal(job, job.argv("attach", *words), **options)
 
 
 @pytest.mark.parametrize("host", [LOGIN, "node0"])
 def test_a_debugger_reaches_the_ranks_of_all_nodes(job, runs, env, program, host):
     runs("--timeout", "1h", program("attached"), *["count"] * 6)
     for rank in (0, 5):
-        debugger = Debugger(job, host, env, "-r", rank)
+        debugger = attach(job, host, env, "-r", rank)
         debugger.sees(f"rank {rank} is held", PDB)
-        debugger.types("p 40 + __import__('signs').RANK" + ENTER)
+        debugger.press("p 40 + __import__('signs').RANK" + ENTER)
         assert f"{40 + rank}" in debugger.sees(PDB)
-        debugger.types(CTRL_D)
+        debugger.press(CTRL_D)
         debugger.sees(f"rank {rank} goes on")
-        assert debugger.close() == 0
+        assert debugger.status() == 0
     job.put("enough")
     result = job.wait(host=LOGIN).expect(0)
     assert "node 2 (node2) holds a worker in a debugger: --timeout waits until it is left" in result.err
@@ -188,9 +166,9 @@ def test_a_node_that_is_paused_keeps_no_debugger_waiting(job, runs, ask, env, pr
     _, agent = over_ssh.relay_and_agent(job.bed, "node2")
     os.kill(agent, signal.SIGSTOP)
     try:
-        debugger = Debugger(job, LOGIN, env, "-r", 4)
+        debugger = attach(job, LOGIN, env, "-r", 4)
         debugger.sees("node 2 (node2) does not answer")
-        assert debugger.close() == 2
+        assert debugger.status() == 2
     finally:
         os.kill(agent, signal.SIGCONT)
     end(job, ask)

@@ -2,20 +2,18 @@
 
 import os
 import re
-import shlex
 import signal
-import termios
 import time
 
 import pytest
-from pexpect import fdpexpect
 
-from tests.conftest import PATIENCE, until
+from tests.conftest import until
 from tests.hosts import over_ssh
 from tests.hosts.job import SOON
 from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
+from tests.hosts.terminal import on_host
 from tests.process import terminal
-from tests.process.terminal import CTRL_C, CTRL_Z, ENTER, PROMPT
+from tests.process.terminal import CTRL_C, CTRL_Z, ENTER, PROMPT, Shell
 
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
 FAREWELL = 3.0  # seconds that ssh may need longer than SILENCE to find out
@@ -60,51 +58,13 @@ def end(job, host=LOGIN):
 # --- a terminal
 
 
-class Window:
-    """A terminal in which a shell with job control runs on the login host."""
-
-    def __init__(self, job):
-        for name in ("state", "tmp", "signs"):
-            (job.home / name).mkdir(exist_ok=True)
-        self._terminal, other = os.openpty()
-        termios.tcsetwinsize(other, (24, 200))
-        own = {"HOME": str(job.bed.home), "TERM": "xterm", "PS1": PROMPT, "HISTFILE": ""}
-        env = {name: value for name, value in job.env.items() if name != "NO_COLOR"} | own
-        argv = ["setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"]
-        self.shell = job.bed.start(LOGIN, argv, env=env, cwd=job.home, stdin=other, stdout=other, stderr=other)
-        os.close(other)
-        self._screen = fdpexpect.fdspawn(self._terminal, timeout=PATIENCE, encoding="utf-8")
-        self.sees(PROMPT)
-
-    def types(self, *words):
-        """Type a line."""
-        self._screen.send(shlex.join(map(str, words)) + ENTER)
-        self.sees("\r\n")
-
-    def press(self, key):
-        """Type a key."""
-        self._screen.send(key)
-
-    def sees(self, *texts):
-        """Wait until each of these, one after another, has come; give what came before the last of them."""
-        for text in texts:
-            self._screen.expect_exact(text)
-        return self._screen.before
-
-    def close(self):
-        """Close it, as a user does who has enough."""
-        if self._terminal >= 0:
-            os.close(self._terminal)
-            self._terminal = -1
-
-
 @pytest.fixture
 def window(job):
-    """A terminal on the login host."""
-    window = Window(job)
-    with window.shell:
+    """A terminal in which a shell with job control runs on the login host."""
+    window = Shell(job, columns=200, **on_host(job, LOGIN))
+    with window.child.process:
         yield window
-        window.close()
+        window.child.close()
 
 
 @pytest.fixture
@@ -112,7 +72,7 @@ def typed(job, window, program, told):
     """Type the command there, and give the workers when all are ready."""
 
     def typed(*behaviours):
-        window.types(*job.argv("--hosts", ",".join(NODES), *told, program("behave"), *behaviours))
+        window.runs("--hosts", ",".join(NODES), *told, program("behave"), *behaviours)
         job.signs("ready", 6)
         return [worker.pid for node in NODES for worker in over_ssh.workers(job.bed, node)]
 
@@ -133,13 +93,13 @@ def test_in_a_terminal_a_job_can_rest_for_longer_than_the_heartbeat_timeout(job,
     assert re.search(r"\[\d-\d\] (\x1b\[m)?KeyboardInterrupt at ", shown)  # one line of a host's ranks
     window.sees(PROMPT)
     window.press("exit $?" + ENTER)
-    assert window.shell.wait(PATIENCE) == 130
+    assert window.child.wait() == 130
 
 
 def test_a_terminal_that_is_closed_ends_the_job(job, window, typed):
     typed("all=polite")
     began = time.monotonic()
-    window.close()
+    window.child.close()
     quiet(job, since=began, within=SOON)
     for got in job.signs("got", 6):
         assert got == "SIGHUP"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pexpect
 
@@ -22,7 +23,15 @@ PROMPT = "type> "
 class Terminal:
     """What a user has before them: the keys they press and what the screen shows."""
 
-    def __init__(self, job: Job, argv: list[str], env: dict[str, str] | None = None, rows: int = 24, columns: int = 80):
+    def __init__(
+        self,
+        job: Job,
+        argv: list[str],
+        env: dict[str, str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+        spawn: Callable[..., Any] = pexpect.spawn,
+    ) -> None:
         for name in ("state", "tmp", "signs"):
             (job.home / name).mkdir(exist_ok=True)
         # the prompt is then written as it is, without the sequences that announce pasted text
@@ -32,7 +41,7 @@ class Terminal:
         # HOME: the files that pdb, readline and the shell read are not the developer's
         own = {"TERM": "xterm", "HOME": str(job.home), "INPUTRC": str(inputrc)}
         self._job = job
-        self.child = pexpect.spawn(
+        self.child = spawn(
             argv[0],
             argv[1:],
             env={**plain, **own, **(env or {})},
@@ -133,8 +142,9 @@ def watched(job: Job, *args: object, at_half: Callable[[], object] = lambda: Non
 class Shell(Terminal):
     """An interactive bash in which the command is typed."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job, ["bash", "--norc", "--noprofile", "-i"], {"PS1": PROMPT, "HISTFILE": ""})
+    def __init__(self, job: Job, env: dict[str, str] | None = None, **options: Any) -> None:
+        own = {"PS1": PROMPT, "HISTFILE": "", **(env or {})}
+        super().__init__(job, ["bash", "--norc", "--noprofile", "-i"], own, **options)
         self.sees(PROMPT)
 
     def types(self, line: str) -> None:
