@@ -52,9 +52,8 @@ from ddplaunch.fields import (
     text,
 )
 from ddplaunch.supervise import node
+from ddplaunch.supervise.electorate import Electorate, History, Seat
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
-from ddplaunch.supervise.job.electorate import Electorate, Seat
-from ddplaunch.supervise.job.succession import History
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
 _MOST_WHOLE = 4  # ends of one node that are sent with their stderr output and exception

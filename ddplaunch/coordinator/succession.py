@@ -1,7 +1,7 @@
 """The link of an agent whose job goes on when its coordinator is lost: to the next one, or to a coordinator that takes over here.
 
 A node that has lost the coordinator stops its workers and looks for the nodes before it, in the order in which they take over. If
-none of them is left, it takes over itself; `supervise.job.electorate` says whether it may go on.
+none of them is left, it takes over itself; `supervise.electorate` says whether it may go on.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ class SuccessionLink(RemoteLink):
         now = self._loop.now()
         if not self._lost:
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
-            self._loop.post(CoordinatorLost(f"{self._lost.replace(': ', ' is lost: ', 1)}. Looking for the node that takes over"))
+            self._loop.post(
+                CoordinatorLost(f"{self._lost.replace(': ', ' is lost: ', 1)}. Looking for the node that takes over")
+            )
             self._give_up_at.set(now + 2 * self._heartbeat_timeout + _LATE)
             if self._begun is not None and self._end_of_node is None:
                 self._loop.post(node.StopOrdered(SIGTERM, now))

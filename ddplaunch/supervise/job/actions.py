@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ddplaunch.supervise.job.electorate import Electorate
+from ddplaunch.supervise.electorate import Electorate, History
 from ddplaunch.supervise.job.state import Member
-from ddplaunch.supervise.job.succession import History
 
 
 class Announce(Struct, frozen=True):

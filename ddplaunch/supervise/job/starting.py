@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from ddplaunch.supervise.electorate import Electorate, Seat
 from ddplaunch.supervise.job import actions, rendezvous
-from ddplaunch.supervise.job.electorate import Electorate, Seat
 from ddplaunch.supervise.job.ending import Result, cut_off
 from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_IDLE, SELF_ID, Member, Members, Phase, State
 from ddplaunch.supervise.job.succession import history, may_go_on

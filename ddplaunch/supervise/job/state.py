@@ -13,8 +13,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from ddplaunch.supervise.deadline import soonest
+from ddplaunch.supervise.electorate import Electorate, Seat
 from ddplaunch.supervise.first_failure import first_failure
-from ddplaunch.supervise.job.electorate import Electorate, Seat
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 V = TypeVar("V")

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Annotated
 
-from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from ddplaunch.fields import Duration, Line, Number, line
-from ddplaunch.supervise.job.electorate import Electorate, Seat
+from ddplaunch.fields import line
+from ddplaunch.supervise.electorate import MAX_SPENT, Electorate, History, Seat
 from ddplaunch.supervise.job.state import Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
 SETTLE = (
     3.0  # seconds for the last nodes, once enough are there: a silent coordinator is noticed up to a heartbeat apart
 )
-_KEPT = 1000  # restarts within the time of --max-restarts that are remembered
-
-
-class History(Struct, frozen=True, kw_only=True):
-    """What has become of the job until a generation begins, for a node that takes over."""
-
-    generation: Number  # that begins
-    restarts: Number
-    spent: Annotated[tuple[Duration, ...], Meta(max_length=_KEPT)]  # seconds ago
-    time_left: Duration | None  # seconds of --timeout
-    best_step: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
-    in_vain: Number
-    short_lives: Number
-    import_failure: Line
-    failed_machine: Line
-    same_exception: Line
 
 
 def history(state: State, at: float) -> History:
@@ -39,7 +21,7 @@ def history(state: State, at: float) -> History:
     return History(
         generation=state.generation + 1,
         restarts=state.restarts,
-        spent=tuple(at - spent for spent in state.spent[-_KEPT:]),
+        spent=tuple(at - spent for spent in state.spent[-MAX_SPENT:]),
         time_left=None if state.job_deadline is None else max(0.0, state.job_deadline - at),
         best_step=state.best_step,
         in_vain=state.in_vain,

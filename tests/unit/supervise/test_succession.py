@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
+from ddplaunch.supervise.electorate import Electorate, Seat
 from ddplaunch.supervise.job import (
     SELF_ID,
     Acknowledged,
@@ -26,7 +27,6 @@ from ddplaunch.supervise.job import (
     State,
     succession,
 )
-from ddplaunch.supervise.job.electorate import Electorate, Seat
 from ddplaunch.supervise.outcome import Why
 from tests.unit.supervise.job_histories import ended, history, member, met, stopping
 from tests.unit.supervise.phases import job_step

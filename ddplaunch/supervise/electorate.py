@@ -1,4 +1,4 @@
-"""Who decides which coordinator goes on, when the nodes of a job lose each other. Pure.
+"""Who decides which coordinator goes on when the nodes of a job lose each other, and with what. Pure.
 
 The nodes that began the last generation decide, each for the one coordinator that it follows. A coordinator that began with them
 needs as many as are unaccounted for, one that takes over needs more. Those whose agents are known to have ended count for nobody.
@@ -16,7 +16,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from ddplaunch.fields import MAX_AGENTS, Number
+from ddplaunch.fields import MAX_AGENTS, Duration, Line, Number
+
+MAX_SPENT = 1000  # restarts within the time of --max-restarts that are remembered
 
 
 class Seat(Struct, frozen=True, array_like=True):
@@ -44,3 +46,18 @@ class Electorate(Struct, frozen=True, array_like=True):
 
     def _ranks(self, seats: Iterable[Seat]) -> set[int]:
         return {seat.rank for seat in seats if seat.term == self.term and seat.rank < self.size}
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """What has become of the job until a generation begins, for a node that takes over."""
+
+    generation: Number  # that begins
+    restarts: Number
+    spent: Annotated[tuple[Duration, ...], Meta(max_length=MAX_SPENT)]  # seconds ago
+    time_left: Duration | None  # seconds of --timeout
+    best_step: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+    in_vain: Number
+    short_lives: Number
+    import_failure: Line
+    failed_machine: Line
+    same_exception: Line
