@@ -1,159 +1,109 @@
-"""A simulated agent: the real decision of a node, and a model of what carries it out.
+"""A simulated agent: the real `Agent`, with a real link and perhaps a real coordinator, over workers that are played.
 
-Stands for `agent/agent.py` (`handle`, `_step`, `_check_and_begin`), `coordinator/remote_link.py` (`send`, `_on_timeout`,
-`_on_closed`) and `process/clock.py`, by which a pause is no time. `Link.take`, `on_arrival` and `node.step` are the real ones.
+Stands for `agent/generations.py`, `workers.py` and `signals.py`, and for what looks for processes that workers left behind.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from functools import partial
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from ddplaunch import exitcodes
-from ddplaunch.coordinator import messages
+from ddplaunch.agent.agent import Agent
+from ddplaunch.control.handshake import Key
 from ddplaunch.coordinator.link import Link
-from ddplaunch.coordinator.orders import JobEnd, NodeEnd, Unfit
+from ddplaunch.coordinator.messages import Hello, NodeFacts
+from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase, teardown
-from ddplaunch.supervise.outcome import StartFailure, Traces, Why, WorkerError
-from tests.simulator.world import Closed, Connection, Violation, Worker, World
+from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerError
+from tests.simulator.coordinator import Silent, SimulatedCoordinator, coordinate
+from tests.simulator.world import Killed, Process, Violation, Worker, World, address_of
 from tests.unit.builders import worker_exit
-from tests.unit.supervise.phases import node_step
+from tests.unit.supervise.phases import checked
 
-if TYPE_CHECKING:
-    from tests.simulator.coordinator import Coordinator
-
-ENDS_OF_JOB = frozenset(why.value for why in Why)
 AT_WORK = (Phase.RUNNING, Phase.SETTLING)
 STOPS = frozenset({int(SIGINT), int(SIGTERM), int(SIGHUP), int(SIGQUIT)})
 TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
-LATE = 1.0  # seconds of a pause that count as time
+SLACK = 1.0  # seconds by which the clock may take a pause for time
 
 
-class Begin(Struct, frozen=True):
-    """Stands for `orders.Generation`."""
-
-    number: int
-    ranks: frozenset[int]
-    alone: bool
-
-
-class Killed(Exception):
-    """The agent is killed between two actions."""
-
-
-class AgentLink(Link):
-    """The link of an agent, whose other end is reached by a connection, or is in the same process."""
-
-    def __init__(self, agent: Agent) -> None:
-        super().__init__(agent)  # type: ignore[arg-type]  # of a loop it only needs `post`
-        self.agent = agent
-
-    def take(self, order: Any) -> None:
-        """Take an order, as the real one does."""
-        if isinstance(order, Begin):
-            self._loop.post(order)  # as it does with a Generation
-        else:
-            super().take(order)
-
-    def send(self, report: Any) -> None:
-        """Report to the coordinator; one that is not reached yet needs no report, so that a stop ends this node."""
-        agent = self.agent
-        if agent.coordinator is not None:
-            agent.coordinator.take(0, report)
-        elif agent.connection is not None:
-            if agent.connection.sides[0] is not None:
-                agent.connection.send(1, report)
-        elif isinstance(report, node.ReportStopping):
-            status = exitcodes.of_signal(report.signum) if report.signum else exitcodes.NODE_LOST
-            self.take(JobEnd(status=status, why=report.why.value))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is expected."""
-        own = self.agent.coordinator
-        return self._has_ended if own is None else own.is_over
-
-    def expect_one_fewer(self) -> None:
-        """Never called."""
-
-    def close(self) -> None:
-        """Have nothing to close."""
-
-    address = None
-
-
-class Agent:
+class SimulatedAgent(Agent):
     """The agent of a node, with the coordinator if it is node 0."""
 
+    coordinator: SimulatedCoordinator | None = None
+    link: Link
+
     def __init__(self, world: World, number: int) -> None:
-        """Start an agent, without a connection yet."""
         scenario = world.scenario
         self.world, self.number = world, number
-        self.coordinator: Coordinator | None = None
-        self.connection: Connection | None = None
-        self.is_member = False  # the coordinator has it on its list
+        self.is_member = number == 0  # the coordinator has it on its list
         self.is_disturbed = False  # it, its link or the coordinator was paused, cut or killed
-        self.link = AgentLink(self)
-        self.state = node.State(
-            policy=node.Policy(
-                ranks=frozenset(range(scenario.workers)),
-                stop_signals=STOPS,
-                grace_period=scenario.grace_period,
-                stacks_within=scenario.stacks_within,
-                progress_interval=1.5 if scenario.policy.hang_timeout else 0.0,
-                notices=scenario.policy.notices,
-            )
-        )
+        self.is_stuck = number == scenario.stuck
         self.status: int | None = None
-        self.is_alive, self.is_paused = True, False
         self.fuse: int | None = None  # actions until it is killed
         self.start_fails = False
-        self.is_unfit = False
-        self.heard_at = 0.0  # by its clock
-        self._missed = 0.0  # seconds in which it did not run
-        self._paused_at = 0.0
-        self._backlog: list[Callable[[], object]] = []
-        self._events: deque[Any] = deque()
-        self._pending_check: Begin | None = None  # --health-check
+        self.why_unfit = ""
+        self.was_impatient = False  # it has ended without the coordinator
         self._unstarted: frozenset[int] = frozenset()
         self._daemons = 0  # processes that workers left behind
-        self._armed = 0
         self._stopping_since: float | None = None
 
+        self._loop = self.process = Process(self)
+        self.process.handle = self.handle
+        silent: Any = Silent()
+        self._run_socket = self._shutdown = silent
+        self._reporter: Any = Silent(traces=TRACES, stopped=lambda _signum: "")
+        check = "check" if scenario.health_check else None
+        inputs = Silent(spec=Silent(health_check=check, straggler_check=0.0), env=self, node=Silent(host=str(self)))
+        self._context: Any = Silent(inputs=inputs, queue=silent)
+        self._generations: Any = Silent(
+            workers=None,
+            inspected=None,
+            debugged=None,
+            silent=0.0,
+            output=silent,
+            plan=Silent(nnodes=scenario.policy.max_nodes),
+            begin=self._start_workers,
+            start_no_more=lambda: setattr(self, "_unstarted", frozenset()),
+            reap=lambda state: list(state.exits),
+        )
+        self._unchecked = self._health = None
+        self._exits = []
+        policy = node.Policy(
+            ranks=frozenset(range(scenario.workers)),
+            stop_signals=STOPS,
+            grace_period=scenario.grace_period,
+            stacks_within=scenario.stacks_within,
+            progress_interval=1.5 if scenario.policy.hang_timeout else 0.0,
+            notices=scenario.policy.notices,
+        )
+        self._state = node.State(policy=policy)
+        self._deadline = self._loop.timer(None, self._on_deadline)
+        self._rest = self._loop.timer(None, self._on_deadline, may_rest=True)
+
     def __str__(self) -> str:
-        return f"agent {self.number}"
+        return f"agent-{self.number}"
 
-    # --- running
-
-    def clock(self) -> float:
-        """Return the time of its clock of deadlines."""
-        return self.world.now - self._missed
-
-    def post(self, event: Any) -> None:
-        """Queue an event, as the loop does."""
-        self._events.append(event)
-
-    def do(self, call: Callable[[], object]) -> None:
-        """Have the agent do something: now, or when it goes on; a killed one does nothing."""
-        if not self.is_alive:
+    def join(self) -> None:
+        scenario, timeout = self.world.scenario, self.world.scenario.policy.rdzv_timeout
+        wanted = self.number if scenario.ranked or self.number == 0 else None
+        facts = NodeFacts("", "", "", "", "")
+        hello = Hello(wanted, str(self), scenario.workers, "gloo", "", address_of(0), facts)
+        if self.number == 0:
+            self._link = self.link = coordinate(self, hello)
             return
-        if self.is_paused:
-            self._backlog.append(call)
-            return
-        try:
-            call()
-            while self._events:
-                self._handle(self._events.popleft())
-        except Killed:
-            self.kill()
-        if self.is_alive and self.state.phase is Phase.ENDED and self.link.is_over:
-            self._exit()
+        self._link = self.link = link = RemoteLink(
+            self._loop,
+            key=Key(b""),
+            hello=lambda _name: hello,
+            source=None,
+            heartbeat_timeout=scenario.heartbeat_timeout,
+            rdzv_timeout=timeout,
+        )
+        link.aim([address_of(0)], [1])
+
+    # --- its end
 
     def act(self) -> None:
         """Be killed here, if that is due: between two actions."""
@@ -162,223 +112,113 @@ class Agent:
             if self.fuse < 0:
                 raise Killed
 
-    def pause(self, lasts: float) -> None:
-        """Stop running for so long."""
-        if self.is_alive and not self.is_paused:
-            self.is_paused, self._paused_at = True, self.world.now
-            self.world.at(self.world.now + lasts, self.resume)
-
-    def resume(self) -> None:
-        """Go on: with what has come meanwhile, of which no order is known, then with what is due."""
-        if not self.is_paused or not self.is_alive:
-            return
-        self.is_paused = False
-        pause = self.world.now - self._paused_at
-        self._missed += max(0.0, pause - self.world.dice.random() * LATE) if pause > LATE else 0.0
-        backlog, self._backlog = self._backlog, []
-        for call in backlog:
-            self.do(call)
-        self.arm()
-        if self.coordinator is not None:
-            self.coordinator.arm()
-        elif self.connection is not None and self.connection.sides[0] is not None and not self.connection.is_cut:
-            self.connection.send(1, messages.Pong(0.0, 0.0))
-
-    def kill(self) -> None:
-        """Be killed: the kernel ends its workers, and closes its connections."""
-        if self.is_alive:
+    def kill(self, *, power_fails: bool = False) -> None:
+        """Be killed: the kernel ends its workers, and closes its connections; or lose power, so that nobody learns of it."""
+        if self.process.is_alive:
             self.world.note(self, "is killed")
-            self._leave()
+            self._leave(silently=power_fails)
 
-    def crash(self) -> None:
-        """Lose power: nobody is told."""
-        if self.is_alive and self.connection is not None:
-            self.connection.vanish(0)
-        self.kill()
-
-    def _exit(self) -> None:
+    def exit_if_over(self) -> None:
+        if self.state.phase is not Phase.ENDED or not self.link.is_over:
+            return
         self.status = self.state.status
         self.world.note(self, f"exits with {self.status}")
-        if any(worker.agent is self and self.number != self.world.scenario.stuck for worker in self.world.workers):
+        if any(worker.agent is self and not self.is_stuck for worker in self.world.workers):
             raise Violation(f"nothing is left: {self} exits while its workers run")
-        self._leave()
+        self._leave(silently=False)
 
-    def _leave(self) -> None:
-        self.is_alive = False
-        for worker in [worker for worker in self.world.workers if worker.agent is self]:
+    def _leave(self, *, silently: bool) -> None:
+        self.process.end(silently=silently)
+        for worker in self._mine():
             worker.end(None, 9)
-        if self.connection is not None:
-            self.connection.close(0)
-        if self.coordinator is not None:
-            self.coordinator.close()
 
-    # --- the link
-
-    def connected(self, connection: Connection) -> None:
-        """Take a connection to the coordinator."""
-        self.connection, self.heard_at = connection, self.clock()
-        connection.sides[0] = lambda message: self.do(lambda: self._on_message(message))
-
-    def _on_message(self, message: Any) -> None:
-        self.heard_at = self.clock()
-        if isinstance(message, Closed):
-            self._lose(message.reason)
-        elif isinstance(message, messages.Ping):
-            if self.connection is not None and self.connection.sides[0] is not None:
-                self.connection.send(1, messages.Pong(0.0, 0.0))
-        else:
-            self.link.take(message if isinstance(message, Begin) else messages.on_arrival(message, self.clock()))
-
-    def check_silence(self) -> None:
-        """Give the coordinator up if it was silent for too long, or was not reached."""
-        scenario, limit = self.world.scenario, self.world.scenario.heartbeat_timeout
-        if self.link._has_ended or self.coordinator is not None:
-            return
-        if self.connection is None and self.clock() - self.heard_at >= scenario.policy.rdzv_timeout:
-            self.link.take(JobEnd(exitcodes.RENDEZVOUS, "not_reached"))
-        elif self.connection is not None and self.clock() - self.heard_at >= limit:
-            self._lose(f"silent for {limit:g} s")
-
-    def _lose(self, reason: str) -> None:
-        self.link.take(JobEnd(exitcodes.NODE_LOST, "lost", reason))
+    def _exit(self, status: int) -> None:
+        self.was_impatient = self.link.end is None
+        super()._exit(status)
 
     # --- the decision
 
-    def step(self, event: node.Event) -> None:
-        """Let the decision take an event, and carry out what follows."""
-        if isinstance(event, (node.StopOrdered, node.KillOrdered, node.JobEnded)):
-            self._checked(ended=True)
-        if self.state.phase is Phase.ENDED:
-            return
-        self.world.note(self, event)
-        self.state, actions = node_step(self.state, event)
-        self._check()
-        self.arm()
-        if not self.state.pending:
-            self._unstarted = frozenset()
-        for action in actions:
-            self.act()
-            self._handle(action)
-        if self.state.signum or self.state.front_lost:
-            self._checked(ended=True)
+    @property
+    def _state(self) -> node.State:
+        return self.state
 
-    def arm(self) -> None:
-        """Set the timer of the state's deadline."""
-        self._armed += 1
-        if (deadline := self.state.deadline) is not None:
-            self.world.at(deadline + self._missed + 1e-6, self._on_deadline, self._armed)
-
-    def _on_deadline(self, armed: int) -> None:
-        if armed == self._armed and not self.is_paused:
-            self.do(lambda: self.step(node.DeadlineReached(self.clock())))
-
-    def _check(self) -> None:
-        """Raise Violation if nothing would ever happen any more, or a stop takes too long."""
-        state = self.state
-        if state.phase not in (*AT_WORK, Phase.WAITING, Phase.ENDED):
-            if self._stopping_since is None:
-                self._stopping_since = self.clock()
-            if state.deadline is None:
-                raise Violation(f"nothing waits without a deadline: {self} in {state.phase.name}")
-        else:
-            self._stopping_since = None
-            if state.phase in AT_WORK and not state.alive and not state.pending and state.deadline is None:
-                raise Violation(f"nothing waits without a deadline: {self} in {state.phase.name} without workers")
+    @_state.setter
+    def _state(self, state: node.State) -> None:
+        """Take the state after a step; raise Violation if nothing would ever happen any more, or a stop takes too long."""
+        checked(getattr(self, "state", state), (state, ()))
+        self.state = state
+        is_stopping = state.phase not in (*AT_WORK, Phase.WAITING, Phase.ENDED)
+        is_empty = state.phase in AT_WORK and not state.alive and not state.pending
+        if (is_stopping or is_empty) and state.deadline is None:
+            raise Violation(f"nothing waits without a deadline: {self} in {state.phase.name}")
+        since = self._loop.now() if self._stopping_since is None else self._stopping_since
+        self._stopping_since = since if is_stopping else None
         self.check_stop()
 
     def check_stop(self) -> None:
         """Raise Violation if what is stopped is not gone in time."""
         limit = self.world.scenario.grace_period + self.world.scenario.stacks_within + 2 * teardown.KILL_TIMEOUT
-        limit += teardown.TIDY_TIMEOUT + teardown.SWEEP_GRACE + LATE
-        if not self.is_paused and self._stopping_since is not None and self.clock() - self._stopping_since > limit:
+        limit += teardown.TIDY_TIMEOUT + teardown.SWEEP_GRACE + SLACK
+        since, process = self._stopping_since, self.process
+        if process.is_alive and not process.is_paused and since is not None and process.age - since > limit:
             raise Violation(f"what is stopped is gone in time: {self} stops for more than {limit:g} s")
 
-    def _handle(self, event: Any) -> None:
-        """Carry out what follows from an order, an event, or an action of the decision."""
-        world, state = self.world, self.state
-        match event:
-            case JobEnd(status):
-                self.step(node.JobEnded(status, self.clock()))
-            case Begin():
-                self._check_and_begin(event)
-            case node.StartWorkers():
-                self._unstarted = state.pending
-                for rank in sorted(state.pending):
-                    world.soon(0.5, self.do, lambda rank=rank: self._start(event.generation, rank))
-            case node.StopWorkers(signum, ranks):
-                for worker in self._workers(ranks):
-                    worker.signal(signum)
-            case node.KillWorkers(ranks):
-                for worker in self._workers(ranks):
-                    worker.kill()
-            case node.ForwardSignal(signum, ranks):
-                for worker in self._workers(ranks):
-                    world.soon(3.0, worker.end, 0)
-            case node.Sweep(signum):
-                if self._daemons and (signum == 9 or world.dice.random() < 0.5):
-                    world.soon(1.0, self.do, self._daemons_end)
-                self._swept()
-            case node.CaptureStacks(within):
-                if world.dice.random() < 0.8:
-                    world.soon(within, self.do, lambda: self.step(self._captured()))
-            case node.FindStuck(ranks):
-                world.soon(1.0, self.do, lambda: self.step(node.StuckFound(ranks, self.clock())))
-            case node.Observe():
-                world.soon(0.3, self.do, lambda: self.step(node.Observed(not world.hangs, self.clock())))
-            case node.FindRaised():
-                for worker in self._workers(state.alive):
-                    if worker.has_raised:
-                        error = WorkerError(type="ValueError", message="boom", traceback="", at=worker.born)
-                        self.post(node.WorkerRaised(worker.rank, error, self.clock(), lingers=True))
-            case node.ReportEnded():
-                raised = dict(state.raised)
-                exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in state.exits)
-                self._report(NodeEnd(state.generation, exits, state.start_failure, state.leftovers, TRACES))
-            case node.Exit():
-                if self.link.end is None:
-                    self.link.leave()
-                    self.link.end = JobEnd(state.status or 0, "impatient")
-            case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.ReportIdle():
-                self._report(event)
-            case _ if isinstance(event, node.Event):
-                self.step(event)
+    def handle(self, event: Any) -> None:
+        self.act()
+        super().handle(event)
+
+    def _step(self, event: node.Event) -> None:
+        self.world.note(self, event)
+        if isinstance(event, node.GenerationBegun) and self.state.phase is not Phase.WAITING:
+            raise Violation(f"no worker of two generations runs on one node: {self} begins in {self.state.phase.name}")
+        super()._step(event)
+        if isinstance(event, node.KillOrdered) and self.state.phase in (*AT_WORK, Phase.STOPPING):
+            raise Violation(f"a kill reaches nodes that stop, and ends them: {self} in {self.state.phase.name}")
 
     def _report(self, report: Any) -> None:
-        self.world.note(self, f"reports {report}" if not isinstance(report, NodeEnd) else "reports the end")
-        self.link.send(report)
-
-    def _check_and_begin(self, begin: Begin) -> None:
-        if begin.number == 0 or not self.world.scenario.health_check:
-            self._begin(begin)
-            return
-        self._pending_check = begin
-        self.world.soon(3.0, self.do, lambda: self._checked() if self._pending_check is begin else None)
-
-    def _checked(self, *, ended: bool = False) -> None:
-        """End the health check, if there is one."""
-        begin, self._pending_check = self._pending_check, None
-        if begin is None:
-            return
-        why = "unfit" if self.is_unfit and not ended else ""
-        if why and self.coordinator is None:
-            self._report(Unfit(why))
-            self.link.take(JobEnd(exitcodes.NODE_LOST, "unfit"))
-            return
-        self._begin(begin)
-        if why:
-            failure = StartFailure(min(begin.ranks), str(self), why, exitcodes.NODE_LOST)
-            self.step(node.StartFailed(failure, self.clock()))
-
-    def _begin(self, begin: Begin) -> None:
-        if self.state.phase is not Phase.WAITING:
-            raise Violation(f"no worker of two generations runs on one node: {self} begins in {self.state.phase.name}")
-        self._daemons = 0
-        self.step(node.GenerationBegun(begin.number, begin.ranks, self.clock(), begin.alone))
+        self.world.note(self, f"reports {type(report).__name__}")
+        super()._report(report)
 
     # --- workers
 
-    def _workers(self, ranks: frozenset[int]) -> list[Worker]:
-        return [worker for worker in self.world.workers if worker.agent is self and worker.rank in ranks]
+    def _mine(self, ranks: frozenset[int] | None = None) -> list[Worker]:
+        return [one for one in self.world.workers if one.agent is self and (ranks is None or one.rank in ranks)]
+
+    def _act_on(self, _workers: object, action: node.Action) -> None:
+        """Have workers do what follows from an action, and questions about them answered."""
+        world, loop = self.world, self._loop
+        match action:
+            case node.StopWorkers(signum, ranks):
+                for worker in self._mine(ranks):
+                    worker.signal(signum)
+            case node.KillWorkers(ranks):
+                for worker in self._mine(ranks):
+                    worker.kill()
+            case node.ForwardSignal(signum, ranks):
+                for worker in self._mine(ranks):
+                    world.soon(3.0, worker.end, 0)
+            case node.CaptureStacks(within):
+                if world.dice.random() < 0.8:
+                    waiting = self.state.alive if world.dice.random() < 0.5 else frozenset[int]()
+                    self._later(within, lambda at: node.StacksCaptured(at, self.state.alive, waiting))
+            case node.FindStuck(ranks):
+                self._later(1.0, lambda at: node.StuckFound(ranks, at))
+            case node.Observe():
+                self._later(0.3, lambda at: node.Observed(not world.hangs, at))
+            case node.FindRaised():
+                for worker in self._mine():
+                    if worker.has_raised:
+                        error = WorkerError(type="ValueError", message="boom", traceback="", at=worker.born)
+                        loop.post(node.WorkerRaised(worker.rank, error, loop.now(), lingers=True))
+
+    def _later(self, most: float, event: Any) -> None:
+        """Post what `event` gives for a time, within so many seconds."""
+        self.world.soon(most, self.process.do, lambda: self._loop.post(event(self._loop.now())))
+
+    def _start_workers(self) -> None:
+        self._generations.workers, self._daemons, self._unstarted = self, 0, self.state.pending
+        for rank in sorted(self.state.pending):
+            self.world.soon(0.5, self.process.do, partial(self._start, self.state.generation, rank))
 
     def _start(self, generation: int, rank: int) -> None:
         if generation != self.state.generation or rank not in self._unstarted:
@@ -386,44 +226,30 @@ class Agent:
         self._unstarted -= {rank}
         if self.start_fails:
             self.start_fails = False
-            self.step(node.StartFailed(StartFailure(rank, str(self), "no room", 126), self.clock()))
-            return
-        Worker(self, generation, rank)
-        self.step(node.WorkerStarted(rank, self.clock()))
+            self._loop.post(node.StartFailed(StartFailure(rank, str(self), "no room", 126), self._loop.now()))
+        else:
+            Worker(self, generation, rank)
+            self._loop.post(node.WorkerStarted(rank, self._loop.now()))
 
     def worker_ended(self, worker: Worker, code: int | None, signum: int | None, error: WorkerError | None) -> None:
-        """Learn of the end of a worker."""
         stopped_with, stopped_at = worker.stopped or (None, None)
         self._daemons += self.world.scenario.program == "daemons"
-        exit = worker_exit(
-            worker.rank,
-            code,
-            signum,
-            local_rank=0,
-            host=str(self),
-            at=self.world.now,
-            seconds=self.world.now - worker.born,
-            stopped_with=stopped_with,
-            stopped_at=stopped_at,
-            error=error,
-        )
+        now, of = self.world.now, {"host": str(self), "error": error, "seconds": self.world.now - worker.born}
+        exit = worker_exit(worker.rank, code, signum, at=now, stopped_with=stopped_with, stopped_at=stopped_at, **of)
 
         def learn() -> None:
             if worker.generation == self.state.generation and worker.rank in self.state.alive:
-                self.step(node.WorkerExited(exit, self.clock()))
+                self._loop.post(node.WorkerExited(exit, self._loop.now()))
 
-        self.world.soon(0.01, self.do, learn)
+        self.world.soon(0.01, self.process.do, learn)
 
-    def _captured(self) -> node.StacksCaptured:
-        alive = self.state.alive
-        return node.StacksCaptured(self.clock(), alive, alive if self.world.dice.random() < 0.5 else frozenset())
+    def _sweep(self, signum: int = 0, **_: bool) -> None:
+        if signum and self._daemons and (signum == 9 or self.world.dice.random() < 0.5):
+            self.world.soon(1.0, self.process.do, self._daemons_end)
+        left = (*(f"daemon {number}" for number in range(self._daemons)), *map(str, self._mine()))
+        self._loop.post(node.Swept(left, self._loop.now()))
 
     def _daemons_end(self) -> None:
         self._daemons = 0
         if self.state.phase is Phase.SWEEPING:
-            self._swept()
-
-    def _swept(self) -> None:
-        left = tuple(f"daemon {number}" for number in range(self._daemons))
-        stuck = tuple(str(worker) for worker in self.world.workers if worker.agent is self)
-        self.post(node.Swept(left + stuck, self.clock()))
+            self._sweep()

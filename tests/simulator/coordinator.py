@@ -1,225 +1,71 @@
-"""The simulated coordinator: the real decision of the job, and a model of what carries it out.
-
-Stands for `coordinator/coordinator.py` (`feed`, `take`, `_carry_out`, `_begin`, `_end`, `is_over`), `incoming.py` (`_on_message`,
-`_on_lost`, `_admit`, `_admit_waiting`) and `connections.py` (`_send_heartbeats`, `drop`, `expel`). `job.step` is the real one.
-"""
+"""A simulated coordinator: the real `Coordinator` and `Incoming`, watched for what they must not do."""
 
 from __future__ import annotations
 
-from functools import partial
+from signal import SIGTERM
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
-from ddplaunch import exitcodes
-from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import JobEnd, NodeEnd, Unfit
-from ddplaunch.supervise import job, node
-from ddplaunch.supervise.job import Member, Phase
-from ddplaunch.supervise.job.rendezvous import why_refused
-from ddplaunch.supervise.outcome import Why
-from tests.simulator.agents import Begin
-from tests.simulator.world import Closed, Connection, Violation, World
-from tests.unit.supervise.phases import job_step
+from ddplaunch.control.handshake import Key
+from ddplaunch.coordinator.connections import Terms
+from ddplaunch.coordinator.coordinator import Coordinator
+from ddplaunch.coordinator.incoming import Incoming
+from ddplaunch.coordinator.local_link import LocalLink
+from ddplaunch.coordinator.messages import Hello
+from ddplaunch.supervise import job
+from ddplaunch.supervise.job import SELF_ID, Phase
+from ddplaunch.supervise.job.ending import MAY_RESTART
+from ddplaunch.supervise.outcome import ClusterEnding, Why
+from tests.simulator.world import Violation
+from tests.unit.supervise.phases import checked
 
 if TYPE_CHECKING:
-    from tests.simulator.agents import Agent
+    from tests.simulator.agents import SimulatedAgent
 
-QUIT_TIMEOUT = 2.0
-BEAT = 1.0
+REGROUP = 2.0  # seconds from SIGTERM to a node that leaves to the next generation, at the least
 
 
-class Coordinator:
-    """The coordinator of the job, in the process of agent 0."""
+class Silent(SimpleNamespace):
+    """Has what it is given, takes every other call, and does nothing."""
 
-    def __init__(self, world: World, own: Agent) -> None:
-        """Listen, and join with the own agent."""
-        self.world, self.own = world, own
-        own.coordinator, own.is_member = self, True
-        self.state, _ = job.begin(world.scenario.policy, own.clock())
-        self.connections: dict[int, Connection] = {}
-        self.agents: dict[int, Agent] = {0: own}
-        self.at_end: frozenset[int] = frozenset()  # members when the job has ended
-        self.spares: tuple[int, ...] = ()  # that were never needed, at the end
-        self.reached: dict[int, JobEnd] = {}  # agents that were refused or released
-        self._job_end: JobEnd | None = None
-        self._has_decided = False
-        self._over_at = 0.0
-        self._unanswered: dict[int, int] = {}
-        self._hellos: set[int] = set()
-        self._waiting: dict[int, Member] = {}
-        self._ranks: set[int] = set()  # agents that take part
-        self._reports: dict[int, set[tuple[int, Any]]] = {}
-        self._armed = 0
-        self._last_id = 0
-        world.at(world.now + world.dice.random(), self._beat)
-        own.do(lambda: self.feed(job.Joined(self._member(0, own), own.clock())))
+    def __getattr__(self, _name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class SimulatedCoordinator(Coordinator):
+    """The coordinator of the job, in the process of an agent."""
+
+    def __init__(self, agent: SimulatedAgent) -> None:
+        self.world, self.own = agent.world, agent
+        self.refused: dict[int, int] = {}  # the statuses of agents that were refused or released
+        self.left_at: dict[int, float] = {}  # when agents left the job
+        self.at_end: frozenset[int] = frozenset()  # agents that were members when the job ended, and connected
+        self.spares: frozenset[int] = frozenset()  # agents that were never needed
+        self._stopping: set[int] = set()  # ids of nodes that stop, or were ordered to
+        draft: Any = Silent(master_port=None, reasons={"master_port": ""})
+        # sometimes it has to be found out first why the cluster ends the job
+        questions = (None, ClusterEnding)
+        reporter: Any = Silent(question=lambda _: self.world.dice.choice(questions), ended=lambda *_: ("", None))
+        super().__init__(agent.process, agent.world.scenario.policy, draft, reporter)
 
     def __str__(self) -> str:
         return "coordinator"
 
-    def _member(self, id: int, agent: Agent) -> Member:
-        rank = agent.number if self.world.scenario.ranked or id == 0 else None
-        return Member(id=id, host=str(agent), workers=self.world.scenario.workers, requested_rank=rank)
-
-    # --- connections
-
-    def accept(self, agent: Agent, connection: Connection) -> None:
-        """Take a new connection, on which the hello is under way; ping it."""
-        self._last_id += 1
-        id = self._last_id
-        self.connections[id], self.agents[id] = connection, agent
-        connection.sides[1] = lambda message: self.own.do(lambda: self._on_message(id, message))
-        agent.connected(connection)
-        self._unanswered[id] = 1
-        connection.send(0, messages.Ping(0.0, 10.0))
-        if self._job_end is not None:
-            connection.send(0, self._job_end)
-        connection.send(1, "hello")
-
-    def close(self) -> None:
-        """End with the process."""
-        for connection in self.connections.values():
-            connection.close(1)
-
-    def _send(self, id: int, message: Any) -> None:
-        self.own.act()
-        if (connection := self.connections.get(id)) is not None and connection.sides[1] is not None:
-            connection.send(0, message)
-
-    def _drop(self, id: int) -> None:
-        if (connection := self.connections.pop(id, None)) is not None:
-            connection.close(1)
-
-    def _beat(self) -> None:
-        """Ping all; over a link that is up, between agents that run, that takes no time."""
-        if not self.own.is_alive:
-            return
-        self.world.at(self.world.now + BEAT, self._beat)
-        if self.own.is_paused:
-            return
-        for id, connection in list(self.connections.items()):
-            agent = self.agents[id]
-            if self._unanswered[id] >= self.world.scenario.heartbeat_timeout / BEAT:
-                self.own.do(partial(self._expel, id))
-            elif connection.is_cut or agent.is_paused or not agent.is_alive or None in connection.sides:
-                self._unanswered[id] += 1
-            else:
-                agent.heard_at = agent.clock()
-                if not self._waiting:  # it waits for the answers to pings that are under way
-                    self._unanswered[id] = 0
-
-    def _expel(self, id: int) -> None:
-        self._drop(id)
-        self._on_lost(id, f"silent for {self.world.scenario.heartbeat_timeout:g} s")
-
-    # --- what comes in
-
-    def _on_message(self, id: int, message: Any) -> None:
-        if id not in self.connections:
-            return
-        if isinstance(message, Closed):
-            del self.connections[id]
-            self._on_lost(id, message.reason)
-            return
-        self._unanswered[id] = 0
-        generation = self.state.generation
-        match message:
-            case messages.Pong():
-                self._state_changed()
-            case "hello":
-                self._hellos.add(id)
-                self._admit(self._member(id, self.agents[id]))
-            case NodeEnd():
-                if message.generation == generation and id in self._ranks:
-                    self.take(id, message)
-            case node.Escalate() if id not in self._ranks:
-                pass
-            case node.ReportIdle():
-                self.take(id, message)
-            case Unfit(reason):
-                self.feed(job.AgentLost(id, f"its health check failed: {reason}", self.own.clock()))
-            case _:
-                made, reports = (generation, message), self._reports.setdefault(id, set())
-                if made not in reports:
-                    reports.add(made)
-                    self.take(id, message)
-
-    def _on_lost(self, id: int, reason: str) -> None:
-        self._waiting.pop(id, None)
-        self._ranks.discard(id)
-        self._reports.pop(id, None)
-        if self._job_end is None:
-            self.feed(job.AgentLost(id, reason, self.own.clock()))
-
-    def _admit(self, member: Member) -> None:
-        if why_refused(self.state, member) is None:
-            self.feed(job.Joined(member, self.own.clock()))
-            return
-        self._waiting[member.id] = member
-        for id in self.connections:
-            self._unanswered[id] += 1
-            self._send(id, messages.Ping(0.0, 10.0))
-
-    def _admit_waiting(self) -> None:
-        all_answered = all(self._unanswered[id] == 0 for id in self.connections)
-        is_clear = all_answered and not any(member.is_leaving for member in self.state.members.values())
-        for id, member in list(self._waiting.items()):
-            if why_refused(self.state, member) is None or is_clear:
-                del self._waiting[id]
-                self.feed(job.Joined(member, self.own.clock()))
-
-    def _state_changed(self) -> None:
-        if self._waiting:
-            self.world.at(self.world.now, self.own.do, self._admit_waiting)
-
-    def take(self, id: int, report: Any) -> None:
-        """Take a report of an agent."""
-        if id not in self.state.members:
-            return
-        now = self.own.clock()
-        match report:
-            case NodeEnd(generation):
-                if generation == self.state.generation and not self.state.members[id].has_ended:
-                    self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
-            case node.ReportStopping(why, signum, by_cluster):
-                self.feed(job.NodeStopping(id, why, signum, now, by_cluster))
-            case node.ReportNotice(signum):
-                self.feed(job.NodeNoticed(id, signum))
-            case node.Escalate(signum):
-                self.feed(job.NodeEscalated(id, signum, now))
-            case node.ReportIdle(seconds):
-                self.feed(job.NodeIdle(id, now - seconds, now))
-
     # --- the decision
 
-    def feed(self, event: job.Event) -> None:
-        """Let the decision take an event, and carry out what follows."""
-        self.world.note(self, event)
-        self.state, actions = job_step(self.state, event)
-        for id, agent in self.agents.items():
-            agent.is_member = id in self.state.members
-        self._check()
-        self.arm()
-        for action in actions:
-            self.own.act()
-            self._carry_out(action)
-        self._state_changed()
+    @property
+    def state(self) -> job.State:
+        return self._checked_state
 
-    def arm(self) -> None:
-        """Set the timer of the state's deadline."""
-        self._armed += 1
-        if (deadline := self.state.deadline) is not None:
-            missed = self.world.now - self.own.clock()
-            self.world.at(deadline + missed + 1e-6, self._on_deadline, self._armed)
-
-    def _on_deadline(self, armed: int) -> None:
-        if armed == self._armed and not self.own.is_paused:
-            self.own.do(lambda: self.feed(job.DeadlineReached(self.own.clock())))
-
-    def _check(self) -> None:
-        """Raise Violation if nothing would ever happen any more."""
-        state = self.state
+    @state.setter
+    def state(self, state: job.State) -> None:
+        """Take the state after a step; raise Violation if nothing would ever happen any more, or the wrong node leaves."""
+        before: job.State = getattr(self, "_checked_state", state)
+        checked(before, (state, ()))
+        self._checked_state = state
+        hosts = {member.host for member in state.members.values()}
+        for agent in self.world.agents.values():
+            agent.is_member = str(agent) in hosts
         stands = {
             Phase.RENDEZVOUS: state.rdzv_deadline is None and state.phase_deadline is None,
             Phase.PAUSING: state.phase_deadline is None,
@@ -229,69 +75,92 @@ class Coordinator:
         if stands.get(state.phase):
             raise Violation(f"nothing waits without a deadline: the job in {state.phase.name}")
 
+    def feed(self, event: job.Event) -> None:
+        self.world.note(self, event)
+        if isinstance(event, job.NodeStopping):
+            self._stopping.add(event.id)
+        before = self.state
+        super().feed(event)
+        if isinstance(event, job.NodeStopping) and event.id in before.members and before.phase is not Phase.ENDED:
+            self._check_leave(before, event)
+
     def _carry_out(self, action: job.Action) -> None:
+        """Carry out an action, unless the agent is killed before; raise Violation if it breaks an invariant."""
         self.world.note(self, action)
+        self.own.act()
         match action:
             case job.BeginGeneration(number, order):
-                self._begin(number, order)
-            case job.StopNodes(ids, signum, by_cluster, others_ended):
-                up = self.state.why is Why.TIMED_OUT
-                self._order(ids, node.StopOrdered(signum, self.own.clock(), up, by_cluster, others_ended=others_ended))
-            case job.KillNodes(ids):
-                self._order(ids, node.KillOrdered(self.own.clock()))
-            case job.Refuse(id, reason, status):
-                self._leaves(id, JobEnd(status, "refused", reason))
-            case job.Release(id, signum):
-                self._leaves(id, JobEnd(exitcodes.of_signal(signum), "left"))
-            case job.Drop(id):
-                self._drop(id)
-            case job.EndJob(status, _, requeue):
-                self._has_decided = True
-                self.at_end = frozenset(id for id in self.state.members if id == 0 or id in self.connections)
-                delay = self.world.dice.choice((0.0, 0.0, 1.0, 5.0))  # until it is known what is to be reported
-                why = self.state.why.value if self.state.why is not None else "failed"
-                end = JobEnd(status, why, requeue=requeue)
-                self.world.at(self.world.now + delay, self.own.do, lambda: self._end(end))
+                self._check_begin(number, order)
+            case job.StopNodes(ids):
+                self._stopping.update(ids)
+            case job.KillNodes(ids) if not self._stopping.issuperset(ids):
+                raise Violation(f"a kill reaches nodes that stop, and ends them: {ids}, but {self._stopping} stop")
+            case job.Refuse(id, _, status) if self._agents is not None:
+                self.refused[_number(self._agents.hellos[id].host)] = status
+            case job.Release(id, signum) if self._agents is not None:
+                self.refused[_number(self._agents.hellos[id].host)] = 128 + signum
+            case job.EndJob():
+                self._check_end()
+        super()._carry_out(action)
 
-    def _leaves(self, id: int, end: JobEnd) -> None:
-        self.reached[self.agents[id].number] = end
-        self._order((id,), end)
-
-    def _begin(self, number: int, order: tuple[int, ...]) -> None:
-        if self.world.now < self.world.port_taken_until and self.state.may_wait_for_port:
-            self.feed(job.PortTaken(self.own.clock()))
-            return
-        policy, size = self.state.policy, self.world.scenario.workers
+    def _check_begin(self, number: int, order: tuple[int, ...]) -> None:
+        """Raise Violation if other nodes should take part in this generation, or none yet."""
+        state, policy, now = self.state, self.state.policy, self._loop.now()
+        self._stopping.clear()
+        self.world.hangs = False
         if not policy.min_nodes <= len(order) <= policy.max_nodes - policy.spares:
             raise Violation(f"a generation has MIN to MAX nodes: {number} begins with {len(order)}")
-        if order[0] != 0 or len(set(order)) < len(order) or any(self.state.members[id].is_leaving for id in order):
+        if order[0] != SELF_ID or len(set(order)) < len(order) or any(state.members[id].is_leaving for id in order):
             raise Violation(f"node 0 is the coordinator's, and nobody is there twice or leaves: {number} has {order}")
-        self._ranks = set(order)
-        self.world.hangs = False
-        begins = {
-            id: Begin(number, frozenset(range(index * size, (index + 1) * size)), len(order) == 1)
-            for index, id in enumerate(order)
-        }
-        for id in order[1:]:
-            self._send(id, begins[id])
-        self.own.link.take(begins[0])
+        if any(at + REGROUP > now + 1e-6 for at in self.left_at.values()):
+            raise Violation(f"a node leaves only where it may: {number} begins at once after {self.left_at}")
 
-    def _end(self, end: JobEnd) -> None:
-        self._job_end, self._over_at = end, self.own.clock() + QUIT_TIMEOUT
-        spares = self.spares = self.state.unneeded_spares
-        for id in list(self.connections):
-            self._send(id, replace(end, status=exitcodes.OK) if id in spares else end)
-        self.own.link.take(end)
-        self.world.at(self.world.now + QUIT_TIMEOUT + 1e-6, self.own.do, lambda: None)
+    def _check_leave(self, before: job.State, event: job.NodeStopping) -> None:
+        """Raise Violation if this node has left although the job should end, or the job ends although the node should leave."""
+        member, policy = before.members[event.id], before.policy
+        after = self.state.members.get(event.id)
+        has_left = after is None or (after.is_leaving and not member.is_leaving)
+        staying = sum(one.id != event.id and not one.is_leaving for one in before.members.values())
+        is_ending = before.halted or (before.phase is Phase.STOPPING and before.why not in MAY_RESTART)
+        may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
+        may_leave &= event.why is Why.SIGNALLED and event.signum == SIGTERM and not event.by_cluster
+        may_leave &= (policy.replaceable or staying >= policy.min_nodes) and not is_ending
+        may_go = member.node_rank is None and not before.needs_all  # it has no part that anybody could miss
+        may_go |= event.why is Why.FRONT_LOST  # which is a loss
+        if has_left is not (event.id != SELF_ID and (may_leave or may_go)):
+            raise Violation(f"a node leaves only where it may: {member.host}, after {event}")
+        if has_left and may_leave and not may_go:
+            self.left_at[_number(member.host)] = self._loop.now()
 
-    def _order(self, ids: tuple[int, ...], order: Any) -> None:
-        for id in ids:
-            if id != 0:
-                self._send(id, order)
-        if 0 in ids:
-            self.own.link.take(order)
+    def _check_end(self) -> None:
+        """Raise Violation if the job ends because a node has left or joined; note who has a part in the end."""
+        state, agents = self.state, self._agents
+        assert agents is not None
+        if state.why in (Why.NODE_LEFT, Why.NODE_JOINED) and not state.halted:
+            raise Violation(f"a node leaves only where it may: the job ends, {state.why}")
+        connected = {SELF_ID, *agents.connections.ids}
+        self.at_end = frozenset(_number(one.host) for one in state.members.values() if one.id in connected)
+        self.spares = frozenset(_number(state.members[id].host) for id in state.unneeded_spares)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all agents know of the end, or have had the time."""
-        return self._job_end is not None and (not self.connections or self.own.clock() >= self._over_at)
+
+def coordinate(agent: SimulatedAgent, hello: Hello) -> LocalLink:
+    """Have this agent be the coordinator, and join with it; return its link."""
+    agent.coordinator = coordinator = SimulatedCoordinator(agent)
+    terms = Terms(
+        max_nodes=coordinator.state.policy.max_nodes,
+        run_id="run",
+        address=None,
+        key=Key(b""),
+        listen=None,
+        ports=(1,),
+        has_front=False,
+        heartbeat_timeout=agent.world.scenario.heartbeat_timeout,
+    )
+    agents = Incoming(agent.process, terms, coordinator, lambda _line: None).agents
+    agent.link = link = LocalLink(agent.process, coordinator)
+    coordinator.join(link.take, agents.join(hello), agents)
+    return link
+
+
+def _number(host: str) -> int:
+    return int(host.rpartition("-")[2])

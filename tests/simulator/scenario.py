@@ -6,13 +6,28 @@ from random import Random
 from signal import SIGINT, SIGTERM, SIGUSR1
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.supervise import job
 
 MOST_NODES = 5  # agents that a scenario begins with; later ones have higher numbers
 _KINDS = (
     *("kill", "kill", "crash", "reset", "cut", "cut", "pause", "partition", "slow", "join", "join"),
-    *("sigterm", "sigterm", "signal", "twice", "front", "fail", "fail", "killed", "raise", "start", "port", "withdraw"),
+    *(
+        "sigterm",
+        "sigterm",
+        "signal",
+        "twice",
+        "twice",
+        "front",
+        "fail",
+        "fail",
+        "killed",
+        "raise",
+        "start",
+        "port",
+        "withdraw",
+    ),
 )
 
 
@@ -44,9 +59,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     health_check: bool
     workers: int  # of each node
     ranked: bool  # agents have node ranks from their users
-    program: (
-        str  # what the workers do at SIGTERM: "ends", "slow", "ignores", or "daemons", which leaves a process behind
-    )
+    program: str  # what workers do at SIGTERM: "ends", "slow", "ignores", or "daemons", which leaves a process behind
     work: float  # seconds until a worker that nobody disturbs exits with 0
     follows: float  # how likely a worker fails because another one has ended
     delay: float  # seconds that a message takes at most
@@ -80,9 +93,7 @@ def scenario(seed: int) -> Scenario:
         notices=frozenset({int(SIGUSR1)}) if has_notice else frozenset(),
     )
     if dice.random() < 0.1:
-        policy = job.Policy(
-            **{**{name: getattr(policy, name) for name in policy.__struct_fields__}, "max_no_progress": 2}
-        )
+        policy = replace(policy, max_no_progress=2)
     starts = min(max(1, policy.max_nodes + dice.choice((-1, 0, 0, 0, 1))), MOST_NODES)
     faults = [Fault(0.0 if number == 0 else dice.uniform(0.0, 3.0), "join", number) for number in range(starts)]
     kinds = [*_KINDS, *(["notice"] * 3 if has_notice else []), *(["stop"] if policy.dispatched else [])]

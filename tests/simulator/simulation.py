@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
-from signal import SIGKILL, SIGTERM
-from typing import Any
+from collections.abc import Callable
+from signal import SIGINT, SIGKILL, SIGTERM
 
+import pytest
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
+from ddplaunch.agent import health
+from ddplaunch.coordinator import connections, coordinator, remote_link
+from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.supervise import job, node
+from ddplaunch.supervise.node import Phase
 from ddplaunch.supervise.outcome import Why, WorkerError
-from tests.simulator.agents import ENDS_OF_JOB, Agent
-from tests.simulator.coordinator import Coordinator
+from tests.simulator.agents import SimulatedAgent
+from tests.simulator.coordinator import SimulatedCoordinator
 from tests.simulator.scenario import Fault, Scenario, scenario
-from tests.simulator.world import Connection, Violation, World
+from tests.simulator.world import Dialer, Listener, Violation, World
 
 PATIENCE = 400.0  # seconds from the last fault in which every job ends: several generations, and a rendezvous in vain
 OWN_ERROR = WorkerError(type="ValueError", message="boom", traceback="")
+ENDS_OF_JOB = frozenset({"left_after_notice", *(why.value for why in Why)})
 
 
 class Simulation:
     """A job under faults."""
 
     def __init__(self, scenario: Scenario, trace: list[str] | None = None) -> None:
-        """Prepare the job; nothing has started yet."""
         self.scenario = scenario
         self.world = World(scenario, trace)
-        self.coordinator: Coordinator | None = None
-        self._cut: dict[int, float] = {}  # until when agents are cut off
-        self._starts = sum(fault.kind == "join" for fault in scenario.faults)
-        self._happened = 0
+        self._numbers = [fault.agent for fault in scenario.faults if fault.kind == "join"]
         for fault in scenario.faults:
             self.world.at(fault.at, self._happen, fault)
         self.world.at(self.world.dice.random(), self._tick)
 
+    @property
+    def coordinator(self) -> SimulatedCoordinator | None:
+        return next((one.coordinator for one in self.world.agents.values() if one.coordinator is not None), None)
+
     def run(self) -> None:
         """Let everything happen; raise Violation at the first invariant that does not hold."""
-        if not self.world.run(self.scenario.quiet_from + PATIENCE, self._is_over):
-            left = {str(agent): agent.state.phase.name for agent in self.world.agents.values() if agent.is_alive}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(connections, "Listener", Listener)
+            patch.setattr(remote_link, "Dialer", Dialer)
+            patch.setattr(coordinator, "reserve", self.world.reserve)
+            patch.setattr(health, "why_unfit", lambda _command, agent: agent.why_unfit)
+            is_over = self.world.run(self.scenario.quiet_from + PATIENCE, self._is_over)
+        if not is_over:
+            left = {str(one): one.state.phase.name for one in self.world.agents.values() if one.process.is_alive}
             phase = self.coordinator.state.phase.name if self.coordinator is not None else ""
             raise Violation(f"a job without faults goes on or ends: after {PATIENCE:g} s there are {left}, {phase}")
         self._judge()
 
     def _is_over(self) -> bool:
         agents = self.world.agents.values()
-        return self._happened == self._starts and not any(agent.is_alive for agent in agents)
+        return len(agents) == len(self._numbers) and not any(agent.process.is_alive for agent in agents)
 
     def _tick(self) -> None:
         self.world.at(self.world.now + 1.0, self._tick)
-        for agent in list(self.world.agents.values()):
-            if agent.is_alive:
-                agent.check_stop()
-                if not agent.is_paused:
-                    agent.do(agent.check_silence)
+        for agent in self.world.agents.values():
+            agent.check_stop()
 
     # --- faults
 
@@ -60,13 +69,16 @@ class Simulation:
         world = self.world
         world.note("fault", fault)
         if fault.kind == "join":
-            self._join(fault.agent)
+            agent = world.agents[fault.agent] = SimulatedAgent(world, fault.agent)
+            agent.is_disturbed = fault.agent > 0 and (0 not in world.agents or world.agents[0].is_disturbed)
+            agent.process.do(agent.join)
             return
-        agent = world.agents.get(fault.agent)
-        if agent is None or not agent.is_alive:
+        found = world.agents.get(fault.agent)
+        if found is None or not found.process.is_alive:
             return
+        agent = found
         self._disturb(fault, agent)
-        link, mine = agent.connection, [worker for worker in world.workers if worker.agent is agent]
+        pair, mine = frozenset((fault.agent, 0)), [worker for worker in world.workers if worker.agent is agent]
         match fault.kind:
             case "kill":
                 agent.fuse = fault.after
@@ -74,37 +86,34 @@ class Simulation:
                 if not fault.after:
                     agent.kill()
             case "crash":
-                if agent.coordinator is not None:
-                    for connection in agent.coordinator.connections.values():
-                        connection.vanish(1)
-                agent.crash()
-            case "reset" if link is not None:
-                link.reset()
+                agent.kill(power_fails=True)
+            case "reset":
+                for peer in world.peers_of(pair):
+                    peer.reset()
+            case "slow":
+                world.slow_until[pair] = max(world.slow_until.get(pair, 0.0), world.now + fault.lasts)
             case "cut":
-                self._cut_off([agent], fault.lasts)
+                self._cut_off({fault.agent}, fault.lasts)
             case "partition":
-                self._cut_off([other for number, other in world.agents.items() if number >= fault.agent], fault.lasts)
-            case "slow" if link is not None:
-                link.delay = 6.0
-                world.at(world.now + fault.lasts, setattr, link, "delay", self.scenario.delay)
+                self._cut_off({number for number in self._numbers if number >= max(1, fault.agent)}, fault.lasts)
             case "pause":
-                agent.pause(fault.lasts)
+                agent.process.pause(fault.lasts)
             case "sigterm" | "signal" | "notice":
                 self._signal(agent, fault.signum)
             case "twice":
                 self._signal(agent, fault.signum)
-                world.soon(2.0, self._signal, agent, fault.signum, True)
+                world.soon(2.0, self._signal_again, agent, int(world.dice.choice((SIGINT, SIGTERM))))
             case "front":
-                agent.do(lambda: agent.step(node.FrontLost(agent.clock())))
+                self._post(agent, node.FrontLost)
             case "fail" if mine:
                 mine[0].end(7, None, replace(OWN_ERROR, at=world.now))
             case "killed" if mine:
                 mine[-1].end(None, int(SIGKILL))
             case "raise" if mine:
                 mine[0].has_raised = True
-                agent.do(lambda: agent.step(node.ErrorRecorded(agent.clock())))
+                self._post(agent, node.ErrorRecorded)
             case "start":
-                agent.start_fails = agent.is_unfit = True
+                agent.start_fails, agent.why_unfit = True, "unfit"
             case "port":
                 world.port_taken_until = world.now + fault.lasts
             case "hang":
@@ -114,59 +123,46 @@ class Simulation:
             case "stop":
                 self._tell(lambda at: job.StopRequested(Why.SIGNALLED, fault.signum, at))
 
-    def _signal(self, agent: Agent, signum: int, escalates: bool = False) -> None:
-        agent.do(lambda: agent.step(node.SignalReceived(signum, agent.clock(), escalates=escalates)))
+    def _post(self, agent: SimulatedAgent, event: Callable[[float], node.Event]) -> None:
+        agent.process.do(lambda: agent.process.post(event(agent.process.now())))
 
-    def _tell(self, event: Any) -> None:
+    def _signal(self, agent: SimulatedAgent, signum: int, *, escalates: bool = False) -> None:
+        self._post(agent, lambda at: node.SignalReceived(signum, at, escalates=escalates))
+
+    def _signal_again(self, agent: SimulatedAgent, signum: int) -> None:
+        """Send a second signal, after which no worker may live for long."""
+        is_second = agent.state.signum and agent.state.phase in (Phase.STOPPING, Phase.KILLING)
+        if agent.process.is_alive and not agent.process.is_paused and is_second:
+            self.world.at(self.world.now + 2 * self.scenario.delay + 1.5, self._check_killed, agent, signum)
+        self._signal(agent, signum, escalates=True)
+
+    def _check_killed(self, agent: SimulatedAgent, signum: int) -> None:
+        """Raise Violation if workers of this node live after a second signal there; or any, unless the node leaves by it."""
         own = self.coordinator
-        if own is not None:
-            own.own.do(lambda: own.feed(event(own.own.clock())))
+        assert own is not None
+        leaves = agent.number in own.left_at and signum == SIGTERM
+        is_alone = agent.is_disturbed or own.own.is_disturbed or leaves
+        for worker in self.world.workers:
+            other = worker.agent
+            was_reached = other is agent or not (is_alone or other.is_disturbed)
+            if was_reached and not other.is_stuck and not other.process.is_paused:
+                raise Violation(f"a second signal kills at once: {worker} lives after one to {agent}")
 
-    def _disturb(self, fault: Fault, agent: Agent) -> None:
+    def _tell(self, event: Callable[[float], job.Event]) -> None:
+        if (own := self.coordinator) is not None:
+            own.own.process.do(lambda: own.feed(event(own.own.process.now())))
+
+    def _disturb(self, fault: Fault, agent: SimulatedAgent) -> None:
         """Note which agents may lose the coordinator by this."""
         if fault.kind in ("kill", "crash", "reset", "cut", "pause", "partition", "slow"):
             agent.is_disturbed = True
             for number, other in self.world.agents.items():
                 other.is_disturbed |= agent.number == 0 or (fault.kind == "partition" and number >= agent.number)
 
-    def _cut_off(self, agents: list[Agent], lasts: float) -> None:
-        until = self.world.now + lasts
-        for agent in agents:
-            self._cut[agent.number] = max(until, self._cut.get(agent.number, 0.0))
-            if agent.connection is not None:
-                agent.connection.is_cut = True
-            self.world.at(until, self._heal, agent)
-
-    def _heal(self, agent: Agent) -> None:
-        if agent.connection is None or self.world.now < self._cut[agent.number] or not agent.is_alive:
-            return
-        agent.connection.heal()
-        if agent.connection.sides[0] is not None and not agent.is_paused:
-            agent.connection.send(1, "pong")
-
-    # --- starts
-
-    def _join(self, number: int) -> None:
-        self._happened += 1
-        agent = self.world.agents[number] = Agent(self.world, number)
-        agent.heard_at = agent.clock()
-        if number == 0:
-            self.coordinator = Coordinator(self.world, agent)
-            return
-        own = self.coordinator
-        agent.is_disturbed = own is None or own.own.is_disturbed
-        self._dial(agent)
-
-    def _dial(self, agent: Agent) -> None:
-        """Look for the coordinator, each second, as the dialer does."""
-        own = self.coordinator
-        if not agent.is_alive or agent.link.end is not None:
-            return
-        is_cut = self.world.now < self._cut.get(agent.number, 0.0)
-        if own is None or not own.own.is_alive or own.own.is_paused or agent.is_paused or is_cut:
-            self.world.at(self.world.now + 1.0, self._dial, agent)
-            return
-        own.accept(agent, Connection(self.world, self.scenario.delay))
+    def _cut_off(self, numbers: set[int], lasts: float) -> None:
+        """Cut these nodes off from all others."""
+        others = set(self._numbers) - numbers
+        self.world.cut([frozenset((one, other)) for one in numbers for other in others], lasts)
 
     # --- the end
 
@@ -177,33 +173,32 @@ class Simulation:
         status = own.state.status
         if status is not None:
             self._judge_job(own, status)
-        for agent in self.world.agents.values():
+        for number, agent in self.world.agents.items():
             if agent.status is None:
                 continue  # killed
-            end, number = agent.link.end, agent.number
+            link, end = agent.link, agent.link.end
             assert end is not None
-            id = next((id for id, other in own.agents.items() if other is agent), None)  # None: it was never connected
+            was_reached = not isinstance(link, RemoteLink) or link.is_reached
             if end.why in ("left", "refused"):
-                is_right = agent.status == own.reached[number].status
+                is_right = agent.status == own.refused[number]
             elif end.why == "lost":
-                is_right = agent.status == exitcodes.NODE_LOST and agent.is_disturbed | (
-                    not own.own.is_alive and id not in own.at_end
-                )
-            elif end.why == "impatient" or (end.why in ENDS_OF_JOB and id is None):
-                is_right = (
-                    agent.status > 128 or agent.status == exitcodes.NODE_LOST
-                )  # stopped here, without the coordinator
+                is_gone = not own.own.process.is_alive and number not in own.at_end
+                is_right = agent.status == exitcodes.NODE_LOST and (agent.is_disturbed or is_gone)
+            elif agent.was_impatient or (end.why in ENDS_OF_JOB and not was_reached):  # stopped here alone
+                is_right = agent.status > 128 or agent.status == exitcodes.NODE_LOST
             elif end.why in ENDS_OF_JOB:
-                is_right = agent.status == (exitcodes.OK if id in own.spares else status)
+                is_right = agent.status == (exitcodes.OK if number in own.spares else status)
             else:
                 is_right = agent.status == end.status
             if not is_right:
                 raise Violation(f"every node ends with the right status: {agent} with {agent.status} ({end})")
 
-    def _judge_job(self, own: Coordinator, status: int) -> None:
-        state, policy = own.state, self.scenario.policy
-        sent = {fault.signum for fault in self.scenario.faults}
-        kinds = {fault.kind for fault in self.scenario.faults}
+    def _judge_job(self, own: SimulatedCoordinator, status: int) -> None:
+        state, policy, faults = own.state, self.scenario.policy, self.scenario.faults
+        kinds = {fault.kind for fault in faults}
+        # SIGTERM to a node that has left ends no job; a second signal may be another one
+        sent = {fault.signum for fault in faults if fault.signum != SIGTERM or fault.agent not in own.left_at}
+        sent |= {SIGINT} if "twice" in kinds else set()
         last = [found for (generation, _), found in self.world.statuses.items() if generation == state.generation]
         is_right = {
             exitcodes.OK: bool(last) and not any(last),
@@ -216,7 +211,7 @@ class Simulation:
             126: "start" in kinds,
             exitcodes.NODE_LOST: bool(kinds - {"join", "fail", "port", "hang"}) or self.scenario.stuck >= 0,
         }
-        signals = {128 + signum for signum in sent} | {128 + SIGKILL, 128 + SIGTERM}
+        signals = {128 + signum for signum in sent if signum} | {128 + SIGKILL}
         if not is_right.get(status, status in signals):
             raise Violation(f"every node ends with the right status: the job with {status} ({state.why}, {last})")
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise import node
+from ddplaunch.supervise import job, node
 from tests.simulator.scenario import scenario
 from tests.simulator.simulation import Simulation, failure_of, report, shrunk
 
@@ -23,12 +23,27 @@ def test_a_seed_gives_the_same_history_each_time():
     assert histories[0] == histories[1] != []
 
 
-def test_a_stop_that_never_comes_is_seen_and_shrunk_to_the_fault_that_it_needs(monkeypatch):
-    def forgets(state, event):
-        return (state, ()) if isinstance(event, node.StopOrdered) else node.step(state, event)
+def without(kind, step):
+    return lambda state, event: (state, ()) if isinstance(event, kind) else step(state, event)
 
-    monkeypatch.setattr("tests.simulator.agents.node_step", forgets)
+
+def for_all(state, event, step=job.step):
+    return step(state, replace(event, by_cluster=True) if isinstance(event, job.NodeStopping) else event)
+
+
+@pytest.mark.parametrize(
+    ("decision", "step", "invariant"),
+    [
+        (node, without(node.StopOrdered, node.step), ""),
+        (node, without(node.KillOrdered, node.step), "a kill reaches nodes that stop"),
+        (job, for_all, "a node leaves"),
+    ],
+    ids=["a stop never comes", "a kill never comes", "no node may leave"],
+)
+def test_a_broken_decision_is_seen_and_shrunk_to_the_faults_that_it_needs(monkeypatch, decision, step, invariant):
+    monkeypatch.setattr(decision, "step", step)
     broken = next(found for found in map(scenario, range(SEEDS)) if failure_of(found))
+    assert failure_of(broken).startswith(invariant)
     fewest = shrunk(broken)
     assert failure_of(fewest).partition(":")[0] == failure_of(broken).partition(":")[0]
     for fault in fewest.faults[1:]:
