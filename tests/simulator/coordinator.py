@@ -46,7 +46,8 @@ class SimulatedCoordinator(Coordinator):
         # sometimes it has to be found out first why the cluster ends the job
         questions = (None, ClusterEnding)
         reporter: Any = Silent(question=lambda _: self.world.dice.choice(questions), ended=lambda *_: ("", None))
-        super().__init__(agent.process, agent.world.scenario.policy, draft, reporter)
+        state, _ = job.begin(agent.world.scenario.policy, agent.process.now())
+        super().__init__(agent.process, state, draft, reporter)
 
     def __str__(self) -> str:
         return "coordinator"
@@ -70,7 +71,8 @@ class SimulatedCoordinator(Coordinator):
             Phase.RENDEZVOUS: state.rdzv_deadline is None and state.phase_deadline is None,
             Phase.PAUSING: state.phase_deadline is None,
             Phase.RUNNING: not state.running,
-            Phase.STOPPING: not state.running,
+            Phase.STOPPING: not state.running and state.gather_until is None,
+            Phase.ANNOUNCING: not state.unacknowledged,
         }
         if stands.get(state.phase):
             raise Violation(f"nothing waits without a deadline: the job in {state.phase.name}")

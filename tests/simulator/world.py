@@ -88,7 +88,7 @@ class World:
         if self._trace is not None:
             self._trace.append(f"{self.now:8.3f}  {who}: {what}")
 
-    def reserve(self, _port: int, _origin: str, *, again: bool) -> Any:
+    def reserve(self, *_: Any, again: bool = False) -> Any:
         if self.now < self.port_taken_until and again:
             raise PortTaken
         return SimpleNamespace(port=1, release=lambda: None)
@@ -191,6 +191,7 @@ class Peer:
     """Stands for `control.peer.Peer`: one side of a connection, in which each direction keeps its order."""
 
     other: Peer
+    sends_again_each_second = True
 
     def __init__(self, process: Process, node: int) -> None:
         """Open a side, in this process, of a connection with the node of this number."""
@@ -208,6 +209,9 @@ class Peer:
         """Send; a heartbeat takes no time unless something is under way before it."""
         if self._is_open:
             self.other._take(payload, 0.0 if payload.startswith(_HEARTBEATS) else None)
+
+    def host_silence(self) -> float:
+        return 0.0  # as where the kernel does not say
 
     def admit(self) -> None:
         """Take long messages, too."""
