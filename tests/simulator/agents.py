@@ -10,15 +10,15 @@ from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any
 
 from ddplaunch.agent.agent import Agent
+from ddplaunch.cluster import Rendezvous
 from ddplaunch.control.handshake import Key
+from ddplaunch.coordinator.join import join
 from ddplaunch.coordinator.link import Link
-from ddplaunch.coordinator.messages import Hello, NodeFacts
-from ddplaunch.coordinator.remote_link import RemoteLink
+from ddplaunch.coordinator.messages import NodeFacts
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase, teardown
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerError
-from tests.simulator.coordinator import Silent, SimulatedCoordinator, coordinate
-from tests.simulator.world import Killed, Process, Violation, Worker, World, address_of
+from tests.simulator.world import Killed, Process, Silent, Violation, Worker, World, address_of
 from tests.unit.builders import worker_exit
 from tests.unit.supervise.phases import checked
 
@@ -31,7 +31,6 @@ SLACK = 1.0  # seconds by which the clock may take a pause for time
 class SimulatedAgent(Agent):
     """The agent of a node, with the coordinator if it is node 0."""
 
-    coordinator: SimulatedCoordinator | None = None
     link: Link
 
     def __init__(self, world: World, number: int) -> None:
@@ -54,8 +53,15 @@ class SimulatedAgent(Agent):
         silent: Any = Silent()
         self._run_socket = self._shutdown = silent
         self._reporter: Any = Silent(traces=TRACES, stopped=lambda _signum: "")
-        check = "check" if scenario.health_check else None
-        inputs = Silent(spec=Silent(health_check=check, straggler_check=0.0), env=self, node=Silent(host=str(self)))
+        self._spec: Any = Silent(
+            health_check="check" if scenario.health_check else None,
+            straggler_check=0.0,
+            heartbeat_timeout=scenario.heartbeat_timeout,
+            may_shorten_silence=False,
+            rdzv_timeout=scenario.policy.rdzv_timeout,
+            local_addr=None,
+        )
+        inputs = Silent(spec=self._spec, env=self, node=Silent(host=str(self)))
         self._context: Any = Silent(inputs=inputs, queue=silent)
         self._generations: Any = Silent(
             workers=None,
@@ -86,22 +92,27 @@ class SimulatedAgent(Agent):
         return f"agent-{self.number}"
 
     def join(self) -> None:
-        scenario, timeout = self.world.scenario, self.world.scenario.policy.rdzv_timeout
-        wanted = self.number if scenario.ranked or self.number == 0 else None
-        facts = NodeFacts("", "", "", "", "")
-        hello = Hello(wanted, str(self), scenario.workers, "gloo", "", address_of(0), facts)
-        if self.number == 0:
-            self._link = self.link = coordinate(self, hello)
-            return
-        self._link = self.link = link = RemoteLink(
-            self._loop,
+        scenario = self.world.scenario
+        reasons = {"backend": "", "master_port": ""}
+        request: Any = Silent(
+            spec=self._spec,
+            allocation=Silent(
+                name=str(self),
+                node_rank=self.number if scenario.ranked or self.number == 0 else None,
+                nnodes=(1, 1),  # whatever the job is: no other node takes over
+                task=None,
+                has_front=False,
+                endpoint=Silent(address=None),
+            ),
+            draft=Silent(
+                workers=range(scenario.workers), backend="gloo", reasons=reasons, master_port=None, run_id="run"
+            ),
+            rendezvous=Rendezvous(addresses=(address_of(0),), ports=(1,), coordinator=self.number == 0),
             key=Key(b""),
-            hello=lambda _name: hello,
-            source=None,
-            heartbeat_timeout=scenario.heartbeat_timeout,
-            rdzv_timeout=timeout,
+            facts=NodeFacts("", "", "", "", ""),
+            listening=None,
         )
-        link.aim([address_of(0)], [1])
+        self._link = self.link = join(request, self._loop, self._reporter)
 
     # --- its end
 
@@ -160,7 +171,12 @@ class SimulatedAgent(Agent):
         limit = self.world.scenario.grace_period + self.world.scenario.stacks_within + 2 * teardown.KILL_TIMEOUT
         limit += teardown.TIDY_TIMEOUT + teardown.SWEEP_GRACE + SLACK
         since, process = self._stopping_since, self.process
-        if process.is_alive and not process.is_paused and since is not None and process.age - since > limit:
+        if (
+            process.is_alive
+            and not process.is_paused
+            and since is not None
+            and process.world.now - process.clock._missed - since > limit
+        ):
             raise Violation(f"what is stopped is gone in time: {self} stops for more than {limit:g} s")
 
     def handle(self, event: Any) -> None:

@@ -1,53 +1,33 @@
-"""A simulated coordinator: the real `Coordinator` and `Incoming`, watched for what they must not do."""
+"""A simulated coordinator: the real `Coordinator`, watched for what they must not do."""
 
 from __future__ import annotations
 
 from signal import SIGTERM
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
-from ddplaunch.control.handshake import Key
-from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.incoming import Incoming
-from ddplaunch.coordinator.local_link import LocalLink
-from ddplaunch.coordinator.messages import Hello
+from ddplaunch.plan import Plan
+from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, Phase
 from ddplaunch.supervise.job.ending import MAY_RESTART
-from ddplaunch.supervise.outcome import ClusterEnding, Why
-from tests.simulator.world import Violation
+from ddplaunch.supervise.outcome import Why
+from tests.simulator.world import Process, Violation
 from tests.unit.supervise.phases import checked
 
-if TYPE_CHECKING:
-    from tests.simulator.agents import SimulatedAgent
-
 REGROUP = 2.0  # seconds from SIGTERM to a node that leaves to the next generation, at the least
-
-
-class Silent(SimpleNamespace):
-    """Has what it is given, takes every other call, and does nothing."""
-
-    def __getattr__(self, _name: str) -> Any:
-        return lambda *_, **__: None
 
 
 class SimulatedCoordinator(Coordinator):
     """The coordinator of the job, in the process of an agent."""
 
-    def __init__(self, agent: SimulatedAgent) -> None:
-        self.world, self.own = agent.world, agent
+    def __init__(self, loop: Process, state: job.State, draft: Plan, reporter: JobReporter) -> None:
+        self.world, self.own = loop.world, loop.agent
         self.refused: dict[int, int] = {}  # the statuses of agents that were refused or released
         self.left_at: dict[int, float] = {}  # when agents left the job
         self.at_end: frozenset[int] = frozenset()  # agents that were members when the job ended, and connected
         self.spares: frozenset[int] = frozenset()  # agents that were never needed
         self._stopping: set[int] = set()  # ids of nodes that stop, or were ordered to
-        draft: Any = Silent(master_port=None, reasons={"master_port": ""})
-        # sometimes it has to be found out first why the cluster ends the job
-        questions = (None, ClusterEnding)
-        reporter: Any = Silent(question=lambda _: self.world.dice.choice(questions), ended=lambda *_: ("", None))
-        state, _ = job.begin(agent.world.scenario.policy, agent.process.now())
-        super().__init__(agent.process, state, draft, reporter)
+        super().__init__(loop, state, draft, reporter)
 
     def __str__(self) -> str:
         return "coordinator"
@@ -143,25 +123,6 @@ class SimulatedCoordinator(Coordinator):
         connected = {SELF_ID, *agents.connections.ids}
         self.at_end = frozenset(_number(one.host) for one in state.members.values() if one.id in connected)
         self.spares = frozenset(_number(state.members[id].host) for id in state.unneeded_spares)
-
-
-def coordinate(agent: SimulatedAgent, hello: Hello) -> LocalLink:
-    """Have this agent be the coordinator, and join with it; return its link."""
-    agent.coordinator = coordinator = SimulatedCoordinator(agent)
-    terms = Terms(
-        max_nodes=coordinator.state.policy.max_nodes,
-        run_id="run",
-        address=None,
-        key=Key(b""),
-        listen=None,
-        ports=(1,),
-        has_front=False,
-        heartbeat_timeout=agent.world.scenario.heartbeat_timeout,
-    )
-    agents = Incoming(agent.process, terms, coordinator, lambda _line: None).agents
-    agent.link = link = LocalLink(agent.process, coordinator)
-    coordinator.join(link.take, agents.join(hello), agents)
-    return link
 
 
 def _number(host: str) -> int:

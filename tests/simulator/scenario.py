@@ -13,21 +13,8 @@ from ddplaunch.supervise import job
 MOST_NODES = 5  # agents that a scenario begins with; later ones have higher numbers
 _KINDS = (
     *("kill", "kill", "crash", "reset", "cut", "cut", "pause", "partition", "slow", "join", "join"),
-    *(
-        "sigterm",
-        "sigterm",
-        "signal",
-        "twice",
-        "twice",
-        "front",
-        "fail",
-        "fail",
-        "killed",
-        "raise",
-        "start",
-        "port",
-        "withdraw",
-    ),
+    *("sigterm", "sigterm", "signal", "twice", "twice", "front", "start", "port", "withdraw"),
+    *("fail", "fail", "killed", "raise"),
 )
 
 

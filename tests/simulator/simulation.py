@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from signal import SIGINT, SIGKILL, SIGTERM
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
 from ddplaunch.agent import health
-from ddplaunch.coordinator import connections, coordinator, remote_link
+from ddplaunch.coordinator import connections, coordinator, join, listen, remote_link
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.node import Phase
-from ddplaunch.supervise.outcome import Why, WorkerError
+from ddplaunch.supervise.outcome import ClusterEnding, Why, WorkerError
 from tests.simulator.agents import SimulatedAgent
 from tests.simulator.coordinator import SimulatedCoordinator
 from tests.simulator.scenario import Fault, Scenario, scenario
-from tests.simulator.world import Dialer, Listener, Violation, World
+from tests.simulator.world import Dialer, Listener, Silent, Violation, World
 
 PATIENCE = 400.0  # seconds from the last fault in which every job ends: several generations, and a rendezvous in vain
 OWN_ERROR = WorkerError(type="ValueError", message="boom", traceback="")
@@ -38,7 +39,8 @@ class Simulation:
 
     @property
     def coordinator(self) -> SimulatedCoordinator | None:
-        return next((one.coordinator for one in self.world.agents.values() if one.coordinator is not None), None)
+        agent = self.world.agents.get(0)
+        return cast("SimulatedCoordinator | None", agent and agent.link.coordinator)
 
     def run(self) -> None:
         """Let everything happen; raise Violation at the first invariant that does not hold."""
@@ -46,6 +48,12 @@ class Simulation:
             patch.setattr(connections, "Listener", Listener)
             patch.setattr(remote_link, "Dialer", Dialer)
             patch.setattr(coordinator, "reserve", self.world.reserve)
+            patch.setattr(join, "host_of", lambda allocation, _: allocation.name)
+            patch.setattr(listen, "_policy", lambda _: self.scenario.policy)
+            patch.setattr(listen, "Coordinator", SimulatedCoordinator)
+            # sometimes it has to be found out first why the cluster ends the job
+            asked = {"question": lambda _: self.world.dice.choice((None, ClusterEnding))}
+            patch.setattr(listen, "JobReporter", lambda *_: Silent(**asked, ended=lambda *_: ("", None)))
             patch.setattr(health, "why_unfit", lambda _command, agent: agent.why_unfit)
             is_over = self.world.run(self.scenario.quiet_from + PATIENCE, self._is_over)
         if not is_over:

@@ -91,7 +91,7 @@ class World:
     def reserve(self, *_: Any, again: bool = False) -> Any:
         if self.now < self.port_taken_until and again:
             raise PortTaken
-        return SimpleNamespace(port=1, release=lambda: None)
+        return Silent(port=1)
 
     # --- the network
 
@@ -112,14 +112,11 @@ class World:
         return [peer for peer in self.peers if peer.pair == pair]
 
 
-class _NoFiles:
-    """A selector of a process that has no descriptors, and sleeps outside of its loop."""
+class Silent(SimpleNamespace):
+    """Has what it is given, takes every other call, and does nothing."""
 
-    def get_map(self) -> dict[int, Any]:
-        return {}
-
-    def select(self, _timeout: float | None = None) -> list[Any]:
-        return []
+    def __getattr__(self, _name: str) -> Any:
+        return lambda *_, **__: None
 
 
 class Process(Loop):
@@ -127,14 +124,11 @@ class Process(Loop):
 
     def __init__(self, agent: SimulatedAgent) -> None:
         self.agent, self.world, self.number = agent, agent.world, agent.number
-        super().__init__(Clock(lambda: self.world.now), _NoFiles())  # type: ignore[arg-type]
+        no_files: Any = Silent(get_map=dict, select=lambda _: [])
+        super().__init__(Clock(lambda: self.world.now), no_files)
         self.is_alive, self.is_paused = True, False
         self._backlog: list[Callable[[], object]] = []
         self._wakes_at = inf
-
-    @property
-    def age(self) -> float:
-        return self.world.now - self.clock._missed
 
     def do(self, call: Callable[[], object] = lambda: None) -> None:
         """Have the process do something: now, or when it goes on; a dead one does nothing."""
