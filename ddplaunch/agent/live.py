@@ -194,6 +194,7 @@ class LiveOutput(FrontOutput):
             self._viewer = self._asked_at = None
             self._show_rows([])
             self._hold(_LOST.encode())
+            self._leave_keyboard()
             self.give_back()
 
     def _show_rows(self, rows: list[str]) -> None:

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import termios
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.hosts.bed import SBIN
 from tests.hosts.job import HostsJob
 from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
 from tests.hosts.terminal import on_host
-from tests.process.terminal import CTRL_C, Screen, Terminal
+from tests.process.terminal import CTRL_C, Lasting, Screen
 
 SECRET = "a word that is nobody else's business"
 PORT = 2222
@@ -94,15 +93,16 @@ def test_the_first_failure_gives_the_status_and_the_report_names_its_host_as_it_
 
 
 def test_rows_of_live_stand_below_what_all_hosts_write_and_the_terminal_is_left_as_it_was(job, program):
-    argv = job.argv("--live", "--hosts", ",".join(NODES), "--nproc-per-node", 1, program("tells"), 0)
-    terminal = Terminal(job, argv, columns=100, **on_host(job, LOGIN))
-    before, screen = termios.tcgetattr(terminal.child.child_fd), Screen(terminal, 100)
+    argv = ("--live", "--hosts", ",".join(NODES), "--nproc-per-node", 1, program("tells"), 0)
+    terminal = Lasting(job, *argv, columns=100, **on_host(job, LOGIN))
+    screen = Screen(terminal, 100)
 
     def has_rows(rows):
         return len(rows) > 1 and "step 10 of 40 (25%)" in rows[-2] and rows[-1].startswith("all 3: running, step 10")
 
     shown = screen.until(has_rows)
     assert sorted(row for row in shown if "stdin" in row) == [f"[{rank}] stdin has ''" for rank in range(3)]
+    assert not terminal.cooks()
     terminal.press("t")
     shown = screen.until(lambda rows: has_rows(rows) and any(row.startswith("ranks 0-2: ") for row in rows))
     assert [sum(node in row and "10/40" in row for row in shown) for node in NODES] == [1, 1, 1], shown
@@ -110,8 +110,7 @@ def test_rows_of_live_stand_below_what_all_hosts_write_and_the_terminal_is_left_
     shown = screen.at_end()
     assert "stopped by SIGINT" in shown[-1]
     assert not any(row.startswith("all 3") for row in shown)
-    assert termios.tcgetattr(terminal.child.child_fd) == before
-    assert terminal.status() == 130
+    assert terminal.child.exitstatus == 130
 
 
 # --- what nobody else is to see

@@ -88,6 +88,20 @@ def typed(job: Job, *args: object, **options: object) -> Terminal:
     return Terminal(job, job.argv(*args), **options)  # type: ignore[arg-type]
 
 
+class Lasting(Terminal):
+    """The command in a session that goes on after it: the system resets the modes of a terminal when its session has ended."""
+
+    def __init__(self, job: Job, *args: object, **options: Any) -> None:
+        stays = 'trap : INT; "$@"; status=$?; read _; exit $status'
+        super().__init__(job, ["sh", "-c", stays, "sh", *job.argv(*args)], **options)
+
+    def sees_the_end(self) -> str:
+        """Wait until the command has given the terminal its modes back, and for the end of all; give what came until then."""
+        until(self.cooks, "the modes of the terminal")
+        self.press(ENTER)
+        return super().sees_the_end()
+
+
 class Screen:
     """What is on the terminal's screen."""
 
@@ -106,9 +120,9 @@ class Screen:
                 pass
         return self._emulator.shown
 
-    def resize(self, lines: int, columns: int) -> None:
-        """Give the terminal another size at a moment at which nothing is on its way to the screen."""
-        with held(self._terminal.child.pid):
+    def resize(self, lines: int, columns: int, writer: int) -> None:
+        """Give the terminal another size while this process is held, so that nothing is on its way to the screen."""
+        with held(writer):
             try:
                 while True:
                     self._emulator.feed(self._terminal.child.read_nonblocking(1 << 16, timeout=0))
@@ -168,7 +182,7 @@ class Shell(Terminal):
 
 
 def child(pid: int) -> int:
-    """The agent of a front, as soon as that is there: its last child."""
+    """The last child of a process as soon as there is one, as the agent of a front."""
     return int(until(Path(f"/proc/{pid}/task/{pid}/children").read_text, "a child").split()[-1])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Job, until
-from tests.process.terminal import CTRL_C, CTRL_Z, ENTER, PROMPT, Screen, Shell, Terminal, typed
+from tests.process.terminal import CTRL_C, CTRL_Z, ENTER, PROMPT, Lasting, Screen, Shell, Terminal, child
 
 COLUMNS = 100
 
@@ -23,7 +23,7 @@ def live(job, program):
     """Type tells.py with --live in a terminal; give the terminal and its screen."""
 
     def live(*options: object, lines: int = 0, env: dict[str, str] | None = None) -> tuple[Terminal, Screen]:
-        terminal = typed(job, "--live", *options, program("tells"), lines, columns=COLUMNS, env=env)
+        terminal = Lasting(job, "--live", *options, program("tells"), lines, env=env, columns=COLUMNS)
         return terminal, Screen(terminal, COLUMNS)
 
     return live
@@ -55,7 +55,6 @@ def test_rows_stand_below_the_lines_keys_are_ours_and_ctrl_c_leaves_the_terminal
     shown = screen.at_end()
     assert "stopped by SIGINT" in shown[-1]
     assert not any(row.startswith("all 2") for row in shown)
-    assert terminal.cooks()
     assert terminal.child.exitstatus == 130
 
 
@@ -72,7 +71,6 @@ def test_a_flood_stays_above_the_rows_whole_and_a_failure_is_the_last_that_is_se
     go(job, 2)
     shown = screen.at_end()
     assert terminal.child.exitstatus == 1
-    assert terminal.cooks()
     error = shown.index(next(row for row in shown if row.startswith("error: rank 1 failed: ValueError: bad batch")))
     assert not any(row.startswith(("[", "all ", "1 more")) for row in shown[error:])
 
@@ -80,10 +78,11 @@ def test_a_flood_stays_above_the_rows_whole_and_a_failure_is_the_last_that_is_se
 def test_rows_follow_the_size_of_the_terminal(live):
     terminal, screen = live("--nproc-per-node", 2)
     screen.until(has_rows)
-    screen.resize(24, 20)
+    front = child(terminal.child.pid)
+    screen.resize(24, 20, front)
     shown = screen.until(lambda rows: rows[-1] == "all 2: running, st…")
     assert "stdin has" in shown[-3], "of the rows that were wider nothing stays"
-    screen.resize(3, 40)
+    screen.resize(3, 40, front)
     screen.until(lambda rows: "step 10 of 40 (25%)" in rows[-1] and "stdin has" in rows[-2])
     terminal.press(CTRL_C)
     screen.at_end()
@@ -112,14 +111,15 @@ def test_a_command_that_is_killed_leaves_the_terminal_as_it_was(live):
     terminal, screen = live("--nproc-per-node", 2)
     screen.until(has_rows)
     assert not terminal.cooks()
-    terminal.child.kill(signal.SIGKILL)
-    until(terminal.cooks, "the modes of the terminal")
+    os.kill(child(terminal.child.pid), signal.SIGKILL)
+    screen.at_end()
+    assert terminal.child.exitstatus == 128 + signal.SIGKILL
 
 
 def test_without_the_process_that_makes_the_rows_the_job_goes_on_and_the_keyboard_is_given_back(live):
     terminal, screen = live("--nproc-per-node", 2)
     screen.until(has_rows)
-    front = terminal.child.pid
+    front = child(terminal.child.pid)
     viewer = max(map(int, Path(f"/proc/{front}/task/{front}/children").read_text().split()))
     os.kill(viewer, signal.SIGKILL)
     shown = screen.until(lambda rows: rows[-1].startswith("ddplaunch: --live has ended"))
