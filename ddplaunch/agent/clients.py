@@ -315,7 +315,7 @@ class RunClients(Clients):
         program, members = inputs.spec.program, state.taking_part
         folder = self._context.folder
         return requests.Run(
-            run_id=piece(self._context.draft.run_id),
+            run_id=piece(self._run_id() or self._context.draft.run_id),
             host=self._host,
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),

@@ -54,6 +54,7 @@ class Agents:
         self.world_size = 0
         self.asked_before = 0  # the number of the last question before this generation
         self.job_end: JobEnd | None = None
+        self._announced: Succession | None = None  # the last time, for nodes that come later
         self._past: Generation | None = None  # of a coordinator from which this one takes over
 
     def continue_with(self, past: Generation | None) -> None:
@@ -89,7 +90,7 @@ class Agents:
             for id in announced.order[: MAX_CANDIDATES + 1]
             if id != SELF_ID and self.hellos[id].listens
         )
-        succession = Succession(
+        self._announced = succession = Succession(
             run_id=self._terms.run_id,
             host=self.hellos[SELF_ID].host,
             coordinator=members[SELF_ID].seats,
@@ -104,6 +105,11 @@ class Agents:
                 self.connections.send(id, messages.encode(replace(succession, seats=member.seats)))
         for id in self.watchers:
             self.connections.send(id, messages.encode(succession))
+
+    def introduce(self, id: int) -> None:
+        """Tell a node that takes no part yet which others may take over, so that it can follow them as a spare."""
+        if self._announced is not None:
+            self.connections.send(id, messages.encode(self._announced))
 
     def hand_over(self, signum: int) -> None:
         """Have another agent take over, and know no agent any more."""

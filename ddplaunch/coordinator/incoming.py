@@ -200,7 +200,7 @@ class Incoming:
         A host may be back after a power cut, or a pod may have started again, before the coordinator has noticed the loss.
         """
         if why_not_admitted(self._coordinator.state, member) is None:
-            self._coordinator.feed(job.Joined(member, self._loop.now()))
+            self._join(member)
         else:
             self.agents.waiting[member.id] = member
             self._connections.ping_all()
@@ -212,4 +212,8 @@ class Incoming:
         for id, member in list(self.agents.waiting.items()):
             if why_not_admitted(self._coordinator.state, member) is None or is_clear:
                 del self.agents.waiting[id]
-                self._coordinator.feed(job.Joined(member, self._loop.now()))
+                self._join(member)
+
+    def _join(self, member: Member) -> None:
+        self.agents.introduce(member.id)
+        self._coordinator.feed(job.Joined(member, self._loop.now()))

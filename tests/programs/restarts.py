@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 
@@ -50,6 +51,18 @@ def stays_until_told():
     wait("go")
 
 
+def saves_until_told():
+    """At SIGTERM a worker waits for the sign `saved` before it ends."""
+
+    def save(*_):
+        put(f"saving-{GENERATION}-{RANK}")
+        wait("saved")
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    stays_until_told()
+
+
 def goes_on_until_told():
     """Nothing but the sign `finish` ends it."""
     ready()
@@ -84,7 +97,6 @@ def leaves_something():
 def leaves_a_listener():
     """Rank 0 listens at MASTER_PORT; a child of it has the socket too, and only its second thread lives when rank 0 fails."""
     import ctypes
-    import signal
     import socket
     import threading
 

@@ -78,7 +78,8 @@ def gathered(state: State, at: float) -> State:
     if state.gather_until is None:
         return state
     _, unaccounted = state.electorates[-1].count(_seats(state))
-    may_come = unaccounted > bool(state.lost_seats)
+    has_spares = state.policy.spares > 0 and len(state.members) < state.most_running
+    may_come = unaccounted > bool(state.lost_seats) or has_spares
     may_be_confirmed = state.policy.dispatched and bool(state.lost_seats)
     is_enough = may_go_on(state) and len(state.members) >= state.policy.min_nodes
     if not may_come and (is_enough or not may_be_confirmed):

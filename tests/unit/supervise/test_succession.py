@@ -183,6 +183,14 @@ def test_of_two_the_one_goes_on_that_is_told_of_the_other_ones_end() -> None:
     assert (state.phase, state.generation) == (Phase.RUNNING, 2)
 
 
+def test_it_waits_for_the_spare_that_is_to_take_the_place_of_the_node_that_was_lost() -> None:
+    state = taken_over(2, has_ended=True, min_nodes=2, max_nodes=3, spares=1)
+    state = after(state, stopping(0, 101.0), DeadlineReached(102.0))
+    assert (state.phase, state.gather_until) == (Phase.STOPPING, 125.0)
+    state = after(state, Joined(member(1), 103.0), DeadlineReached(104.0), Acknowledged(1, 2, 105.0))
+    assert (state.phase, len(state.taking_part)) == (Phase.RUNNING, 2)
+
+
 def test_ctrl_c_ends_it_while_it_waits_for_the_others() -> None:
     state = after(taken_over(3), stopping(0, 101.0), NodeStopping(SELF_ID, Why.SIGNALLED, 2, 102.0))
     assert (state.phase, state.status) == (Phase.ENDED, 130)

@@ -1,0 +1,195 @@
+"""Node 0 of an elastic job is lost or leaves, and the next node takes over: real agents and workers, over loopback."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM
+from typing import Any
+
+import pytest
+
+from tests.nodes import ENOUGH, Node, Nodes
+
+SILENCE = 2  # seconds, the heartbeat timeout of these jobs
+
+
+@pytest.fixture
+def node_of(nodes: Nodes, program):
+    """Start a worker on one node of an elastic job, as if no other node were on this host."""
+
+    def node_of(rank: int, nnodes: str, *options: object, behaviour: str = "stays_until_told") -> Node:
+        told = ("--nproc-per-node", 1, "--heartbeat-timeout", f"{SILENCE}s", "--rdzv-conf", "last_call_timeout=60")
+        env = {"XDG_STATE_HOME": str(state_of(nodes, rank))}
+        return nodes.node(*nodes.static(nnodes, rank), *told, *options, program("restarts"), behaviour, env=env)
+
+    return node_of
+
+
+@pytest.fixture
+def start(nodes: Nodes, node_of):
+    """Start all nodes, and wait until their workers are there."""
+
+    def start(number: int, nnodes: str, *options: object, **behaviour: str) -> list[Node]:
+        started = [node_of(rank, nnodes, *options, **behaviour) for rank in range(number)]
+        assert generation(nodes, 0, number) == started
+        return started
+
+    return start
+
+
+def state_of(nodes: Nodes, rank: int) -> Path:
+    return nodes.home / f"state-{rank}"
+
+
+def summary(nodes: Nodes, rank: int) -> dict[str, Any]:
+    """How the job ended, as the node that began with this rank has it."""
+    (file,) = state_of(nodes, rank).glob("ddplaunch/runs/*/node-*/summary.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def generation(nodes: Nodes, number: int, size: int) -> list[Node]:
+    """Return on which node each rank of a generation is, once all workers are there."""
+    found = [json.loads(nodes.sign(f"place-{number}-{rank}", ENOUGH)) for rank in range(size)]
+    assert {place["WORLD_SIZE"] for place in found} == {str(size)}
+    by_agent = {node.agent: node for node in nodes.started if not node.has_ended}
+    return [by_agent[_parent(int(place["pid"]))] for place in found]
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def kill(*lost: Node) -> None:
+    """Kill the agents of these nodes at once."""
+    for pid in [node.agent for node in lost]:
+        os.kill(pid, SIGKILL)
+
+
+def signal_all(signum: int, *some: Node) -> None:
+    """Send a signal to the commands and agents of these nodes, and not to their workers."""
+    for node in some:
+        for pid in (node.agent, node.process.pid):
+            os.kill(pid, signum)
+
+
+def finish(nodes: Nodes, *left: Node) -> None:
+    """Let the workers end well, on these nodes."""
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses(*left) == [0] * len(left)
+
+
+def test_the_next_node_takes_over_from_one_that_is_killed_and_answers_for_the_job(nodes, start):
+    first, second, third = start(3, "2:3")
+    kill(first)
+    assert nodes.statuses(first) == [122]
+    assert generation(nodes, 1, 2) == [second, third]
+    host = os.uname().nodename
+    assert f"ddplaunch: {host} takes over from node 0 ({host}), which is lost: connection " in second.err
+    assert "takes over from" not in third.err
+
+    run_id = next(state_of(nodes, 1).glob("ddplaunch/runs/*")).name
+    second_env = {**nodes.env, "XDG_STATE_HOME": str(state_of(nodes, 1))}
+    shown = subprocess.run([*nodes.command, "ps", "--json"], env=second_env, capture_output=True, check=True).stdout
+    (answer,) = [run for run in json.loads(shown) if run["run_id"] == run_id]
+    assert [worker["rank"] for worker in answer["workers"]] == [0, 1]
+    finish(nodes, second, third)
+    assert "2 workers on 2 nodes finished in " in second.err
+    whole = summary(nodes, 1)
+    assert (whole["status"], whole["why"], whole["restarts"]) == (0, "finished", 1)
+
+
+def test_one_after_the_other_may_be_killed(nodes, start):
+    first, second, third = start(3, "1:3")
+    kill(first)
+    assert generation(nodes, 1, 2) == [second, third]
+    kill(second)
+    assert generation(nodes, 2, 1) == [third]
+    finish(nodes, third)
+
+
+def test_two_may_be_killed_at_once(nodes, start):
+    first, second, third, fourth = start(4, "1:4")
+    kill(first, second)
+    assert generation(nodes, 1, 2) == [third, fourth]
+    finish(nodes, third, fourth)
+
+
+def test_sigterm_to_node_0_is_that_node_leaving(nodes, start):
+    first, second, third = start(3, "2:3")
+    first.process.send_signal(SIGTERM)
+    assert nodes.statuses(first) == [143]
+    assert "leaves (SIGTERM): another node takes over" in first.err
+    assert first.err.endswith("ddplaunch: this node has left the job (SIGTERM); the others go on\n")
+    assert generation(nodes, 1, 2) == [second, third]
+    finish(nodes, second, third)
+
+
+def test_a_node_0_that_was_silent_finds_that_the_others_have_gone_on(nodes, start):
+    first, second, third = start(3, "1:3")
+    signal_all(SIGSTOP, first)
+    assert generation(nodes, 1, 2) == [second, third]
+    assert f"silent for {SILENCE} s" in second.err
+    signal_all(SIGCONT, first)
+    assert nodes.statuses(first) == [122]
+    assert "1 node of the last generation here, and 2 not known to have ended" in first.err
+    assert not os.path.exists(f"/proc/{json.loads(nodes.sign('place-0-0'))['pid']}")
+    assert summary(nodes, 0)["why"] == "node_lost"
+    finish(nodes, second, third)
+
+
+def test_a_node_that_leaves_meanwhile_leaves(nodes, start):
+    first, second, third, fourth = start(4, "1:4", behaviour="saves_until_told")
+    fourth.process.send_signal(SIGTERM)
+    nodes.sign("saving-0-3")
+    kill(first)
+    second.says("takes over")
+    (nodes.home / "signs" / "saved").touch()
+    assert nodes.statuses(first, fourth) == [122, 143]
+    assert generation(nodes, 1, 2) == [second, third]
+    finish(nodes, second, third)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_ctrl_c_while_the_nodes_look_for_each_other_ends_the_node_where_it_is_pressed(nodes, start, rank):
+    """Of three, two are stopped: the third can neither follow nor go on. The two go on when they are awake."""
+    started = start(3, "1:3")
+    awake, asleep = started[rank], [node for node in started if node is not started[rank]]
+    signal_all(SIGSTOP, *asleep)
+    awake.says("takes over" if rank == 1 else "Looking for the node that takes over")
+    awake.process.send_signal(SIGINT)
+    assert nodes.statuses(awake) == [130]
+    signal_all(SIGCONT, *asleep)
+    assert generation(nodes, 1, 2) == asleep
+    finish(nodes, *asleep)
+
+
+def test_ctrl_c_ends_a_job_of_another_coordinator_on_all_nodes(nodes, start):
+    first, second, third = start(3, "2:3")
+    kill(first)
+    generation(nodes, 1, 2)
+    third.process.send_signal(SIGINT)
+    assert nodes.statuses(first, second, third) == [122, 130, 130]
+
+
+def test_a_spare_takes_the_place_of_node_0(nodes, start, node_of):
+    first, second = start(2, "2", "--spares", 1)
+    spare = node_of(2, "2", "--spares", 1)
+    first.says("is a spare")
+    kill(first)
+    assert generation(nodes, 1, 2) == [second, spare]
+    finish(nodes, second, spare)
+
+
+def test_restarts_that_were_spent_before_are_spent(nodes, start):
+    first, second, third = start(3, "2:3", "--max-restarts", 1, behaviour="fails_when_told")
+    (nodes.home / "signs" / "fail-0").touch()
+    assert generation(nodes, 1, 3) == [first, second, third]
+    kill(first)
+    assert generation(nodes, 2, 2) == [second, third]
+    (nodes.home / "signs" / "fail-2").touch()
+    assert nodes.statuses(second, third) == [3, 3]
+    assert "  1 of 1 restart used\n" in second.err
+    assert summary(nodes, 1)["restarts"] == 2, "the loss of a node is none of those that --max-restarts allows"
