@@ -15,6 +15,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT
+from ddplaunch.coordinator.silence import LEAST
 from ddplaunch.loop.loop import Loop
 from ddplaunch.loop.stream import FrameError
 from ddplaunch.process.child import Child, StartError, Stdio, handled_signals, start, why_not_started
@@ -386,10 +387,14 @@ class Startup:
     def _send_heartbeats(self) -> None:
         """Send heartbeats at an interval; kill connections without a reply for the heartbeat timeout.
 
-        Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost.
+        Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost. Once the first host has
+        ended, the job is over, and its lost hosts are not waited for any longer than its nodes have waited.
         """
-        timeout = self._job.spec.heartbeat_timeout
+        spec = self._job.spec
+        timeout = spec.heartbeat_timeout
         interval = min(1.0, timeout / 4)
+        if spec.may_shorten_silence and self._hosts[0].phase is HostPhase.CLOSED:
+            timeout = min(timeout, LEAST)
         self._heartbeat_at.set(self._loop.now() + interval)
         for host in self._hosts:
             if host.phase is HostPhase.CONNECTED and host.send_heartbeat(reading=self.is_read) > timeout / interval:

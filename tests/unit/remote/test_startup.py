@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import cast
 
+import pytest
+from msgspec.structs import replace
+
 from ddplaunch.cli.job import parse, resolve
 from ddplaunch.remote.connections import (
     NOTICE_AFTER,
@@ -19,9 +22,10 @@ from ddplaunch.remote.connections import (
 )
 from tests.loops import FakeLoop
 
-OPTIONS = ["--heartbeat-timeout=5s", "--rdzv-timeout=60s", "--grace-period=5s", "train.py"]
+OPTIONS = ["--rdzv-timeout=60s", "--grace-period=5s", "train.py"]
+LIMIT = "--heartbeat-timeout=10s"
 JOB = RemoteJob(
-    spec=resolve(parse(OPTIONS), {}, None), agents=(), run_id="run", starter="ssh", python="python", min_nodes=1, env={},
+    spec=resolve(parse([LIMIT, *OPTIONS]), {}, None), agents=(), run_id="run", starter="ssh", python="python", min_nodes=1, env={},
     open_files=(0, 0), signals=frozenset(), reports_to_caller=False,
 )  # fmt: skip
 
@@ -29,7 +33,7 @@ JOB = RemoteJob(
 class Bed:
     """Hosts in these phases, and what is said of them."""
 
-    def __init__(self, *phases: HostPhase) -> None:
+    def __init__(self, *phases: HostPhase, job: RemoteJob = JOB) -> None:
         self.loop = FakeLoop()
         self.hosts: list[HostConnection] = []
         for number, phase in enumerate(phases):
@@ -39,7 +43,7 @@ class Bed:
         self.said: list[str] = []
         self.unconnected: list[HostConnection] = []
         self.startup = Startup(
-            self.loop, JOB, self.hosts, cast(Handler, self), has_failed=lambda: False, notify=self.said.append
+            self.loop, job, self.hosts, cast(Handler, self), has_failed=lambda: False, notify=self.said.append
         )
 
     def never_connected(self, hosts: Sequence[HostConnection]) -> None:
@@ -78,6 +82,22 @@ def test_nothing_is_killed_while_its_output_is_not_read() -> None:
     bed.startup.is_read = True
     bed.loop.pass_time(1)
     assert bed.said == ["node0 has not reported that its workers have ended"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "first", "seconds"), [((), "CONNECTED", 10), ((), "CLOSED", 5), ((LIMIT,), "CLOSED", 10)]
+)
+def test_a_host_that_was_lost_is_not_waited_for_longer_once_the_job_is_over(
+    limit: tuple[str, ...], first: str, seconds: int
+) -> None:
+    job = replace(JOB, spec=resolve(parse([*limit, *OPTIONS]), {}, None))
+    bed = Bed(HostPhase[first], HostPhase.CONNECTED, job=job)
+    lost = bed.hosts[1]
+    lost._unanswered = 0  # it has answered
+    bed.loop.pass_time(seconds)
+    assert not lost.fault
+    bed.loop.pass_time(1.5)
+    assert lost.fault == f"silent for {seconds} s"
 
 
 def test_an_agent_that_may_have_begun_as_it_has_sent_what_is_not_read_yet_is_left_to_its_signal() -> None:
