@@ -39,6 +39,6 @@ def relay_and_agent(bed: Bed, node: str) -> tuple[int, int]:
     return relay.pid, agent.pid
 
 
-def workers(bed: Bed, node: str) -> list[proc.Process]:
-    """The workers of behave.py on a node."""
-    return [process for process in bed.processes(node) if "behave.py" in process.command]
+def workers(bed: Bed, node: str, program: str = "behave.py") -> list[proc.Process]:
+    """The workers of a program on a node."""
+    return [process for process in bed.processes(node) if program in process.command]

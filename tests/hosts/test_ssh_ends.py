@@ -1,5 +1,6 @@
 """A job over ssh ends everywhere, whoever says so and whatever breaks: the typed command, a connection, a host."""
 
+import json
 import os
 import re
 import signal
@@ -137,6 +138,22 @@ def test_what_leads_to_the_workers_of_a_host_is_killed(job, start, node, who):
 
 
 # --- a host is lost
+
+
+def test_a_spare_takes_the_place_of_a_host_whose_agent_is_killed(job, program, told):
+    over_ssh.start(job, "--spares", 1, *told, program("restarts"), "goes_on_until_told")
+    job.signs("place-0", 4)
+    running = [node for node in NODES[1:] if over_ssh.workers(job.bed, node, "restarts.py")]
+    assert len(running) == 1, "the other one is the spare"
+    os.kill(over_ssh.relay_and_agent(job.bed, running[0])[1], signal.SIGKILL)
+    places = [json.loads(place) for place in job.signs("place-1", 4)]
+    assert [(place["RANK"], place["GROUP_RANK"], place["WORLD_SIZE"]) for place in places] == [
+        (str(rank), str(rank // 2), "4") for rank in range(4)
+    ]
+    job.put("finish")
+    result = end(job).expect(0)
+    assert f"({running[0]}) is lost: " in result.err
+    job.nothing_left()
 
 
 def test_a_login_host_that_is_cut_off_leaves_no_worker_behind(job, start):

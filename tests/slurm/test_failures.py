@@ -1,5 +1,6 @@
 """What fails in Slurm: a worker, an agent, the command, srun, a node. All ends, once and everywhere, with the right status."""
 
+import json
 import os
 import re
 import shutil
@@ -8,11 +9,11 @@ from signal import SIGKILL
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import PROGRAMS, until
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
 from tests.slurm.places import PLACE
-from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, agent, batch, front, one_cluster, ready
+from tests.slurm.started import BEHAVE, EACH, EVERY_WAY, NODES, RANKS, WORKER, agent, batch, front, one_cluster, ready
 
 __all__ = ["one_cluster"]
 
@@ -31,6 +32,23 @@ def test_an_agent_that_is_killed_ends_all_nodes(job: SlurmJob, host: str) -> Non
     os.kill(agent(job, host), SIGKILL)
     assert (running.wait(), running.exit_code()) == ("FAILED", 122), running.output()
     assert running.output().count("the coordinator (node 0) was lost") == (1 if host == "node1" else 0)
+    job.nothing_left(10)
+
+
+def test_a_spare_takes_the_place_of_a_node_whose_agent_is_killed(job: SlurmJob) -> None:
+    told = f"--spares 1 --nproc-per-node {EACH} {PROGRAMS / 'restarts.py'} goes_on_until_told"
+    running = job.sbatch(f"{job.ddplaunch} {told}", f"--nodes={NODES + 1}", "--ntasks-per-node=4")
+    job.signs("place-0", RANKS)
+    hosts = [host for host in ("node2", "node3") if any(WORKER in p.command for p in job.cluster.bed.processes(host))]
+    assert len(hosts) == 1, "the other one is the spare"
+    os.kill(agent(job, hosts[0]), SIGKILL)
+    places = [json.loads(place) for place in job.signs("place-1", RANKS)]
+    assert [(place["GROUP_RANK"], place["WORLD_SIZE"]) for place in places] == [
+        (str(rank // EACH), str(RANKS)) for rank in range(RANKS)
+    ]
+    (job.home / "signs" / "finish").touch()
+    assert (running.wait(), running.exit_code()) == ("COMPLETED", 0), running.output()
+    assert f"({hosts[0]}) is lost: " in running.output()
     job.nothing_left(10)
 
 

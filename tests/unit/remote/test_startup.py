@@ -25,8 +25,8 @@ from tests.loops import FakeLoop
 OPTIONS = ["--rdzv-timeout=60s", "--grace-period=5s", "train.py"]
 LIMIT = "--heartbeat-timeout=10s"
 JOB = RemoteJob(
-    spec=resolve(parse([LIMIT, *OPTIONS]), {}, None), agents=(), run_id="run", starter="ssh", python="python", min_nodes=1, env={},
-    open_files=(0, 0), signals=frozenset(), reports_to_caller=False,
+    spec=resolve(parse([LIMIT, *OPTIONS]), {}, None), agents=(), run_id="run", starter="ssh", python="python", min_nodes=1,
+    env={}, open_files=(0, 0), signals=frozenset(), reports_to_caller=False,
 )  # fmt: skip
 
 
