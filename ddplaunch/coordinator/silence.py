@@ -10,9 +10,9 @@ from __future__ import annotations
 from math import ceil
 
 FACTOR = 3  # of the longest silence of this host that has ended: a network that pauses once does so again, for longer
-LEAST = 5.0  # seconds; virtual machines that move, and networks that find another way, mostly pause for less
+LEAST = 6.0  # seconds: pauses of 4 s are survived, in which virtual machines move and networks find another way
 # seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `control.peer.prepare`
-LEAST_WITH_GAPS = 7.0
+LEAST_WITH_GAPS = 8.0
 
 
 class Silence:

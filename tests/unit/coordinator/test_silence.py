@@ -13,8 +13,8 @@ MOST = 10.0
     ("agent", "host", "left"),
     [
         (0.0, 0.0, LEAST),
-        (4.0, 4.5, 1.0),
-        (4.5, 4.0, 1.0),
+        (5.0, 5.5, 1.0),
+        (5.5, 5.0, 1.0),
         (LEAST, LEAST, 0.0),
         (LEAST + 1, 0.5, MOST - LEAST - 1),  # the agent swaps, its kernel answers
         (2.0, 60.0, LEAST - 2.0),  # the whole machine was asleep, which its agent does not count
@@ -54,4 +54,4 @@ def test_a_limit_that_was_set_does_not_adapt() -> None:
 
 def test_the_reason_says_the_limit_that_was_reached() -> None:
     silence = Silence(MOST, LEAST)
-    assert [silence.describe(seconds) for seconds in (5.0, 6.0, 10.0)] == ["silent for 5 s"] * 2 + ["silent for 10 s"]
+    assert [silence.describe(seconds) for seconds in (6.0, 7.0, 10.0)] == ["silent for 6 s"] * 2 + ["silent for 10 s"]

@@ -85,7 +85,7 @@ def test_nothing_is_killed_while_its_output_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "first", "seconds"), [((), "CONNECTED", 10), ((), "CLOSED", 5), ((LIMIT,), "CLOSED", 10)]
+    ("limit", "first", "seconds"), [((), "CONNECTED", 10), ((), "CLOSED", 6), ((LIMIT,), "CLOSED", 10)]
 )
 def test_a_host_that_was_lost_is_not_waited_for_longer_once_the_job_is_over(
     limit: tuple[str, ...], first: str, seconds: int
