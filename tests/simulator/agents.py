@@ -168,15 +168,12 @@ class SimulatedAgent(Agent):
 
     def check_stop(self) -> None:
         """Raise Violation if what is stopped is not gone in time."""
-        limit = self.world.scenario.grace_period + self.world.scenario.stacks_within + 2 * teardown.KILL_TIMEOUT
-        limit += teardown.TIDY_TIMEOUT + teardown.SWEEP_GRACE + SLACK
-        since, process = self._stopping_since, self.process
-        if (
-            process.is_alive
-            and not process.is_paused
-            and since is not None
-            and process.world.now - process.clock._missed - since > limit
-        ):
+        scenario, since, process = self.world.scenario, self._stopping_since, self.process
+        if since is None or process.is_paused or not process.is_alive:
+            return
+        limit = scenario.grace_period + scenario.stacks_within + 2 * teardown.KILL_TIMEOUT + SLACK
+        limit += teardown.TIDY_TIMEOUT + teardown.SWEEP_GRACE
+        if self.world.now - process.clock._missed - since > limit:
             raise Violation(f"what is stopped is gone in time: {self} stops for more than {limit:g} s")
 
     def handle(self, event: Any) -> None:

@@ -18,7 +18,7 @@ _KINDS = (
 )
 
 
-class Fault(Struct, frozen=True):
+class Fault(Struct, frozen=True, repr_omit_defaults=True):
     """Something that happens to one agent, its link or its workers."""
 
     at: float  # seconds
@@ -27,12 +27,6 @@ class Fault(Struct, frozen=True):
     lasts: float = 0.0  # seconds
     after: int = 0  # of "kill": actions that the agent carries out yet
     signum: int = 0
-
-    def __str__(self) -> str:
-        details = [f"for {self.lasts:.2f} s"] if self.lasts else []
-        details += [f"after {self.after} more actions"] if self.after else []
-        details += [f"signal {self.signum}"] if self.signum else []
-        return f"{self.at:7.3f}  {self.kind} agent {self.agent} {', '.join(details)}".rstrip()
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
