@@ -61,6 +61,8 @@ def _restart_or_end(state: State, at: float) -> Result:
     only_follows = state.start_failure is None and (failure is None or follows(failure))
     if state.why is Why.FAILED and state.lost and only_follows:
         state = replace(state, why=Why.NODE_LOST)
+    if state.start_failure is not None and state.why in HARMLESS:
+        state = replace(state, why=Why.FAILED)  # for a node that left or joined alone, another generation would follow
     if state.halted or state.start_failure is not None or state.why not in MAY_RESTART:
         return end(state)
     policy = state.policy

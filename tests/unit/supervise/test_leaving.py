@@ -55,6 +55,12 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         [*met(), term(0, 60), term(1, 60.1), term(2, 60.1), *(stopping(id, 61) for id in range(3))],
         [BEGUN, StopNodes((1, 2), SIGTERM), EndJob(143)],
     ),
+    "a worker that could not be started elsewhere ends the job with its own status": (
+        SPOT,
+        [*met(), term(1, 60), NodeStopping(2, Why.FAILED, SIGTERM, 60.1), stopping(0, 61),
+        ended(2, 61, failed=StartFailure(2, "c", "no room", 126)), stopping(1, 62)],
+        [BEGUN, StopNodes((0, 2), SIGTERM), Release(1, SIGTERM), EndJob(126)],
+    ),
     "several leave at once": (
         replace(SPOT, min_nodes=1),
         [*met(), term(1, 60), term(2, 60.1), *(stopping(id, 61) for id in range(3)), after(61)],
