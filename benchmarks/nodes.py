@@ -57,7 +57,7 @@ def _agents(
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if number + 100 > files:
         return  # this machine allows no process so many connections
-    port = _free_ports(8)
+    port = free_ports(8)
     words = ["--nnodes", str(number + 1), "--node-rank", "0", "--master-addr", "127.0.0.1"]
     words += ["--master-port", str(port), "--nproc-per-node", "1", program("waits"), str(bed.folder), "wait"]
     command = bed.start([*bed.ddplaunch, *words])
@@ -90,7 +90,7 @@ def _agents(
 
 
 def _by_hand(bed: Bed, *words: str) -> list[list[str]]:
-    port = str(_free_ports(10))
+    port = str(free_ports(10))
     common = ["--nnodes", str(_NODES), "--master-addr", "127.0.0.1", "--master-port", port]
     return [[*bed.ddplaunch, *common, "--node-rank", str(rank), *words] for rank in range(_NODES)]
 
@@ -108,7 +108,7 @@ def _after_crash(bed: Bed, launcher: str) -> float:
         if launcher == "ours":
             commands = _by_hand(bed, "--nproc-per-node", "2", program("waits"), folder, "crash")
         else:
-            port = str(_free_ports(1))
+            port = str(free_ports(1))
             words = ["--nnodes", str(_NODES), "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint"]
             words += [f"127.0.0.1:{port}", program("waits"), folder, "crash", f"compute={_PATIENCE}"]
             commands = [[*bed.torchrun, *words]] * _NODES
@@ -118,7 +118,7 @@ def _after_crash(bed: Bed, launcher: str) -> float:
         return now - float(Path(folder, "crashed").read_text())
 
 
-def _free_ports(number: int) -> int:
+def free_ports(number: int) -> int:
     """The first of so many free ports in a row."""
     while True:
         with socket.socket() as probe:

@@ -28,6 +28,7 @@ import profiles
 import rests
 import slurm
 import starts
+import survivals
 import throughput
 from bed import Bed, Figure
 
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "nodes": nodes.start,
     "nodes-crash": nodes.crash,
     "agents": nodes.many,
+    "survive": survivals.survive,
     "slurm": slurm.start,
     "slurm-crash": slurm.crash,
     "rest": rests.rest,

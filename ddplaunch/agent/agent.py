@@ -116,6 +116,9 @@ class Agent:
             opened.callback(self._run_socket.close)
             self._watch_for_notices()
             opened.callback(self._generations.close)
+            if self._job.inputs.allocation.rendezvous is not None:
+                # what forks workers imports while the nodes meet, and in a spare while it waits
+                self._generations.starter.prepare(self._context.draft, self._job.inputs.env)
             opened.callback(self._loop.give_up_questions)
             while self._state.phase is not Phase.ENDED or not link.is_over:
                 self._before_sleep()

@@ -323,7 +323,7 @@ class Coordinator:
         if self._agents is None and 0 not in self._draft.ranks:
             return port  # nodes that do not communicate were given it
         try:
-            self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
+            self._reservation = reserve(port, origin, again=self.state.may_wait_for_port and not self._took_over)
         except LaunchError:
             if not self._took_over:
                 raise

@@ -138,8 +138,7 @@ class SuccessionLink(RemoteLink):
                 CoordinatorLost(f"{self._lost.replace(': ', ' is lost: ', 1)}. Looking for the node that takes over")
             )
             self._give_up_at.set(now + 2 * self._heartbeat_timeout + _LATE)
-            if self._begun is not None and self._end_of_node is None:
-                self._loop.post(node.StopOrdered(SIGTERM, now))
+            self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs
         self._look_for_successor()
 
     @property

@@ -35,6 +35,8 @@ def of_place(
 _OF_PLACE = frozenset(
     of_place(rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0, nnodes=1, role="default")
 )
+# known once the nodes have met, and read by no module when it is imported
+_OF_GENERATION = ("MASTER_", "TORCHELASTIC_", "DDPLAUNCH_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _WIDEST_RANKS = 14  # characters, as the status area shows them
 _NARROWEST = 20  # columns: below that, rich's and tqdm's bars say nothing
 _OF_A_SHELL = frozenset(
@@ -109,7 +111,7 @@ def of_fork_server(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
     return {
         name: value
         for name, value in {**caller, **shared}.items()
-        if name not in shared or not (name in _OF_PLACE or name.startswith(("MASTER_", "TORCHELASTIC_", "DDPLAUNCH_")))
+        if name not in shared or not (name in _OF_PLACE or name.startswith(_OF_GENERATION))
     }
 
 

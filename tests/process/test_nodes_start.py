@@ -9,7 +9,7 @@ from signal import SIGKILL
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from tests.conftest import PROGRAMS, until
 from tests.nodes import Nodes, several
 from tests.process.test_run_folder import check
 
@@ -44,6 +44,19 @@ def test_ranks_count_on_from_node_to_node_whatever_each_of_them_brings(nodes, pr
         (4, 1, 2, 2, 3),
         (5, 2, 2, 2, 3),
     ]
+
+
+def test_what_forks_workers_has_imported_before_the_nodes_have_met_and_imports_once(nodes, tmp_path):
+    signs = tmp_path / "imports"
+    signs.mkdir()
+    (tmp_path / "heavy.py").write_text(f"import os\nopen(f'{signs}/{{os.getpid()}}', 'w').close()\n")
+    (tmp_path / "train.py").write_text("import heavy\n")
+    words = ("--start-method", "forkserver", "--preload", "heavy", "--nproc-per-node", 2, tmp_path / "train.py")
+    nodes.node(*nodes.static(2, 1), *words)
+    until(lambda: list(signs.iterdir()), "an import on the node that waits")
+    nodes.node(*nodes.static(2, 0), *words)
+    assert nodes.statuses() == [0, 0]
+    assert len(list(signs.iterdir())) == 2
 
 
 def test_what_all_workers_share_is_the_same_on_all_nodes(finished):
