@@ -9,6 +9,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,13 +23,13 @@ from ddplaunch.plan import variables
 from ddplaunch.plan.make import argv
 from ddplaunch.process import child, tree
 from ddplaunch.process.child import Child, End, Stdio
-from ddplaunch.process.linux import become_subreaper
+from ddplaunch.process.linux import become_subreaper, detach
 from ddplaunch.report.error_file import content, parse
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import signal_name
 
 _MOST_AT_ONCE = 4  # each holds a whole model
-_LATE = 5.0  # seconds after its deadline until a rank is killed that has not ended itself
+_LATE = 5.0  # seconds after its deadline until a rank is killed that has not ended itself, and that a kill may take
 _OUTPUT = 64 << 10  # bytes of a rank's output that are kept
 _PORT = "29500"  # as torchrun's default; nobody listens there
 _LONGEST_STACKS = 4 << 20  # bytes
@@ -57,14 +58,40 @@ def run(
     A number is the exit status, after a signal. `told` is called as each ends.
     """
     become_subreaper()
-    folder = tempfile.mkdtemp(prefix="ddplaunch-check-")
     try:
-        with _stoppable() as stop:
+        with _folder() as folder, _stoppable() as stop:
             return _Runs(spec, env, node, wanted, told, folder).run(stop)
     except _Stopped as stopped:
         return of_signal(stopped.args[0])
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """Return a folder for the notes of the ranks; a child removes the folder when this process ends the block, or is killed."""
+    folder = tempfile.mkdtemp(prefix="ddplaunch-check-")
+    readable, writable = os.pipe2(os.O_CLOEXEC)  # the child waits for its end, and has no end of its own to write to
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has them blocked itself
+    try:
+        if (pid := os.fork()) == 0:
+            _remove_at_end(folder, readable)
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(readable)
+    try:
+        yield folder
+    finally:
+        os.close(writable)
+        os.waitpid(pid, 0)
+
+
+def _remove_at_end(folder: str, pipe: int) -> NoReturn:
+    """Wait for the end of the pipe, remove the folder, and exit."""
+    try:
+        detach(pipe)
+        os.read(3, 1)
         shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os._exit(0)
 
 
 @contextmanager
@@ -136,6 +163,7 @@ class _Runs:
         finally:
             for one in list(self._running.values()):
                 self._kill(one)
+                tree.ends_within(one.process.pid, _LATE)
                 one.process.reap()
             self._sweep()
             self._loop.close()
@@ -261,10 +289,13 @@ class _Runs:
         return replace(trace, end="failed" if error is None else "raised", how=how, error=error)
 
     def _sweep(self) -> None:
-        """Kill what ranks that have ended left behind."""
+        """Kill what ranks that have ended left behind, and wait until it is gone."""
         pids = {one.process.pid for one in self._running.values()} | self._not_ours
-        for process in tree.descendants(os.getpid(), pids):
+        left = list(tree.descendants(os.getpid(), pids))
+        for process in left:
             tree.signal_process(process, signal.SIGKILL)
+        for process in left:
+            tree.ends_within(process.pid, _LATE)
         tree.reap(pids)
 
 

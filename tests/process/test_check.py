@@ -75,6 +75,16 @@ def test_a_signal_ends_the_check_and_all_ranks(job, signum):
     job.wait().expect(128 + signum)
 
 
+def test_a_check_that_is_killed_leaves_neither_a_rank_nor_its_folder(job):
+    (job.home / "train.py").write_text("import time\nopen('began', 'w').close()\ntime.sleep(600)\n")
+    job.start("check", "--world-size", 8, "train.py")
+    until((job.home / "began").exists, "the first rank")
+    assert list((job.home / "tmp").glob("ddplaunch-check-*"))
+    job.process.kill()
+    job.wait().expect(-signal.SIGKILL)
+    job.nothing_left(10)
+
+
 def test_notes_that_a_program_damages_are_left_out(check):
     text = (
         "import glob, os\n[path] = glob.glob(os.environ['TORCHELASTIC_ERROR_FILE'][:-5])\n"
