@@ -43,7 +43,10 @@ def _summary(report: Report) -> Iterator[Piece]:
     yield f"{report.host}: ", NAME
     if not found:
         yield "nothing found", GOOD
-    for at, severity in enumerate(one for one in SEVERITIES if found[one]):
-        text = count(found[severity], "note") if severity == "note" else f"{found[severity]} {severity}"
-        yield f", {text}" if at else text, _STYLES[severity]
+    else:  # behind "2 nodes: ", a mere "1 broken" would be a node
+        yield f"{count(found.total(), 'finding')} ("
+        for at, severity in enumerate(one for one in SEVERITIES if found[one]):
+            text = count(found[severity], "note") if severity == "note" else f"{found[severity]} {severity}"
+            yield f", {text}" if at else text, _STYLES[severity]
+        yield ")"
     yield f"; {passed} of {count(len(report.checks), 'check')} passed in {duration(report.seconds)}"

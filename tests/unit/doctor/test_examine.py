@@ -85,9 +85,14 @@ def test_the_text_has_the_worst_first_and_is_quiet_about_what_is_fine():
     report = report_of(Check(id="a", examine=finds), Check(id="b", examine=fine))
     text = written(show.blocks(report, verbose=False), Look())
     assert text.startswith("broken: the disk is full\n  ~/runs: 0 B\n  `rm it`\n\nnote: nobody sets the clock\n\n")
-    assert "1 broken, 1 note; 1 of 2 checks passed in " in text
+    assert "2 findings (1 broken, 1 note); 1 of 2 checks passed in " in text
     assert "all is well" not in text
     assert "b  passed  all is well" in written(show.blocks(report, verbose=True), Look())
+
+
+def test_of_several_nodes_the_findings_are_counted_and_not_the_nodes():
+    report = msgspec.structs.replace(report_of(Check(id="a", examine=fine)), host="2 nodes", findings=(BAD,))
+    assert "\n2 nodes: 1 finding (1 broken); " in written(show.blocks(report, verbose=False), Look())
 
 
 @pytest.mark.parametrize(
