@@ -51,6 +51,7 @@ class Dialer:
         self._untried: list[Target] = []  # of this round, last first
         self._timeouts: dict[Target, float] = {}  # with those that were silent, seconds
         self._attempts: set[_Attempt] = set()
+        self.reached: Target | None = None  # the last target that has answered
         self._next = loop.timer(None, self._begin_attempt)  # to try one more target, or to begin a new round
         self._pause = SHORTEST_PAUSE
 
@@ -126,6 +127,7 @@ class Dialer:
         """Stop all other attempts, and hand the peer over. Called by an attempt."""
         self._attempts.remove(attempt)
         self.stop()
+        self.reached = attempt.target
         self._opened(peer)
 
     def lost(self, attempt: _Attempt, reason: str) -> None:

@@ -3,8 +3,8 @@
 Payloads in, payloads out: it opens no socket and knows no time. The listening side sends first, so that a client can tell
 ddplaunch from another service, and an unauthenticated client gets no more than a nonce:
 
-    server: {"ddplaunch": 2, "nonce": ...}
-    client: {"ddplaunch": 2, "nonce": ..., "proof": ...}
+    server: {"ddplaunch": 3, "nonce": ...}
+    client: {"ddplaunch": 3, "nonce": ..., "proof": ...}
     server: {"proof": ...}  or  {"refused": "key"}
 
 A proof is a MAC with the job's key over the protocol's number, the role of the prover, and both nonces: neither a replay nor
@@ -29,7 +29,7 @@ LIMIT_UNKNOWN = 64 << 10  # bytes of payload that an authenticated peer may send
 LIMIT = 4 << 20  # bytes of payload that it may send then
 SIGNATURE = 16  # bytes, of 32 that HMAC-SHA256 gives, which follow the payload
 
-PROTOCOL = 2
+PROTOCOL = 3
 NOT_DDPLAUNCH = "is not ddplaunch"
 WRONG_KEY = "wrong token, or another job"
 UNPROVEN = "does not know the token"

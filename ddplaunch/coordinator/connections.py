@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.listener import Listener
-from ddplaunch.control.peer import CLOSED, RESET, Peer
+from ddplaunch.control.peer import CLOSED, Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS, Silence
 from ddplaunch.fields import Malformed, line
@@ -240,8 +240,9 @@ class Connections:
     def _on_closed(self, id: int, reason: str) -> None:
         del self._connections[id]
         when = self._loop.clock.paused(self._heartbeat_timeout)
-        # the kernel closes the connections of a process that ends; an agent that goes on elsewhere says so before
-        self._lost(id, f"{reason} while the coordinator was {when}" if when else reason, reason in (CLOSED, RESET))
+        # the kernel closes the connections of a process that ends; an agent that goes on elsewhere says so before. A firewall
+        # may reset them
+        self._lost(id, f"{reason} while the coordinator was {when}" if when else reason, reason == CLOSED)
 
     # --- time
 

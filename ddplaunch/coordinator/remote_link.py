@@ -8,9 +8,9 @@ from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
-from ddplaunch.control.dialer import Dialer
+from ddplaunch.control.dialer import Dialer, Target
 from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
-from ddplaunch.control.peer import CLOSED, RESET, Peer
+from ddplaunch.control.peer import CLOSED, Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.messages import OrderSequence
@@ -93,11 +93,10 @@ class RemoteLink(Link):
         self._queries = tuple((host, port) for host in hosts for port in ports)
         self._resolve()
 
-    def aim_at(self, candidates: Sequence[messages.Candidate]) -> None:
-        """Look for a coordinator among the nodes that may have taken over."""
-        self._dialer.set_targets(
-            [(AF_INET6 if ":" in one.address else AF_INET, (one.address, one.port)) for one in candidates]
-        )
+    def aim_at(self, candidates: Sequence[messages.Candidate], *others: Target) -> None:
+        """Look for a coordinator among the nodes that may have taken over, and at these other places."""
+        targets = [(AF_INET6 if ":" in one.address else AF_INET, (one.address, one.port)) for one in candidates]
+        self._dialer.set_targets([*targets, *others])
 
     def _resolve(self) -> None:
         """Look up all names again, in place of a look-up that is under way."""
@@ -200,8 +199,9 @@ class RemoteLink(Link):
         if when := self._loop.clock.paused(self._heartbeat_timeout):
             self._lose(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
         else:
-            # the kernel closes the connections of a process that ends; who drops this node says so before
-            self._lose_coordinator(reason, has_ended=reason in (CLOSED, RESET))
+            # the kernel closes the connections of a process that ends; who drops this node says so before. A firewall may
+            # reset them
+            self._lose_coordinator(reason, has_ended=reason == CLOSED)
 
     # --- losing it
 

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ddplaunch.control.peer import endpoint_of
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.orders import CoordinatorLost, Generation, NodeEnd, TookOver
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, RemoteLink
 from ddplaunch.net.port import listen
-from ddplaunch.supervise import node
+from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import SELF_ID
 from ddplaunch.supervise.outcome import Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddplaunch.control.dialer import Target
     from ddplaunch.control.peer import Peer
     from ddplaunch.coordinator.link import JoinRequest
     from ddplaunch.coordinator.orders import Order, Report
@@ -52,6 +54,7 @@ class SuccessionLink(RemoteLink):
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
         self._lost = ""  # the coordinator, while none is followed
         self._lost_has_ended = False
+        self._old: Target | None = None  # where that coordinator was, unless it is known to have ended
         self._gone: set[str] = set()  # endpoints at which nobody listens any more
         super().__init__(
             loop,
@@ -127,6 +130,7 @@ class SuccessionLink(RemoteLink):
                 self._send(messages.Deserted())
             self._peer.close()
             self._peer = self._sequence = None
+            self._old = None if has_ended else self._dialer.reached
         if self._stopping is not None:  # this node was to leave, or to end the job
             super().send(self._stopping)
             return
@@ -156,14 +160,14 @@ class SuccessionLink(RemoteLink):
 
     def _look_for_successor(self) -> None:
         """Look for the nodes that take over before this one; if there is none, take over."""
-        before = self._before()
-        self.aim_at(before)
+        before, silent = self._before(), [self._old] if self._old is not None else []
+        self.aim_at(before, *silent)
         if before:
             if self._position is not None:
                 self._take_over_at.set(self._loop.now() + PATIENCE + self._position)
         elif self._position is not None:
             self._take_over()
-        else:
+        elif not silent:
             self._give_up()
 
     def _on_refused(self, where: str, reason: str) -> None:
@@ -171,6 +175,10 @@ class SuccessionLink(RemoteLink):
         if not self._lost or reason != CONNECTION_REFUSED or where in self._gone:
             return
         self._gone.add(where)
+        if self._old is not None and where == endpoint_of(self._old[1]):
+            self._old, self._lost_has_ended = None, True
+            if self.coordinator is not None:
+                self.coordinator.feed(job.CoordinatorEnded(self._loop.now()))
         if self.coordinator is None:
             self._look_for_successor()
 

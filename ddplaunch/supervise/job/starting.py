@@ -9,7 +9,16 @@ from msgspec.structs import replace
 from ddplaunch.supervise.electorate import Electorate, Seat
 from ddplaunch.supervise.job import actions, rendezvous
 from ddplaunch.supervise.job.ending import Result, cut_off
-from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_IDLE, SELF_ID, Member, Members, Phase, State
+from ddplaunch.supervise.job.state import (
+    NO_EXITS,
+    NO_NODE_IDLE,
+    SELF_ID,
+    FrozenMap,
+    Member,
+    Members,
+    Phase,
+    State,
+)
 from ddplaunch.supervise.job.succession import history, may_go_on
 
 FIRST_NOTICE = 3.0  # seconds until it is first printed which nodes the job waits for
@@ -58,7 +67,6 @@ def start(state: State, at: float) -> Result:
         )
         for member in state.members.values()
     )
-    others = frozenset(seated) - {SELF_ID}
     state = replace(
         state,
         phase=Phase.ANNOUNCING,
@@ -68,7 +76,7 @@ def start(state: State, at: float) -> Result:
         members=members,
         term=term,
         electorates=(*committed, Electorate(term, len(ordered))),
-        unacknowledged=others,
+        unacknowledged=FrozenMap.of(dict.fromkeys(seated.keys() - {SELF_ID}, True)),
     )
     announced = actions.Announce(tuple(member.id for member in ordered), state.electorates, history(state, at))
     state, then = _begin_if_acknowledged(state, at)
@@ -77,10 +85,13 @@ def start(state: State, at: float) -> Result:
 
 def on_acknowledged(state: State, id: int, at: float) -> Result:
     """Note that a node knows who decides in the next generation, which begins with the last of them."""
-    return _begin_if_acknowledged(replace(state, unacknowledged=state.unacknowledged - {id}), at)
+    if id not in state.unacknowledged:
+        return state, ()
+    return _begin_if_acknowledged(replace(state, unacknowledged=state.unacknowledged.without(id)), at)
 
 
 def _begin_if_acknowledged(state: State, at: float) -> Result:
+    """Begin once all nodes know who decides; if others have joined meanwhile, let all know of these first."""
     if state.phase is not Phase.ANNOUNCING or state.unacknowledged:
         return state, ()
     members = Members.of(
@@ -88,6 +99,8 @@ def _begin_if_acknowledged(state: State, at: float) -> Result:
         for member in state.members.values()
     )
     state = replace(state, members=members, electorates=state.electorates[-1:], took_over=False, lost_seats=())
+    if any(not member.seats for member in rendezvous.taking_part(state).values()):
+        return start(state, at)
     ordered = sorted((member for member in members.values() if member.seats), key=lambda one: one.seats[0].rank)
     return _begin(state, ordered, at)
 

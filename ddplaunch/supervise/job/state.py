@@ -140,6 +140,7 @@ class Members(Mapping[int, Member]):
 
 
 NO_EXITS: FrozenMap[tuple[WorkerExit, ...]] = FrozenMap.of({})
+NO_NODE: FrozenMap[bool] = FrozenMap.of({})
 NO_NODE_IDLE: FrozenMap[tuple[float, float]] = FrozenMap.of({})
 
 
@@ -225,7 +226,7 @@ class State(Struct, frozen=True, kw_only=True):
     electorates: tuple[
         Electorate, ...
     ] = ()  # that of the last generation, and of one that not all nodes have acknowledged
-    unacknowledged: frozenset[int] = frozenset()  # ids of these nodes
+    unacknowledged: FrozenMap[bool] = NO_NODE  # these nodes, by id
     took_over: bool = False  # from a coordinator that was lost, and has not begun a generation since
     lost_seats: tuple[Seat, ...] = ()  # those of that coordinator, unless it is known to have ended
     gather_until: float | None = None  # when its nodes are no longer waited for; None: they are not

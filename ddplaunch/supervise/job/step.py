@@ -133,7 +133,7 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
         state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
-    return start(state, at) if state.phase is Phase.ANNOUNCING else (state, ())
+    return state, ()
 
 
 def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:

@@ -74,7 +74,7 @@ def test_a_node_that_is_lost_before_it_knows_is_left_out() -> None:
 def test_a_node_that_joins_while_the_others_learn_takes_part_too() -> None:
     state, _ = history(
         ELASTIC,
-        [*met(2), DeadlineReached(40.0), Joined(member(2), 41.0), *acknowledged(1, 2, term=2)],
+        [*met(2), DeadlineReached(40.0), Joined(member(2), 41.0), *acknowledged(1), *acknowledged(1, 2, term=2)],
     )
     assert (state.phase, state.generation, len(state.taking_part)) == (Phase.RUNNING, 0, 3)
 
@@ -99,7 +99,7 @@ def test_nodes_that_have_ended_are_not_going_on_elsewhere() -> None:
 
 
 def test_until_all_know_of_the_next_generation_the_nodes_of_the_last_one_decide_too() -> None:
-    # of three nodes, two are cut off before they know that two others have joined: they may go on by themselves
+    # of three nodes, two are cut off before they know that another has joined: they may go on by themselves
     joined: list[Any] = [Joined(member(3), 50.0), *(stopping(id, 51.0) for id in range(3)), DeadlineReached(51.0)]
     cut: list[Any] = [AgentLost(id, LOST, 60.0, has_ended=False) for id in (1, 2)]
     state, actions = history(ELASTIC, [*begun(3), *joined, *cut])
