@@ -61,13 +61,6 @@ class Peer:
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
         return min(struct.unpack_from("II", info, _LAST_RECEIVED)) / 1000 if len(info) == _TCP_INFO_SIZE else 0.0
 
-    @property
-    def sends_again_each_second(self) -> bool:
-        """Whether the kernel sends again each second what was lost; see `prepare`."""
-        with suppress(OSError):
-            return self._sock.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == _RTO_MAX
-        return False
-
     def admit(self) -> None:
         """Take long frames from now on."""
         self._decoder.trust()
@@ -272,6 +265,14 @@ def prepare(sock: socket.socket, user_timeout: float) -> None:
     for option, value in ((socket.TCP_KEEPIDLE, _PROBE_AFTER), (socket.TCP_KEEPINTVL, 1)):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def sends_again_each_second() -> bool:
+    """Return whether this kernel can be told to send again each second what was lost; see `prepare`."""
+    with socket.socket() as probe, suppress(OSError):
+        probe.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, _RTO_MAX)
+        return True
+    return False
 
 
 def host_of(address: Sockaddr) -> str:

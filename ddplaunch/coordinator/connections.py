@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.listener import Listener
-from ddplaunch.control.peer import CLOSED, Peer
+from ddplaunch.control.peer import CLOSED, Peer, sends_again_each_second
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS, Silence
 from ddplaunch.fields import Malformed, line
@@ -66,9 +66,9 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class _Connection:
-    def __init__(self, peer: Peer, silence: Silence) -> None:
+    def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.silence = silence
+        self.host_silence = 0.0  # seconds, as last measured
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
 
@@ -100,7 +100,10 @@ class Connections:
         self._answered = answered
         self._loop = loop
         self._heartbeat_timeout = terms.heartbeat_timeout
-        self._may_shorten_silence = terms.may_shorten_silence
+        least = terms.heartbeat_timeout
+        if terms.may_shorten_silence:
+            least = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
+        self._silence = Silence(terms.heartbeat_timeout, least)
         # of one length from the first to the last: what counts is the number of pings without an answer
         self._beat = min(max(1.0, terms.max_nodes / _NODES_PER_BEAT), terms.heartbeat_timeout / 4)
         self._beat_at = loop.timer(None, self._send_heartbeats)
@@ -195,10 +198,7 @@ class Connections:
             return
         self._last_id += 1
         id = self._last_id
-        most = least = self._heartbeat_timeout
-        if self._may_shorten_silence:
-            least = LEAST if peer.sends_again_each_second else LEAST_WITH_GAPS
-        self._connections[id] = connection = _Connection(peer, Silence(most, least))
+        self._connections[id] = connection = _Connection(peer)
         peer.received = lambda payload: self._on_payload(id, payload)
         peer.closed = lambda reason: self._on_closed(id, reason)
         self._ping(connection)
@@ -264,14 +264,14 @@ class Connections:
             connection = self._connections.get(id)
             if connection is None:
                 continue
-            silence, agent = connection.silence, connection.heartbeat.unanswered * self._beat
-            host = connection.peer.host_silence()
-            silence.observe(host)
-            if silence.seconds_left(agent, host) == 0:
-                self.expel(id, silence.describe(agent))
+            agent, host = connection.heartbeat.unanswered * self._beat, connection.peer.host_silence()
+            self._silence.observe(connection.host_silence, host)
+            connection.host_silence = host
+            if self._silence.seconds_left(agent, host) == 0:
+                self.expel(id, self._silence.describe(agent))
             else:
                 self._ping(connection)
 
     def _ping(self, connection: _Connection) -> None:
         connection.heartbeat.unanswered += 1
-        connection.peer.send(messages.encode(messages.Ping(time.monotonic(), connection.silence.host_limit)))
+        connection.peer.send(messages.encode(messages.Ping(time.monotonic(), self._silence.host_limit)))

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 from math import ceil
 
-FACTOR = 3  # of the longest silence of this host that has ended: a network that pauses once does so again, for longer
+FACTOR = 3  # of the longest silence of any host that has ended: a network that pauses once does so again, for longer
 LEAST = 6.0  # seconds: pauses of 4 s are survived, in which virtual machines move and networks find another way
 # seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `control.peer.prepare`
 LEAST_WITH_GAPS = 8.0
 
 
 class Silence:
-    """The time limits for the silence of one agent and of its host."""
+    """The time limits for the silence of an agent and of its host, the same for all nodes: all lose node 0 at one time."""
 
     def __init__(self, most: float, least: float) -> None:
         """An agent may be silent for `most` seconds, its host for `least` seconds at first; if both are equal, none adapts."""
         self.most = most
         self.host_limit = min(least, most)
-        self._host = 0.0  # seconds for which the host has been silent, as last measured
 
-    def observe(self, host: float) -> None:
-        """Take for how many seconds the host has been silent by now.
+    def observe(self, before: float, host: float) -> None:
+        """Take for how many seconds a host has been silent, when last measured and by now.
 
         Only a silence that has ended raises the limit: one that lasts would otherwise never reach it.
         """
-        if host < self._host:
-            self.host_limit = min(self.most, max(self.host_limit, float(ceil(FACTOR * self._host))))
-        self._host = host
+        if host < before:
+            self.host_limit = min(self.most, max(self.host_limit, float(ceil(FACTOR * before))))
 
     def seconds_left(self, agent: float, host: float) -> float:
         """Return how long the other side may still be silent, if its agent and its host have been for so long; 0.0: it is lost.

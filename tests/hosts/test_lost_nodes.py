@@ -2,13 +2,11 @@
 
 import os
 import signal
-import socket
 import time
-from contextlib import suppress
 
 import pytest
 
-from ddplaunch.control.peer import TCP_RTO_MAX_MS
+from ddplaunch.control.peer import sends_again_each_second
 from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS
 from tests.hosts import proc
 from tests.hosts.job import SOON
@@ -146,14 +144,6 @@ def test_a_job_runs_undisturbed_with_lost_and_delayed_packets(job, start):
     assert {result.status for result in results.values()} == {0}
     assert "lost" not in results["node0"].err
     assert not job.events_of("node0", "node_left")
-
-
-def sends_again_each_second():
-    """Whether this kernel can be told not to wait ever longer before it sends again what was lost."""
-    with socket.socket() as probe, suppress(OSError):
-        probe.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
-        return True
-    return False
 
 
 @pytest.mark.parametrize(("host", "seconds", "silence"), [("node0", 1, 3), ("node1", 4, 6)])

@@ -23,7 +23,7 @@ class Crowd:
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
-        self.lost: list[tuple[int, str]] = []
+        self.lost: list[tuple[int, str, bool]] = []
         self.peers: list[Peer] = []
         self.pings: Counter[Peer] = Counter()
         self.silent: set[Peer] = set()
@@ -85,5 +85,5 @@ def test_hundreds_are_pinged_once_a_beat_and_what_else_there_is_comes_in_between
     assert not crowd.lost
     crowd.loop.advance(1.0)
     crowd.loop.until(lambda: bool(crowd.lost))
-    assert [reason for _, reason in crowd.lost] == ["silent for 4 s"]
+    assert [reason for _, reason, _ in crowd.lost] == ["silent for 4 s"]
     assert len(crowd.connections.ids) == AGENTS - 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from ddplaunch.coordinator.silence import LEAST, Silence
@@ -38,8 +40,8 @@ def test_an_agent_whose_host_is_silent_too_is_lost_earlier(agent: float, host: f
 )
 def test_a_silence_that_has_ended_raises_the_limit_for_the_next(measured: list[float], limit: float) -> None:
     silence = Silence(MOST, LEAST)
-    for seconds in measured:
-        silence.observe(seconds)
+    for before, seconds in pairwise([0.0, *measured]):
+        silence.observe(before, seconds)
     assert silence.host_limit == limit
 
 
@@ -47,8 +49,7 @@ def test_a_limit_that_was_set_does_not_adapt() -> None:
     silence = Silence(2.0, 2.0)
     assert silence.seconds_left(1.5, 1.5) == 0.5
     assert silence.seconds_left(2.0, 0.0) == 0.0
-    for seconds in (1.9, 0.1):
-        silence.observe(seconds)
+    silence.observe(1.9, 0.1)
     assert (silence.host_limit, silence.describe(2.0)) == (2.0, "silent for 2 s")
 
 
