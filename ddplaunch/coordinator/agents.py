@@ -56,6 +56,7 @@ class Agents:
         self.job_end: JobEnd | None = None
         self._announced: Succession | None = None  # the last time, for nodes that come later
         self._past: Generation | None = None  # of a coordinator from which this one takes over
+        self._watcher_due = loop.timer(None, lambda: None)
 
     def continue_with(self, past: Generation | None) -> None:
         """Know the ranks of the generation that ends, as this node has begun it under another coordinator."""
@@ -107,15 +108,31 @@ class Agents:
             self.connections.send(id, messages.encode(succession))
 
     def introduce(self, id: int) -> None:
-        """Tell a node that takes no part yet which others may take over, so that it can follow them as a spare."""
+        """Tell a node that takes no part yet, or the command, which nodes may take over, so that it can follow them."""
         if self._announced is not None:
             self.connections.send(id, messages.encode(self._announced))
+
+    def watch(self, id: int) -> None:
+        """Take the command that has started the agents; it may come late."""
+        self.watchers.add(id)
+        self.introduce(id)
+        if self.job_end is not None:
+            self.send((id,), self.job_end)
+
+    def expect_watcher(self, within: float, missing: Callable[[], object]) -> None:
+        """Call `missing` unless that command comes within so many seconds."""
+        self._watcher_due = self._loop.timer(self._loop.now() + within, lambda: self.watchers or missing())
 
     def hand_over(self, signum: int) -> None:
         """Have another agent take over, and know no agent any more."""
         payload = messages.encode(messages.HandedOver(signum))
         for id in self.connections.ids:
             self.connections.send(id, payload)
+        self.close()
+
+    def close(self) -> None:
+        """Know no agent and no command any more."""
+        self._watcher_due.cancel()
         self.connections.close()
 
     def join(self, hello: Hello) -> Member:

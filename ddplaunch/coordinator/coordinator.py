@@ -412,7 +412,7 @@ class Coordinator:
         if self._streams is not None:
             self._streams.close()
         if self._agents is not None:
-            self._agents.connections.close()
+            self._agents.close()
 
 
 def _explain(

@@ -107,9 +107,7 @@ class Incoming:
             case messages.Watch() if not self._terms.has_front or self.agents.watchers:
                 self._connections.expel(id, "is no agent")
             case messages.Watch() if id not in self.agents.hellos:
-                self.agents.watchers.add(id)
-                if self.agents.job_end is not None:
-                    self.agents.send((id,), self.agents.job_end)
+                self.agents.watch(id)
             case messages.Withdrawal(rank, host, reason, hint) if id not in self.agents.hellos:
                 self._connections.drop(id)
                 who = host if rank is None else f"node {rank} ({host})"

@@ -21,6 +21,7 @@ from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.local_link import LocalLink, job_policy
 from ddplaunch.coordinator.orders import Generation, Listening
+from ddplaunch.coordinator.silence import seconds_to_follow
 from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options.table import BY_NAME
@@ -28,6 +29,7 @@ from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.spec import Source
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import succession
+from ddplaunch.supervise.outcome import Why
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import JoinRequest
@@ -146,6 +148,12 @@ def take_over(
     agents = Incoming(loop, terms, coordinator, reporter.print).agents
     agents.continue_with(inheritance.past)
     coordinator.join(take, agents.join(hello), agents)
+    if terms.has_front:  # else the job would outlive a command that is lost together with node 0
+
+        def end() -> None:
+            coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, loop.now()))
+
+        agents.expect_watcher(seconds_to_follow(terms.heartbeat_timeout), end)
     loop.post(Listening(agents.port))
     return coordinator
 

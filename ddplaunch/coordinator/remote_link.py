@@ -254,6 +254,13 @@ class RemoteLink(Link):
         """End this node, or look for another coordinator; `has_ended`: the process of the last one is known to be gone."""
         self._lose(f"{_LOST}: {reason}")
 
+    def _disconnect(self) -> None:
+        """Follow no coordinator, until another one is reached."""
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = self._sequence = None
+        self._lost_at.cancel()
+
     def _lose(self, error: str) -> None:
         self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {error}\n"))
 

@@ -13,6 +13,12 @@ FACTOR = 3  # of the longest silence of any host that has ended: a network that 
 LEAST = 6.0  # seconds: pauses of 4 s are survived, in which virtual machines move and networks find another way
 # seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `control.peer.prepare`
 LEAST_WITH_GAPS = 8.0
+_LATE = 15.0  # seconds, beyond two heartbeats, from the loss of a coordinator until the next one is there
+
+
+def seconds_to_follow(heartbeat_timeout: float) -> float:
+    """Return for how long a command that has started the agents, and a coordinator that takes over, look for each other."""
+    return 2 * heartbeat_timeout + _LATE
 
 
 class Silence:

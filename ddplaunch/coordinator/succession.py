@@ -128,13 +128,11 @@ class SuccessionLink(RemoteLink):
         if self._peer is not None:
             if not has_ended:
                 self._send(messages.Deserted())
-            self._peer.close()
-            self._peer = self._sequence = None
             self._old = None if has_ended else self._dialer.reached
+        self._disconnect()
         if self._stopping is not None:  # this node was to leave, or to end the job
             super().send(self._stopping)
             return
-        self._lost_at.cancel()
         now = self._loop.now()
         if not self._lost:
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended

@@ -19,14 +19,13 @@ from ddplaunch.agent.pipes import STDERR, UNREAD_TIMEOUT, FrontPipes, OutputQueu
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.control.handshake import key
 from ddplaunch.control.streams import Chunk
-from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import ClientOrder, Forward, JobEnd
-from ddplaunch.coordinator.remote_link import RemoteLink
+from ddplaunch.coordinator.orders import ClientOrder, CoordinatorLost, Forward, JobEnd
 from ddplaunch.errors import below, visible
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.child import StartError
 from ddplaunch.slurm.job import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.slurm.srun import Srun, StepJob, not_started
+from ddplaunch.slurm.watch_link import WatchLink
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import ClusterEnding, Why
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 HELLO_TIMEOUT = 2.0  # seconds from a signal to stop until the step is ended if no coordinator was reached yet
 QUIT_TIMEOUT = 5.0  # seconds from the end of the grace period until srun gets SIGTERM, at which it ends the step
 KILL_TIMEOUT = 2.0  # seconds from then until srun, which may wait for a lost node, gets SIGKILL
-FOREVER = float("inf")
 
 
 class Watcher:
@@ -56,14 +54,7 @@ class Watcher:
             end_within=job.grace_period + END_MARGIN,
             signals_all=True,
         )
-        self._link = RemoteLink(
-            loop,
-            key=key(job.token, job.name),
-            hello=lambda _: messages.Watch(),
-            source=None,
-            heartbeat_timeout=job.heartbeat_timeout,
-            rdzv_timeout=FOREVER,  # the step may have to wait for others to end
-        )
+        self._link = WatchLink(loop, key=key(job.token, job.name), heartbeat_timeout=job.heartbeat_timeout)
         self._srun: Srun | None = None
         self._never: StartError | None = None  # why srun could not be started
         self._wait_status: int | None = None
@@ -132,10 +123,19 @@ class Watcher:
                     self._stop(signal.SIGTERM)
             case FrontWaits():
                 self._signals.let_front_stop(all_stopped=True)
+            case CoordinatorLost():
+                self._on_coordinator_lost()
             case JobEnd():
                 self._on_job_end(event)
             case ClientOrder(order) if self._socket is not None and isinstance(order, Chunk):
                 self._socket.take(order)
+
+    def _on_coordinator_lost(self) -> None:
+        """Have all that was sent to the last coordinator, and may have been lost with it, sent to the next one."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._stop_pending = bool(self._signum)
 
     def _on_job_end(self, end: JobEnd) -> None:
         """Record the job's status."""
@@ -163,8 +163,10 @@ class Watcher:
     def _stop(self, signum: int) -> None:
         self._signum, self._stop_pending = signum, True
         self._send_pending()
+        if self._stop_pending and self._link.is_looking:  # workers save, since all nodes have lost the coordinator
+            self._end_within(self._job.grace_period + QUIT_TIMEOUT)
         # the step waits for its nodes; or its workers have just started, and may have something to save
-        if self._stop_pending:
+        elif self._stop_pending:
             self._end_within(HELLO_TIMEOUT)
 
     def _send_pending(self) -> None:
@@ -209,6 +211,7 @@ class Watcher:
         assert self._srun is not None
         self._loop.unwatch(self._srun.fd)
         self._wait_status, self._never = self._srun.end()
+        self._link.give_up()
 
     def _notice(self) -> int:
         """The notice after which the job should be requeued, 0 if it should not."""

@@ -1,0 +1,79 @@
+"""The link of the command that has started a step: it follows whichever coordinator there is. Takes over nothing itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.orders import CoordinatorLost, JobEnd
+from ddplaunch.coordinator.remote_link import RemoteLink
+from ddplaunch.coordinator.silence import seconds_to_follow
+from ddplaunch.supervise.outcome import Why
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddplaunch.control.handshake import Key
+    from ddplaunch.control.peer import Peer
+    from ddplaunch.coordinator.orders import Order
+    from ddplaunch.loop.loop import Loop
+
+FOREVER = float("inf")
+
+
+class WatchLink(RemoteLink):
+    """A link that looks for the node that takes over once the coordinator is lost, or has ended because it lost the others."""
+
+    def __init__(self, loop: Loop, *, key: Key, heartbeat_timeout: float) -> None:
+        """Prepare to look for node 0, for as long as it takes: the step may have to wait for others to end."""
+        self._candidates: Sequence[messages.Candidate] = ()  # none, if no node takes over
+        self._if_in_vain: JobEnd | None = None  # how the job ends unless a coordinator is found; None: one is followed
+        super().__init__(
+            loop,
+            key=key,
+            hello=lambda _: messages.Watch(),
+            source=None,
+            heartbeat_timeout=heartbeat_timeout,
+            rdzv_timeout=FOREVER,
+        )
+        self._give_up_at = loop.timer(None, self.give_up)
+
+    def _on_succession(self, succession: messages.Succession) -> None:
+        self._candidates = succession.candidates
+
+    def take(self, order: Order) -> None:
+        """Take an order; a coordinator that ends because other nodes are lost is not believed before these were looked for."""
+        if isinstance(order, JobEnd) and order.why in ("lost", Why.NODE_LOST.value) and self._may_look:
+            self._look_for_successor(order)
+        else:
+            super().take(order)
+
+    @property
+    def _may_look(self) -> bool:
+        return bool(self._candidates) and not self.is_looking and not self._has_ended
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether the coordinator is lost, and the next one is looked for."""
+        return self._if_in_vain is not None
+
+    def _look_for_successor(self, if_in_vain: JobEnd) -> None:
+        self._if_in_vain = if_in_vain
+        self._disconnect()
+        self._give_up_at.set(self._loop.now() + seconds_to_follow(self._heartbeat_timeout))
+        self.aim_at(self._candidates)
+        self._loop.post(CoordinatorLost(if_in_vain.text))
+
+    def _on_opened(self, peer: Peer) -> None:
+        self._if_in_vain = None
+        self._give_up_at.cancel()
+        super()._on_opened(peer)
+
+    def give_up(self) -> None:
+        """Look for a coordinator no longer, if one is looked for: the job has ended as it would have without successors."""
+        if (end := self._if_in_vain) is not None:
+            super().take(end)
+
+    def _stop_waiting(self) -> None:
+        super()._stop_waiting()
+        self._give_up_at.cancel()
