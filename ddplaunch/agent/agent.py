@@ -36,7 +36,7 @@ from ddplaunch.report.closing import render_still_running, render_stuck
 from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase
-from ddplaunch.supervise.outcome import StartFailure, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class Agent:
         self._deadline = loop.timer(None, self._on_deadline)
         self._rest = loop.timer(None, self._on_deadline, may_rest=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
-        self._outward = self._tell_outward()
+        self._outward: list[Errands] = []
+        self._reports_job = False
 
     def run(self, connect: Connect) -> int:
         """Run the loop until everything is gone; give the job's exit status."""
@@ -115,6 +116,8 @@ class Agent:
             self._run_socket.open(link)
             opened.callback(self._run_socket.close)
             self._watch_for_notices()
+            if self._job.inputs.reports_job and link.coordinator is not None:
+                self._report_job()
             opened.callback(self._generations.close)
             if self._job.inputs.allocation.rendezvous is not None:
                 # what forks workers imports while the nodes meet, and in a spare while it waits
@@ -126,29 +129,32 @@ class Agent:
             self._shutdown.wait_for(self._outward)
         assert self._state.status is not None
         assert link.end is not None
-        self._shutdown.leave(self._state, self._exits, link.end)
+        self._shutdown.leave(self._state, self._exits, link)
         return self._state.status
 
-    def _tell_outward(self) -> list[Errands]:
-        """Begin to tell programs outside of the job what the user wants them to know; return what does it."""
-        inputs = self._context.inputs
-        if not inputs.reports_job or not (inputs.spec.notify or inputs.spec.metrics_file):
-            return []
-        from ddplaunch.agent import outward  # few jobs need it
+    def _report_job(self) -> None:
+        """Do from now on what one node does for the whole job: tell programs outside of it, and look for the stop file."""
+        if self._reports_job:
+            return
+        self._reports_job = True
+        spec, reporter = self._context.inputs.spec, self._reporter
+        if spec.notify or spec.metrics_file:
+            from ddplaunch.agent import outward  # few jobs need it
 
-        return outward.begin(self._loop, self._context, lambda: (self._state, self._workers, self._link))
+            self._outward = outward.begin(self._loop, self._context, lambda: (self._state, self._workers, self._link))
+        if spec.stop_file:
+            from ddplaunch.agent import notices  # few jobs need it
+
+            notices.watch_stop_file(self._loop, spec.stop_file, reporter.clock() - reporter.began)
 
     def _watch_for_notices(self) -> None:
-        """Have the files and the command watched that may announce the end of the job, or of this node."""
+        """Have the file and the command watched that may announce the end of the job, or of this node."""
         inputs, spec = self._context.inputs, self._context.inputs.spec
-        if not (spec.notice_file or spec.notice_command or spec.stop_file):
+        if not (spec.notice_file or spec.notice_command):
             return
         from ddplaunch.agent import notices  # few jobs need it
 
-        allocation = inputs.allocation
-        least, most = allocation.nnodes
-        leaves = least < most and not allocation.start and not allocation.has_front
-        notices.watch(self._loop, spec, inputs.env, leaves=leaves, stops=inputs.reports_job)
+        notices.watch(self._loop, spec, inputs.env, leaves=inputs.allocation.nodes_leave)
 
     def _before_sleep(self) -> None:
         """Adapt to how much output waits, and to whether there is more to start."""
@@ -212,6 +218,7 @@ class Agent:
             case orders.CoordinatorLost(text):
                 self._reporter.coordinator_lost(text)
             case orders.TookOver(text):
+                self._report_job()
                 self._reporter.took_over(text)
                 self._run_socket.took_over()
             case orders.Listening(port):
@@ -343,7 +350,14 @@ class Agent:
             return
         self._reporter.emit("notice", text=notice.option)
         self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers")
-        self._signals.received(notice.signum, SignalOrigin.PROCESS)
+        coordinator = self._link.coordinator if self._link is not None else None
+        if notice.stops_job and coordinator is not None and self._context.inputs.allocation.nodes_leave:
+            from ddplaunch.supervise.job import StopRequested  # imported with the coordinator
+
+            # the signal itself would have this node leave
+            coordinator.feed(StopRequested(Why.SIGNALLED, notice.signum, self._loop.now()))
+        else:
+            self._signals.received(notice.signum, SignalOrigin.PROCESS)
 
     # --- the begin of a generation
 
@@ -478,7 +492,7 @@ class Agent:
         if self._link.end is None:  # the coordinator did not answer, and the user does not wait for it
             self._link.leave()
             self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.signum))
-        self._shutdown.conclude(self._state, self._exits, self._link.end, time.monotonic())
+        self._shutdown.conclude(self._state, self._exits, self._link, time.monotonic())
         self._run_socket.ended(self._link.end)
 
 

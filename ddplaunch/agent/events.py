@@ -51,6 +51,7 @@ class NoticeSeen(Struct, frozen=True):
     option: str  # as typed, "--notice-file /run/notice"
     signum: int
     problem: str
+    stops_job: bool = False  # the whole of it, even where the signal has its node leave
 
 
 class HealthChecked(Struct, frozen=True):

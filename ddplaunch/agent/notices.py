@@ -25,10 +25,10 @@ _ENDED = "the process that looked for it has ended"
 Wait = Callable[[], str]  # returns when there is news: "" for the notice, else why none can come
 
 
-def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool, stops: bool) -> None:
-    """Post `NoticeSeen` when a file that the options name appears or changes, or the command exits with 0.
+def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool) -> None:
+    """Post `NoticeSeen` when the file of --notice-file appears or changes, or the command of --notice-command exits with 0.
 
-    `leaves`: the job goes on without this node, which SIGTERM has it leave. `stops`: this node looks for the stop file.
+    `leaves`: the job goes on without this node, which SIGTERM has it leave.
     """
     notice = signal.SIGTERM if leaves else (*spec.requeue_on, signal.SIGUSR1)[0]
     if spec.notice_file:
@@ -36,16 +36,19 @@ def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool, st
     if spec.notice_command:
         command = partial(wait_for_command, spec.notice_command, env)
         _watch_one(loop, f"--notice-command {spec.notice_command}", command, notice)
-    if spec.stop_file and stops:
-        _watch_one(loop, f"--stop-file {spec.stop_file}", _file(spec.stop_file), signal.SIGTERM)
 
 
-def _watch_one(loop: Loop, option: str, wait: Wait, signum: int) -> None:
-    loop.ask(wait, _ENDED, lambda problem: loop.post(NoticeSeen(option, signum, problem)))
+def watch_stop_file(loop: Loop, path: str, seconds: float) -> None:
+    """Post `NoticeSeen` when this file appears or changes, or has done so within the last `seconds`."""
+    _watch_one(loop, f"--stop-file {path}", _file(path, seconds), signal.SIGTERM, stops_job=True)
 
 
-def _file(path: str) -> Wait:
-    return partial(wait_for_file, os.path.abspath(path), time.time_ns())
+def _watch_one(loop: Loop, option: str, wait: Wait, signum: int, *, stops_job: bool = False) -> None:
+    loop.ask(wait, _ENDED, lambda problem: loop.post(NoticeSeen(option, signum, problem, stops_job)))
+
+
+def _file(path: str, seconds: float = 0.0) -> Wait:
+    return partial(wait_for_file, os.path.abspath(path), time.time_ns() - int(seconds * 1e9))
 
 
 def wait_for_file(path: str, since: int) -> str:

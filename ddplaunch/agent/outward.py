@@ -35,7 +35,7 @@ MOST = 32  # events that wait for a slow command; what comes then is dropped, bu
 EVERY = 15.0  # seconds from one writing of the figures to the next
 _MARGIN = 2.0  # seconds for the child itself
 _STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
-_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
+_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "took_over", "job_ended")
 
 Now = Callable[[], "tuple[State, Workers | None, Link | None]"]
 Errand = Callable[[], str]  # returns why it failed, "" if it did not
@@ -46,6 +46,8 @@ def begin(loop: Loop, context: AgentContext, now: Now) -> list[Errands]:
     spec, reporter, found = context.inputs.spec, context.reporter, []
     if spec.notify:
         notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
+        if reporter.plan is not None:  # this node has taken over
+            notifier.begin(reporter.plan.run_id, spec.program.target)
         reporter.also_tell(notifier)
         found.append(notifier.errands)
     if spec.metrics_file:
@@ -104,11 +106,14 @@ class Notifier:
         self._env = dict(env)
         self._run: dict[str, Any] = {}
 
+    def begin(self, run_id: str, program: str) -> None:
+        """Know the run, which every event that is told names; nothing is told before."""
+        self._run = {"run_id": run_id, "name": short(run_id), "program": program}
+
     def __call__(self, event: Event) -> None:
         """Hand an event to the command."""
         if event.name == "job_started":
-            run_id = event.fields["run_id"]
-            self._run = {"run_id": run_id, "name": short(run_id), "program": event.fields["program"]}
+            self.begin(event.fields["run_id"], event.fields["program"])
         if event.name in _TOLD and self._run:
             said = {"v": VERSION, "event": event.name, "at": time.time(), **self._run, **event.fields}
             self.errands.add(partial(run_command, self._command, self._env, said), most=MOST)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.context import AgentContext
 from ddplaunch.agent.pipes import UNREAD_TIMEOUT, FrontPipes
 from ddplaunch.agent.signals import SignalSource
-from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.tree import look
 from ddplaunch.supervise.node import State
@@ -19,6 +18,7 @@ from ddplaunch.supervise.outcome import Intent, Why, WorkerExit
 if TYPE_CHECKING:
     from ddplaunch.agent.job import Requeue
     from ddplaunch.agent.outward import Errands
+    from ddplaunch.coordinator.link import Link
 
 OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm before the job is queued again
 
@@ -38,11 +38,13 @@ class Shutdown:
         self._pipes = pipes
         self._requeue = requeue
 
-    def conclude(self, state: State, exits: list[WorkerExit], end: JobEnd, at: float) -> None:
+    def conclude(self, state: State, exits: list[WorkerExit], link: Link, at: float) -> None:
         """Report how the job ended, unless it is to be queued again."""
+        end = link.end
+        assert end is not None
         if end.requeue:
             self._reporter.left_after(end.requeue)
-        if self._own_requeue(end) is None:
+        if self._own_requeue(link) is None:
             self._reporter.write_summary(state, exits, end.why, end.text, at)
             self._reporter.print_end(end.why, end.text)
             self._advise()
@@ -62,9 +64,10 @@ class Shutdown:
         while any(one.is_busy for one in errands) and self._signals.stop_signals == before:
             self._loop.run_once()
 
-    def leave(self, state: State, exits: list[WorkerExit], end: JobEnd) -> None:
+    def leave(self, state: State, exits: list[WorkerExit], link: Link) -> None:
         """End this agent: requeue the job if that is due, which may end this process, too; then hand over all output."""
-        if (requeue := self._own_requeue(end)) is not None:
+        end = link.end
+        if end is not None and (requeue := self._own_requeue(link)) is not None:
             asked = self._loop.ask(partial(requeue.decide, end.requeue), requeue.undecided(end.requeue))
             decision, at = self._signals.wait_for(asked), time.monotonic()
             self._reporter.print_end(end.why, end.text)
@@ -101,9 +104,10 @@ class Shutdown:
                 return
             self._loop.run_once()
 
-    def _own_requeue(self, end: JobEnd) -> Requeue | None:
-        """What queues the job again, if it is to be done from here."""
-        return self._requeue if end.requeue and not end.is_watched else None
+    def _own_requeue(self, link: Link) -> Requeue | None:
+        """What queues the job again, if it is to be done from here: where the coordinator is."""
+        is_due = link.end is not None and link.end.requeue and not link.end.is_watched
+        return self._requeue if is_due and link.coordinator is not None else None
 
     def _submit(self, requeue: Requeue, decision: Intent, state: State) -> str | None:
         """Requeue the job if that was decided; return the reason if that failed. The requeue ends this process, too."""

@@ -67,3 +67,9 @@ class Allocation(Struct, frozen=True, kw_only=True):
     def has_one_screen(self) -> bool:
         """Whether the output of all nodes is shown in one place."""
         return bool(self.start) or self.cluster in ("slurm", "mpi")
+
+    @property
+    def nodes_leave(self) -> bool:
+        """Whether SIGTERM to an agent has its node leave the job, which goes on: the user has started each agent alone."""
+        least, most = self.nnodes
+        return least < most and not self.start and not self.has_front

@@ -123,7 +123,7 @@ def _agent_job(inputs: JobInputs, env: Mapping[str, str], signals: frozenset[int
         signals=signals,
         sent_again=allocation.sent_again,
         signals_all=allocation.cluster == "slurm",
-        requeue=_requeue(spec, env, draft),
+        requeue=_requeue(spec, env, allocation, draft),
     )
 
 
@@ -262,9 +262,10 @@ def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, 
     return partial(join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening))
 
 
-def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue | None:
-    """Return what queues the job again, if it is for this process to do: that of rank 0 does it."""
-    if not spec.requeue_on or 0 not in draft.ranks:
+def _requeue(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, draft: Plan) -> SlurmRequeue | None:
+    """Return what queues the job again, if it may be for this process to do: that of rank 0, or of a node that takes over."""
+    least, most = allocation.nnodes
+    if not spec.requeue_on or not (0 in draft.ranks or least < most):
         return None
     from ddplaunch.slurm.job import SlurmRequeue  # few jobs need it
 
