@@ -66,7 +66,6 @@ class WatchLink(RemoteLink):
 
     def _on_opened(self, peer: Peer) -> None:
         self._if_in_vain = None
-        self._give_up_at.cancel()
         super()._on_opened(peer)
 
     def give_up(self) -> None:
