@@ -94,6 +94,8 @@ class Incoming:
             # an agent
             case messages.Hello() if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
                 self._connections.expel(id, "too many agents have come and gone")
+            case messages.Hello(seats=seats) if seats and self.agents.job_end is not None:
+                self.agents.send((id,), self.agents.job_end)  # it has lost another coordinator, and comes late
             case messages.Hello() if id not in self.agents.hellos:
                 self._said_hello += 1
                 self.agents.hellos[id] = message

@@ -24,7 +24,7 @@ from ddplaunch.supervise.job.starting import (
     waiting,
 )
 from ddplaunch.supervise.job.state import BETWEEN, SELF_ID, Member, Members, Phase, Policy, State
-from ddplaunch.supervise.job.succession import gathered, with_ended
+from ddplaunch.supervise.job.succession import SETTLE, gathered, with_ended
 from ddplaunch.supervise.outcome import Why
 from ddplaunch.words import signal_name
 
@@ -232,8 +232,9 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
 
 
 def _stop_gathering(state: State, why: Why, signum: int, at: float) -> Result:
-    """End a job that waits for the nodes of a coordinator that was lost."""
-    return go_on_if_ended(replace(state, why=why, signum=signum, halted=True, gather_until=None), at)
+    """End a job that waits for the nodes of a coordinator that was lost, once these know, too: they would go on without it."""
+    until = min(state.gather_until or at, at + SETTLE)
+    return go_on_if_ended(gathered(replace(state, why=why, signum=signum, halted=True, gather_until=until), at), at)
 
 
 def _on_node_ended(state: State, event: events.NodeEnded) -> Result:

@@ -264,7 +264,7 @@ def test_a_coordinator_that_yields_waits_for_no_command(agents: Agents) -> None:
 
 
 def test_a_command_that_connects_late_learns_who_takes_over_and_how_the_job_has_ended(agents: Agents) -> None:
-    agents._succession = succession("b")
+    agents._announced = succession("b")
     agents.end(FINISHED, ())
     agents.watch(7)
     assert cast(Any, agents.connections).sent == [(7, succession("b")), (7, FINISHED)]

@@ -191,8 +191,11 @@ def test_it_waits_for_the_spare_that_is_to_take_the_place_of_the_node_that_was_l
     assert (state.phase, len(state.taking_part)) == (Phase.RUNNING, 2)
 
 
-def test_ctrl_c_ends_it_while_it_waits_for_the_others() -> None:
+@pytest.mark.parametrize("then", [[follower(1, 2, 103.0), ended(1, 104.0)], [DeadlineReached(105.0)]])
+def test_ctrl_c_while_it_waits_for_the_others_ends_it_once_they_know(then: list[Any]) -> None:
     state = after(taken_over(3), stopping(0, 101.0), NodeStopping(SELF_ID, Why.SIGNALLED, 2, 102.0))
+    assert (state.phase, state.gather_until) == (Phase.STOPPING, 102.0 + succession.SETTLE)
+    state = after(state, *then)
     assert (state.phase, state.status) == (Phase.ENDED, 130)
 
 
