@@ -72,7 +72,7 @@ class Link(WatchLink):
         self.looked_at: list[Sequence[messages.Candidate]] = []
         super().__init__(self.loop, key=Key(b"key"), heartbeat_timeout=HEARTBEAT)
 
-    def aim_at(self, candidates: Sequence[messages.Candidate]) -> None:
+    def aim_at(self, candidates: Sequence[messages.Candidate], *_others: object) -> None:
         self.looked_at.append(candidates)
 
     def reaches(self, *names: str) -> PlayedCoordinator:
