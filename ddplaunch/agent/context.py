@@ -134,21 +134,18 @@ class AgentContext:
     def output(self, plan: Plan) -> Output:
         """Return what shows and keeps the workers' output."""
         inputs, spec = self.inputs, self.inputs.spec
-        # what a worker draws as it likes would be drawn over the rows of --live
-        in_place = spec.live and spec.output == "rank0"
         shown = [
             ShownWorker(
                 rank=worker.rank,
                 local_rank=worker.local_rank,
                 role=spec.role,
                 host=inputs.node.host,
-                streams=frozenset() if in_place and worker.rank else _shown(spec, worker.local_rank),
+                streams=_shown(spec, worker.local_rank),
             )
             for worker in plan.workers
         ]
-        mode = "prefix" if in_place else spec.output
         display = Display(
-            mode="raw" if is_shown_as_it_is(spec, plan.world_size) else mode,
+            mode="raw" if is_shown_as_it_is(spec, plan.world_size) else spec.output,
             ranks=shown,
             colour=set(inputs.screen.colour),
             terminal=set(inputs.screen.terminals),
@@ -156,6 +153,7 @@ class AgentContext:
             world_size=plan.world_size,
             stamp=self._time_of_day if spec.timestamps else None,
             live=inputs.screen.live,
+            whole_lines=inputs.screen.has_rows,
             folds_following=spec.verbosity <= 0,
         )
         queue = self.queue

@@ -75,7 +75,7 @@ def run(
     """
     has_terminal = False  # the terminal belongs to this node if the screen is our own
     if screen is None:
-        screen = Screen.here(env)
+        screen = Screen.here(env, has_rows=spec.live)
         has_terminal = os.isatty(0) or bool(screen.terminals)
     node = replace(node, has_terminal=has_terminal)
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))

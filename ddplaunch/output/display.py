@@ -59,6 +59,8 @@ class Display:
     | raw | whole lines as they are, a progress bar as it comes | every byte as it comes |
     | rank0 | | rank 0, every byte as it comes |
     | none | | |
+
+    With `whole_lines` no byte comes before its line has ended.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Display:
         world_size: int | None = None,
         stamp: Callable[[float], bytes] | None = None,
         live: Collection[Stream] = (),
+        whole_lines: bool = False,
         folds_following: bool = False,
     ) -> None:
         """Show all workers of this node, `ranks`, hidden ones included, in the mode of --output.
@@ -79,6 +82,7 @@ class Display:
         `colour` and `terminal` name the streams of the command that get colours and that are a terminal; `template`
         replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all;
         `stamp` gives what stands before lines that came at a time; `live` are streams whose progress bars are shown in place;
+        `whole_lines`: rows stand below the lines, and what a worker draws as it likes would be drawn over them;
         `folds_following`: on a terminal, tracebacks that follow from the failure of another worker become a line.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
@@ -95,7 +99,8 @@ class Display:
         self._streams: dict[_Writer, _Reader] = {}
         self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
         self._due: float | None = None  # not after the first of these: each piece would cost as much as all of them
-        self._live = () if self._bare else live
+        self._whole_lines = whole_lines
+        self._live = () if self._bare and not whole_lines else live
         self._bars: dict[_Writer, Lines] = {}  # those that draw one
         self.bars_moved = False  # since the caller has set this to False
         self.bar_ended = False
@@ -233,6 +238,8 @@ class Display:
 
     def _new_reader(self, rank: int, stream: Stream) -> _Reader:
         """Return a reader as the mode of the console wants it: the class has a table of them."""
+        if self._whole_lines:
+            return Lines(live=stream in self._live)
         if self._alone and self._bare:
             return _RawReader(terminal=stream in self._terminal)
         if self._alone and stream not in self._live:

@@ -55,24 +55,25 @@ class Screen(Struct, frozen=True, kw_only=True):
     colour: frozenset[Stream]
     links: bool = False  # the terminal of stderr opens links
     live: frozenset[Stream] = frozenset()  # where progress bars are shown in place: the cursor of the terminal moves
+    has_rows: bool = False  # the rows of --live stand below the lines, which have to be whole
     columns: int = 0  # of the terminal as the job began; 0: of unknown size
     lines: int = 0
 
     @property
     def text(self) -> str:
-        """The terminals, colours and links in a word, for `of_text`; bars are not in it."""
+        """The terminals, colours, links and rows in a word, for `of_text`; bars are not in it."""
         streams = (",".join(sorted(one.name for one in streams)) for streams in (self.terminals, self.colour))
-        return ";".join((*streams, "links" if self.links else ""))
+        return ";".join((*streams, "links" if self.links else "", "rows" if self.has_rows else ""))
 
     @classmethod
     def of_text(cls, text: str) -> Screen:
         """Return the screen of another process, from its `text`."""
-        *streams, links = text.split(";")
+        *streams, links, rows = text.split(";")
         terminals, colour = (frozenset(Stream[name] for name in names.split(",") if name) for names in streams)
-        return cls(terminals=terminals, colour=colour, links=bool(links))
+        return cls(terminals=terminals, colour=colour, links=bool(links), has_rows=bool(rows))
 
     @classmethod
-    def here(cls, env: Mapping[str, str]) -> Screen:
+    def here(cls, env: Mapping[str, str], *, has_rows: bool = False) -> Screen:
         """Inspect our own stdout and stderr."""
         fds = ((Stream.OUT, 1), (Stream.ERR, 2))
         columns = lines = 0
@@ -85,6 +86,7 @@ class Screen(Struct, frozen=True, kw_only=True):
             links=Stream.ERR in terminals and knows_links(env),
             # what reads a pipe, as tee does, may write to the same terminal: its lines and the bars would erase each other
             live=terminals if moves_cursor(env) and not any(is_pipe(fd) for _, fd in fds) else frozenset(),
+            has_rows=has_rows,
             columns=columns,
             lines=lines,
         )

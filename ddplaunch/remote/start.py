@@ -78,7 +78,7 @@ def agents(
             hint="ddplaunch runs on each host in the folder where it was typed: change to one that exists",
         ) from None
     token = os.urandom(32).hex()
-    sent, screen = orders.variables_to_send(secret.public(env)), Screen.here(env)
+    sent, screen = orders.variables_to_send(secret.public(env)), Screen.here(env, has_rows=spec.live)
 
     made = partial(orders.order, spec, allocation, env=sent, cwd=cwd, run_id=run_id, token=token, screen=screen)
 

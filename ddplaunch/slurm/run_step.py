@@ -65,9 +65,10 @@ def run_step(
     signals = passed_on(spec.signals)
     mode = os.fstat(0).st_mode  # keyboard input is for the shell
     gpus = query_grants(secret.public(env)) if are_grants_uncertain(env) else {}
+    screen = Screen.here(env, has_rows=spec.live)
     job = srun.StepJob(
         argv=argv(spec, allocation, sys.executable, components(env), gpus),
-        env={**environment(env, token=token, port=port), secret.SCREEN: Screen.here(env).text, **secret.hidden(spec)},
+        env={**environment(env, token=token, port=port), secret.SCREEN: screen.text, **secret.hidden(spec)},
         host=allocation.start[0].address,
         ports=endpoints.ports_from(port),
         token=token,

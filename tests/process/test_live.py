@@ -49,7 +49,7 @@ def test_rows_stand_below_the_lines_keys_are_ours_and_ctrl_c_leaves_the_terminal
     terminal.press("h")
     screen.until(lambda rows: has_rows(rows) and any("Ctrl-C stops the job" in row for row in rows))
     terminal.press(ENTER)
-    shown = screen.until(lambda rows: has_rows(rows) and any(row.startswith("ranks 0-1: ") for row in rows))
+    shown = screen.until(lambda rows: has_rows(rows) and any("signs.py" in row for row in rows))
     assert sum("10/40" in row for row in shown) == 2
     terminal.press(CTRL_C)
     shown = screen.at_end()
@@ -73,6 +73,16 @@ def test_a_flood_stays_above_the_rows_whole_and_a_failure_is_the_last_that_is_se
     assert terminal.child.exitstatus == 1
     error = shown.index(next(row for row in shown if row.startswith("error: rank 1 failed: ValueError: bad batch")))
     assert not any(row.startswith(("[", "all ", "1 more")) for row in shown[error:])
+
+
+@pytest.mark.parametrize("output", ["rank0", "raw"])
+def test_a_bar_of_a_worker_that_is_shown_without_prefix_stands_above_the_rows(job, program, output):
+    nodes = ("--nnodes", 2, "--nproc-per-node", 1, "--simulate")
+    terminal = Lasting(job, "--live", "--output", output, *nodes, program("bars_of"), "tqdm", columns=COLUMNS)
+    screen = Screen(terminal, COLUMNS)
+    screen.until(lambda rows: len(rows) > 2 and "15/30" in rows[-3] and rows[-1].startswith("all 2: running"))
+    terminal.press(CTRL_C)
+    screen.at_end()
 
 
 def test_rows_follow_the_size_of_the_terminal(live):

@@ -28,7 +28,7 @@ threading.Thread(target=look).start()
 threading.Event().wait()
 """
 TELLS = """
-import os, time
+import os, sys, time
 from pathlib import Path
 import ddplaunch
 
@@ -38,9 +38,9 @@ step = 0
 while not Path("enough").exists():
     step += 1
     ddplaunch.progress(step, 1_000_000)
+    print(f"\\rbar {step}/1000000", end="", file=sys.stderr, flush=True)
     time.sleep(0.05)
-if rank == "1":
-    print("told enough", flush=True)
+print("told enough by", rank, flush=True)
 """
 
 
@@ -83,11 +83,14 @@ def test_the_terminal_of_salloc_gives_the_step_its_colours(job: SlurmJob) -> Non
     job.nothing_left(10)
 
 
-def test_rows_of_live_stand_below_what_the_step_writes_where_node_0_is_another_host(job: SlurmJob) -> None:
+@pytest.mark.parametrize(("output", "shown"), [("prefix", "1"), ("rank0", "0")])
+def test_rows_of_live_stand_below_what_the_step_writes_where_node_0_is_another_host(
+    job: SlurmJob, output: str, shown: str
+) -> None:
     (job.home / "tells.py").write_text(TELLS)
     ours, theirs = pty.openpty()
     command = job.start_salloc(
-        f"{job.ddplaunch} --live --nproc-per-node 1 tells.py",
+        f"{job.ddplaunch} --live --output {output} --nproc-per-node 1 tells.py",
         "--nodes=2",
         stdout=theirs,
         stderr=theirs,
@@ -95,10 +98,11 @@ def test_rows_of_live_stand_below_what_the_step_writes_where_node_0_is_another_h
     )
     os.close(theirs)
     terminal = fdpexpect.fdspawn(ours, timeout=PATIENCE)
-    terminal.expect_exact("told by 1")
+    terminal.expect_exact(f"told by {shown}")
+    terminal.expect(r"bar \d+/")
     terminal.expect(r"step [\d,]+ of 1,000,000")
     (job.home / "enough").touch()
-    terminal.expect_exact("told enough")
+    terminal.expect_exact(f"told enough by {shown}")
     assert command.wait(PATIENCE) == 0
     os.close(ours)
     job.nothing_left(10)

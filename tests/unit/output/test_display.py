@@ -1,6 +1,6 @@
 """The console's side of the pipes: which bytes of which worker are shown, when, and as whose."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pytest
 from hypothesis import given
@@ -287,6 +287,15 @@ def test_no_bar_is_live_in_raw_mode_or_of_rank_0_alone(mode: str) -> None:
     display = Display(mode=mode, ranks=workers(0, 1), live=BOTH)
     assert text(display.feed(0, ERR, b"\r20%", 0.0), ERR).endswith(b"20%")
     assert not display.bars_moved
+
+
+@pytest.mark.parametrize("live", [BOTH, ()], ids=["in place", "step of Slurm"])
+@pytest.mark.parametrize("mode", ["raw", "rank0"])
+def test_above_rows_only_whole_lines_are_written_and_a_bar_is_live_where_bars_are(mode: str, live: Collection[Stream]):
+    display = Display(mode=mode, ranks=workers(0), live=live, whole_lines=True)
+    assert display.feed(0, ERR, b"\r20%", 0.0) == []
+    assert [bar.text for bar in display.bars()] == ["20%"] * bool(live)
+    assert text(display.feed(0, OUT, b"half a", 0.0) + display.feed(0, OUT, b" line\n", 0.0)) == b"half a line\n"
 
 
 def test_a_line_that_has_not_ended_is_shown_in_place_once_it_has_rested_and_is_written_when_it_ends() -> None:

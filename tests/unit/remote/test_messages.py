@@ -47,6 +47,7 @@ ORDER = {
         "colour": ["stderr"],
         "links": False,
         "live": ["stderr"],
+        "has_rows": False,
         "columns": 80,
         "lines": 24,
     },
