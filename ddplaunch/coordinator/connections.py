@@ -267,7 +267,7 @@ class Connections:
             agent, host = connection.heartbeat.unanswered * self._beat, connection.peer.host_silence()
             self._silence.observe(connection.host_silence, host)
             connection.host_silence = host
-            if self._silence.seconds_left(agent, host) == 0:
+            if self._silence.seconds_left(agent, host, self._beat) == 0:
                 self.expel(id, self._silence.describe(agent))
             else:
                 self._ping(connection)

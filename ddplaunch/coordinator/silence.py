@@ -13,6 +13,7 @@ FACTOR = 3  # of the longest silence of any host that has ended: a network that 
 LEAST = 6.0  # seconds: pauses of 4 s are survived, in which virtual machines move and networks find another way
 # seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `control.peer.prepare`
 LEAST_WITH_GAPS = 8.0
+_ROUND_TRIP = 0.1  # of a beat, for the answer to a ping: without it, node 0 would miss a host one ping later
 _LATE = 15.0  # seconds, beyond two heartbeats, from the loss of a coordinator until the next one is there
 
 
@@ -37,12 +38,13 @@ class Silence:
         if host < before:
             self.host_limit = min(self.most, max(self.host_limit, float(ceil(FACTOR * before))))
 
-    def seconds_left(self, agent: float, host: float) -> float:
+    def seconds_left(self, agent: float, host: float, beat: float = 0.0) -> float:
         """Return how long the other side may still be silent, if its agent and its host have been for so long; 0.0: it is lost.
 
-        It is lost once its agent has been silent for `most`, or its agent and its host for `host_limit`.
+        It is lost once its agent has been silent for `most`, or its agent and its host for `host_limit`. One that counts pings
+        without an answer gives their `beat`: the answer to the ping before these came about a beat earlier.
         """
-        return max(0.0, min(self.most - agent, self.host_limit - min(agent, host)))
+        return max(0.0, min(self.most - agent, self.host_limit - min(agent + beat, host + beat * _ROUND_TRIP)))
 
     def describe(self, agent: float) -> str:
         """Say for how long the agent of a lost side was silent at least: "silent for 5 s"."""

@@ -29,6 +29,13 @@ def test_an_agent_whose_host_is_silent_too_is_lost_earlier(agent: float, host: f
 
 
 @pytest.mark.parametrize(
+    ("pings", "host", "is_lost"), [(4, 5.0, False), (5, 5.98, True), (5, 2.0, False), (3, 60.0, False)]
+)
+def test_one_that_counts_pings_loses_a_host_when_the_host_loses_it(pings: int, host: float, is_lost: bool) -> None:
+    assert (Silence(MOST, 6.0).seconds_left(float(pings), host, beat=1.0) == 0) is is_lost
+
+
+@pytest.mark.parametrize(
     ("measured", "limit"),
     [
         ([0.9, 1.1, 0.9], LEAST),
