@@ -179,7 +179,9 @@ class RemoteLink(Link):
                 self._on_succession(message)
                 self._send(messages.Acknowledged(message.electorates[-1].term))
             case messages.GivenUp(reason):
-                self._lose(f"{_LOST}: it goes on without this node: {reason}")
+                when = self._loop.clock.paused(self._heartbeat_timeout)
+                lost = f"this node was {when}, and the coordinator (node 0)" if when else f"{_LOST}: it"
+                self._lose(f"{lost} goes on without this node: {reason}")
             case messages.HandedOver(signum):
                 self._lose_coordinator(f"it leaves ({signal_name(signum)})", has_ended=True)
             case _:
