@@ -144,13 +144,19 @@ def parts_of(run: str) -> list[str]:
         return [run]
 
 
-def goes_on(run: str, *, for_sure: bool = False) -> bool:
-    """Whether the run in this folder has not ended; `for_sure`: no, where the file system has no locks to tell by."""
-    return any(_is_written(f"{part}/events.jsonl", for_sure) for part in parts_of(run))
+def goes_on(run: str) -> bool:
+    """Whether the run in this folder has not ended."""
+    return any(_is_written(part, for_sure=False) for part in parts_of(run))
 
 
-def _is_written(file: str, for_sure: bool) -> bool:
-    """Whether the agent that writes these events still runs."""
+def first_that_goes_on(run: str) -> str | None:
+    """Return the folder of the first node whose agent still runs; None, too, where the file system has no locks to tell by."""
+    return next((part for part in sorted(parts_of(run)) if _is_written(part, for_sure=True)), None)
+
+
+def _is_written(part: str, *, for_sure: bool) -> bool:
+    """Whether the agent that writes the events in this folder still runs; `for_sure`: no, if there are no locks to tell by."""
+    file = f"{part}/events.jsonl"
     try:
         events = open_regular(file)
     except OSError:

@@ -29,7 +29,7 @@ from ddplaunch.options.parsers import ranks as parse_ranks
 from ddplaunch.process.files import open_regular, read_json
 from ddplaunch.report import other_host
 from ddplaunch.runlog import old_runs, run_socket
-from ddplaunch.runlog.folders import OF_A_NODE, goes_on, parts_of, runs_folder, short
+from ddplaunch.runlog.folders import OF_A_NODE, first_that_goes_on, parts_of, runs_folder, short
 from ddplaunch.runs.client import RunReplies, SocketPath, ask_all
 from ddplaunch.words import compress, did_you_mean, duration, some, these_ranks, why_failed
 
@@ -203,9 +203,9 @@ def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Elsewher
 
     found = []
     for folder in folders(env):
-        if os.path.basename(folder) in known or not goes_on(folder, for_sure=True):
+        if os.path.basename(folder) in known or (part := first_that_goes_on(folder)) is None:
             continue
-        host = start_of(folder).get("host")
+        host = start_of(part).get("host")  # of node 0 first, and of the node that has taken over from it
         if isinstance(host, str) and host != socket.gethostname():
             found.append(Elsewhere(line(os.path.basename(folder)), host_name(host), folder, _slurm_job(folder)))
     return found

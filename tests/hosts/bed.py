@@ -69,6 +69,7 @@ class Bed:
         }
         self._slow: dict[tuple[str, int], Command] = {}
         self._cut: set[str] = set()
+        self._parted: tuple[str, ...] = ()
         self._clocks = dict.fromkeys(hosts, 0.0)  # seconds that a wall clock is ahead of what it should show
         self._passed = 0.0  # seconds that all should be ahead of ours
         self._clock = self._folder / "clock.so" if clocks else None
@@ -194,6 +195,12 @@ class Bed:
         self._cut.discard(host)
         self._ports(host, "up")
 
+    def part(self, *hosts: str) -> None:
+        """Plug these hosts into a switch of their own: they reach each other, and no other host."""
+        self._parted = hosts
+        ports = "".join(f"link set {self._plan.port(host, 0)} master apart\n" for host in hosts)
+        self._ip(f"link add apart type bridge\nlink set apart up\n{ports}")
+
     def power_cut(self, host: str) -> None:
         """End a host without a sound."""
         self.cut(host)
@@ -257,6 +264,10 @@ class Bed:
 
     def mend(self) -> None:
         """Undo all faults; what runs on the hosts runs on."""
+        if self._parted:
+            ports = "".join(f"link set {self._plan.port(host, 0)} master br0\n" for host in self._parted)
+            self._ip(f"{ports}link del apart\n")
+            self._parted = ()
         for host in self.hosts:
             for network in self._plan.networks:
                 self.unlag(host, network)

@@ -82,14 +82,16 @@ def test_the_lost_side_ends_its_workers_while_the_others_go_on(job, start, place
     finish(job, HOSTS)
 
 
-def test_the_first_host_is_the_one_that_must_live(job, start, places):
+def test_the_first_host_may_be_lost_too_and_another_answers_for_the_job(job, start, places):
     start(HOSTS)
     places(0, 6)
     job.bed.power_cut("node0")
-    results = job.wait_each(hosts=HOSTS[1:])
-    assert {result.status for result in results.values()} == {122}
-    for result in results.values():
-        assert "error: the coordinator (node 0) was lost: silent for 2 s\n" in result.err
+    assert who(places(1, 4)) == of_size(4)
+    ((successor, follower),) = [order for order in (HOSTS[1:], HOSTS[:0:-1]) if "takes over from" in job.err(order[0])]
+    ps = {host: job.bed.run(host, job.argv("ps"), env=job.env, cwd=job.home) for host in (successor, follower)}
+    assert "running, 4 workers on 2 nodes" in ps[successor].stdout
+    assert f"runs on {successor}" in ps[follower].stdout
+    finish(job, HOSTS[1:])
 
 
 def test_a_host_that_comes_back_before_it_is_missed_takes_its_place(job, program, places):
