@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
-from ddplaunch.coordinator.orders import Forward, Generation, JobEnd, NodeEnd, Warned
+from ddplaunch.coordinator.orders import Forward, Generation, JobEnd, Moved, NodeEnd, Warned
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.port import PortTaken, Reservation, reserve
@@ -385,6 +385,12 @@ class Coordinator:
             self._agents.send(others, order)
         if len(others) < len(ids):
             self._take_order(order)
+
+    def retire(self, successor: Moved) -> None:
+        """Decide nothing any more: the own agent follows `successor`. Connections stay open."""
+        self._deadline.cancel()
+        self._release()
+        self._take_order(successor)
 
     # --- facts
 

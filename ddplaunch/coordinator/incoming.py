@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from signal import SIGTERM
 
+from ddplaunch import fields
 from ddplaunch.control.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
@@ -17,7 +18,7 @@ from ddplaunch.coordinator.agents import Agents, member_of
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.messages import speaks_for_others, why_refused, why_too_much
-from ddplaunch.coordinator.orders import Forward, NodeEnd, SentReport, Unfit, Warned
+from ddplaunch.coordinator.orders import Forward, Moved, NodeEnd, SentReport, Unfit, Warned
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise import job, node
@@ -47,6 +48,8 @@ class Incoming:
         self._late: set[int] = (
             set()
         )  # agents that have lost another coordinator, and come when this one no longer waits
+        self._has_warned = False  # of another coordinator of this job
+        self._moved: Moved | None = None  # where the job goes on, if this coordinator was started for nothing
         self._connections = Connections(
             loop,
             terms,
@@ -80,6 +83,12 @@ class Incoming:
     def _on_message(self, id: int, message: messages.ToCoordinator) -> None:
         """Do what a message asks for, if this peer may send it; expel a peer that breaks the order of messages."""
         match message:
+            # the job goes on elsewhere
+            case messages.GoesOn() if id not in self.agents.hellos and self._coordinator.state.policy.has_successors:
+                self._on_goes_on(id, message)
+            case _ if self._moved is not None:
+                self._connections.send(id, messages.encode(self._moved))
+                self._connections.drop(id)
             # a watcher, which is the command that has started the agents
             case node.ReportStopping(why, signum, by_cluster) if id in self.agents.watchers:
                 self._coordinator.feed(job.StopRequested(why, signum, self._loop.now(), by_cluster))
@@ -161,7 +170,7 @@ class Incoming:
         self._warned.discard(id)
         self._late.discard(id)
         del self._warnings[id]
-        if self.agents.job_end is not None:
+        if self.agents.job_end is not None or self._moved is not None:
             return  # peers close as ordered
         if id in self.agents.watchers:
             self.agents.watchers.discard(id)
@@ -170,6 +179,30 @@ class Incoming:
             self._coordinator.feed(job.AgentLost(id, reason, self._loop.now(), has_ended))
 
     # --- one kind of message each
+
+    def _on_goes_on(self, id: int, found: messages.GoesOn) -> None:
+        """Leave the job to the coordinator that has taken over, if this one has begun nothing; send all agents there.
+
+        Its connection is kept, so that it need not look for this one again.
+        """
+        state = self._coordinator.state
+        if state.generation >= 0 or state.phase is job.Phase.ENDED:
+            if state.phase is job.Phase.RUNNING and not self._has_warned:
+                self._has_warned = True
+                who = f"{found.host} ({self._connections.address(id)}, port {found.port})"
+                self._print(f"warning: {who} goes on with this job too: stop the workers of one of both")
+                self._connections.send(id, messages.encode(messages.GivenUp("it has begun")))
+            self._connections.drop(id)
+            return
+        was_moved, self._moved = self._moved, Moved(fields.host(self._connections.address(id)), found.port)
+        for agent in self.agents.hellos:
+            self._connections.send(agent, messages.encode(self._moved))
+            self._connections.drop(agent)
+        self.agents.hellos.clear()
+        self.agents.waiting.clear()
+        if was_moved is None:
+            self._print(f"the job goes on: {found.host} has taken over. Joining it")
+            self._coordinator.retire(self._moved)
 
     def _pass_end(self, id: int, report: NodeEnd | StacksAtEnd, own: range) -> None:
         """Pass on the end of a generation, or where workers were then, if the report is about the agent's `own` ranks."""

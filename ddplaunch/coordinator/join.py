@@ -6,7 +6,7 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,8 +60,8 @@ def prepare(
             from ddplaunch.coordinator import listen
         if not rendezvous.coordinator:
             from ddplaunch.coordinator import remote_link  # noqa: F401
-        if not rendezvous.coordinator and has_successors(allocation):
-            from ddplaunch.coordinator import listen, succession  # noqa: F401
+        if has_successors(allocation):
+            from ddplaunch.coordinator import knock, listen, succession  # noqa: F401
     return JoinRequest(
         spec=spec,
         allocation=allocation,
@@ -94,24 +94,30 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
+    hello = partial(_hello, request)
+    successor = None
+    if has_successors(request.allocation):
+        from ddplaunch.coordinator.succession import SuccessionLink
+
+        successor = SuccessionLink(request, hello, loop, reporter)
     if request.rendezvous.coordinator is not False:
         from ddplaunch.coordinator.listen import coordinate_if_here
 
-        hello = _hello(request, request.rendezvous.addresses[0])
-        if (own := coordinate_if_here(request, hello, loop, reporter)) is not None:
+        try:
+            own = coordinate_if_here(request, hello(request.rendezvous.addresses[0]), loop, reporter, successor)
+        except LaunchError:
+            if successor is not None:
+                successor.close()
+            raise
+        if own is not None:
             return own
-    link = _remote_link(request, loop, reporter)
+    link = successor or _remote_link(request, hello, loop)
     link.aim(request.rendezvous.addresses, request.rendezvous.ports)
     return link
 
 
-def _remote_link(request: JoinRequest, loop: Loop, reporter: Reporter) -> RemoteLink:
+def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], loop: Loop) -> RemoteLink:
     """Return a link to a coordinator elsewhere."""
-    hello = partial(_hello, request)
-    if has_successors(request.allocation):
-        from ddplaunch.coordinator.succession import SuccessionLink
-
-        return SuccessionLink(request, hello, loop, reporter)
     from ddplaunch.coordinator.remote_link import RemoteLink
 
     return RemoteLink(

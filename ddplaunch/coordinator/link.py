@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ddplaunch.coordinator.orders import ClientOrder, Forward, Generation, JobEnd
+from ddplaunch.coordinator.orders import ClientOrder, Forward, Generation, JobEnd, Moved
 from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise import node
 
@@ -78,6 +78,8 @@ class Link(ABC):
         match order:
             case JobEnd() if self._has_ended:
                 pass
+            case Moved():
+                pass  # of a job that has no other coordinator
             case JobEnd():
                 self._has_ended, self.end = True, order
                 self._loop.post(order)

@@ -32,8 +32,9 @@ from ddplaunch.supervise.job import succession
 from ddplaunch.supervise.outcome import Why
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import JoinRequest
+    from ddplaunch.coordinator.link import JoinRequest, Link
     from ddplaunch.coordinator.orders import Order
+    from ddplaunch.coordinator.succession import SuccessionLink
     from ddplaunch.report.reporter import Reporter
 
 _LATE = 5.0  # seconds, beyond two heartbeats, in which other nodes may still come to one that takes over
@@ -41,8 +42,12 @@ _LATE = 5.0  # seconds, beyond two heartbeats, in which other nodes may still co
 _OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run_id", "verbose")
 
 
-def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, reporter: Reporter) -> LocalLink | None:
+def coordinate_if_here(
+    request: JoinRequest, hello: messages.Hello, loop: Loop, reporter: Reporter, link: SuccessionLink | None
+) -> Link | None:
     """Return the link to a coordinator in this process, if the coordinator belongs here; `hello` is from its own agent.
+
+    The link is `link`, if there is one.
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
@@ -52,7 +57,12 @@ def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, 
     if agents is None:
         return None
     loop.post(Listening(agents.port))
-    own = LocalLink(loop, coordinator)
+    own: Link
+    if link is None:
+        own = LocalLink(loop, coordinator)
+    else:
+        link.lead(coordinator)
+        own = link
     coordinator.join(own.take, agents.join(hello), agents)
     return own
 

@@ -173,12 +173,20 @@ class HandedOver(Struct, frozen=True, tag="handed_over"):
     signum: Signal
 
 
+class GoesOn(Struct, frozen=True, tag="goes_on"):
+    """The coordinator that has taken over to one that was started where the first one was: the job goes on here."""
+
+    host: Host
+    port: Port
+
+
 class Deserted(Struct, frozen=True, tag="deserted"):
     """An agent to a coordinator that was silent for too long: it looks for another."""
 
 
+FirstMessage = Hello | Watch | Withdrawal | GoesOn
 ToCoordinator = (
-    SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong | Acknowledged | Deserted
+    SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong | Acknowledged | Deserted | GoesOn
 )
 ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | GivenUp | HandedOver
 
@@ -377,7 +385,7 @@ def why_too_much(found: NodeStacks, workers: int, world_size: int) -> str:
 class OrderSequence:
     """What has been said and ordered so far."""
 
-    def __init__(self, hello: Hello | Watch | Withdrawal) -> None:
+    def __init__(self, hello: FirstMessage) -> None:
         self._hello = hello
         running = hello.runs if isinstance(hello, Hello) else None
         self._generation = -1 if running is None else running.generation  # the latest

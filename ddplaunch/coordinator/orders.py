@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from ddplaunch.fields import Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Text
+from ddplaunch.fields import Host, Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Text
 from ddplaunch.plan import Agreed
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
@@ -61,7 +61,14 @@ class JobEnd(Struct, frozen=True, tag="quit"):
     is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
 
 
-SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered
+class Moved(Struct, frozen=True, tag="moved"):
+    """The job goes on with the coordinator there, which has taken over before this one was started: follow that."""
+
+    address: Host
+    port: Port
+
+
+SentOrder = Generation | JobEnd | Moved | Forward | node.StopOrdered | node.KillOrdered
 
 # --- reports: what an agent sends the coordinator
 

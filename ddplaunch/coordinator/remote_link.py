@@ -43,12 +43,14 @@ def telling(reason: str) -> int:
 class RemoteLink(Link):
     """The link of an agent to a coordinator elsewhere."""
 
+    _resolve_again = RESOLVE_AGAIN
+
     def __init__(
         self,
         loop: Loop,
         *,
         key: Key,
-        hello: Callable[[str], messages.Hello | messages.Watch | messages.Withdrawal],
+        hello: Callable[[str], messages.FirstMessage],
         source: str | None,
         heartbeat_timeout: float,
         may_shorten_silence: bool = False,
@@ -114,7 +116,7 @@ class RemoteLink(Link):
                 targets.append((family, sockaddr))
             if answer.error:
                 self._on_refused(answer.host, answer.error)
-                self._resolve_at.set(self._loop.now() + RESOLVE_AGAIN)
+                self._resolve_at.set(self._loop.now() + self._resolve_again)
         if targets:
             self._dialer.set_targets(targets)
 

@@ -7,14 +7,15 @@ none of them is left, it takes over itself; `supervise.electorate` says whether 
 from __future__ import annotations
 
 from signal import SIGTERM
+from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ddplaunch.control.peer import endpoint_of
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import CoordinatorLost, Generation, NodeEnd, TookOver
-from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, RemoteLink
+from ddplaunch.coordinator.orders import CoordinatorLost, Generation, Moved, NodeEnd, TookOver
+from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, RemoteLink
 from ddplaunch.net.port import listen
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import SELF_ID
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from ddplaunch.control.dialer import Target
     from ddplaunch.control.peer import Peer
+    from ddplaunch.coordinator.coordinator import Coordinator
+    from ddplaunch.coordinator.knock import Knock
     from ddplaunch.coordinator.link import JoinRequest
     from ddplaunch.coordinator.orders import Order, Report
     from ddplaunch.loop.loop import Loop
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 # seconds in which a node before this one takes over: it may notice the loss a heartbeat later; one more for each before it
 PATIENCE = 2.0
+_BACK = 5.0  # seconds until a node that was sent elsewhere, and reaches nobody there, looks where it looked before
 _LATE = 10.0  # seconds, beyond those that one that takes over waits for the others, until none is looked for
 
 
@@ -55,6 +59,9 @@ class SuccessionLink(RemoteLink):
         self._lost = ""  # the coordinator, while none is followed
         self._lost_has_ended = False
         self._old: Target | None = None  # where that coordinator was, unless it is known to have ended
+        self._was_moved = False  # by a coordinator that was started when the job had another already
+        self._retired: Coordinator | None = None  # that was here until it learned that the job goes on elsewhere
+        self._knock: Knock | None = None  # while the coordinator is here, and was elsewhere before
         self._gone: set[str] = set()  # endpoints at which nobody listens any more
         super().__init__(
             loop,
@@ -71,6 +78,8 @@ class SuccessionLink(RemoteLink):
     def _next_hello(self, reached: str) -> messages.Hello:
         """Return the first message to a coordinator: after another was lost, with the part that this node had."""
         hello = replace(self._first_hello(reached), listens=self._listening.getsockname()[1])
+        if self._was_moved:
+            hello = replace(hello, requested_rank=None)
         if not self._lost or self._succession is None:
             return hello
         return replace(hello, requested_rank=None, seats=self._succession.seats, runs=self._running)
@@ -96,14 +105,50 @@ class SuccessionLink(RemoteLink):
         self._lost, self._gone = "", set()
         self._give_up_at.cancel()
 
+    def lead(self, coordinator: Coordinator) -> None:
+        """Look for no coordinator: the first one is here."""
+        self._stop_waiting()
+        self.coordinator = coordinator
+
+    def expect_one_fewer(self) -> None:
+        """Have the coordinator wait for one node less, if it is here."""
+        if self.coordinator is not None:
+            self.coordinator.feed(job.NodeGivenUp(self._loop.now()))
+
+    def _follow(self, place: Moved) -> None:
+        """Look for the coordinator that had the job already when the one before, which may be here, was started."""
+        if self._begun is not None or self._has_ended:
+            return
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = self._sequence = None
+        self._retired, self.coordinator = self.coordinator or self._retired, None
+        self._was_moved, self._succession = True, None
+        self._queries = self._queries or ((place.address, place.port),)
+        now = self._loop.now()
+        self._lost_at.set(now + self._rdzv_timeout)
+        self._notice_at.set(now + FIRST_NOTICE)
+        self._resolve_at.set(now + _BACK)
+        family = AF_INET6 if ":" in place.address else AF_INET
+        self._dialer.set_targets([(family, (place.address, place.port))])
+
     def take(self, order: Order) -> None:
         """Take an order of the coordinator, be it here or elsewhere."""
+        if isinstance(order, Moved):
+            self._follow(order)
+            return
         if isinstance(order, Generation) and self._succession is not None:
             self._begun, self._end_of_node, self._stopping = order, None, None
             # all nodes have acknowledged the last electorate: the one before decides nothing any more
             self._succession = _of_term(self._succession, self._succession.electorates[-1].term)
             self._found()
             self._dialer.stop()
+            if self.coordinator is not None and self._knock is None and self.coordinator.state.policy.replaceable:
+                from ddplaunch.coordinator.knock import Knock  # imported by `join.prepare`
+
+                own = self._next_hello(self._succession.host)
+                found = messages.GoesOn(own.host, own.listens)
+                self._knock = Knock(self._request, found, self._loop, self._reporter.print)
         super().take(order)
 
     def send(self, report: Report) -> None:
@@ -236,8 +281,9 @@ class SuccessionLink(RemoteLink):
 
     def close(self) -> None:
         """Close all that is open."""
-        if self.coordinator is not None:
-            self.coordinator.close()
+        for part in (self.coordinator, self._retired, self._knock):
+            if part is not None:
+                part.close()
         super().close()
         self._listening.close()
 

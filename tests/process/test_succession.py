@@ -18,10 +18,13 @@ SILENCE = 2  # seconds, the heartbeat timeout of these jobs
 def node_of(nodes: Nodes, program):
     """Start a worker on one node of an elastic job, as if no other node were on this host."""
 
-    def node_of(rank: int, nnodes: str, *options: object, behaviour: str = "stays_until_told") -> Node:
-        told = ("--nproc-per-node", 1, "--heartbeat-timeout", f"{SILENCE}s", "--rdzv-conf", "last_call_timeout=60")
+    def node_of(
+        rank: int, nnodes: str, *options: object, last_call: float = 60, behaviour: str = "stays_until_told"
+    ) -> Node:
+        where = (*nodes.c10d(nnodes), "--rdzv-conf", f"last_call_timeout={last_call},is_host={int(rank == 0)}")
+        told = ("--node-rank", rank, "--nproc-per-node", 1, "--heartbeat-timeout", f"{SILENCE}s")
         env = {"XDG_STATE_HOME": str(state_of(nodes, rank))}
-        return nodes.node(*nodes.static(nnodes, rank), *told, *options, program("restarts"), behaviour, env=env)
+        return nodes.node(*where, *told, *options, program("restarts"), behaviour, env=env)
 
     return node_of
 
@@ -193,3 +196,29 @@ def test_restarts_that_were_spent_before_are_spent(nodes, start):
     assert nodes.statuses(second, third) == [3, 3]
     assert "  1 of 1 restart used\n" in second.err
     assert summary(nodes, 1)["restarts"] == 2, "the loss of a node is none of those that --max-restarts allows"
+
+
+def test_a_node_0_that_is_started_again_joins_the_job_and_so_do_nodes_that_come_to_it(nodes, start, node_of):
+    first, second, third = start(3, "2:3")
+    kill(first)
+    assert generation(nodes, 1, 2) == [second, third]
+    assert nodes.statuses(first) == [122]
+    again = node_of(0, "2:3")
+    again.says(f"the job goes on: {os.uname().nodename} has taken over. Joining it")
+    assert generation(nodes, 2, 3) == [second, third, again]
+    kill(third)
+    assert generation(nodes, 3, 2) == [second, again]
+    late = node_of(2, "2:3")
+    assert generation(nodes, 4, 3) == [second, again, late]
+    finish(nodes, second, again, late)
+
+
+def test_a_node_0_that_has_begun_before_it_is_found_is_named_and_neither_ends(nodes, start, node_of):
+    first, second = start(2, "1:2", behaviour="goes_on_until_told")
+    kill(first)
+    assert generation(nodes, 1, 1) == [second]
+    again = node_of(0, "1:2", last_call=0.1, behaviour="goes_on_until_told")
+    second.says("warning: where node 0 was, another ddplaunch has begun this job too")
+    again.says("goes on with this job too: stop the workers of one of both")
+    (nodes.home / "signs" / "finish").touch()
+    assert nodes.statuses(second, again) == [0, 0]

@@ -96,6 +96,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
     {"type": "acknowledged", "term": 3},
     {"type": "deserted"},
+    {"type": "goes_on", "host": "b", "port": 4711},
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,
@@ -138,6 +139,7 @@ TO_AGENT: list[dict[str, Any]] = [
     },
     {"type": "given_up", "reason": "silent for 10 s"},
     {"type": "handed_over", "signum": 15},
+    {"type": "moved", "address": "10.0.0.2", "port": 4711},
 ]
 CASES = [(messages.for_coordinator, message) for message in TO_COORDINATOR] + [
     (messages.for_agent, message) for message in TO_AGENT
