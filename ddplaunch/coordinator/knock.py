@@ -53,9 +53,7 @@ class Knock(RemoteLink):
             self._look_again()
 
     def _look_again(self) -> None:
-        if self._peer is not None:
-            self._peer.close()
-            self._peer = self._sequence = None
+        self._disconnect()
         self._stop_waiting()
         self._resolve_at.set(self._loop.now() + AGAIN)
 

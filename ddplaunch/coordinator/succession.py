@@ -119,9 +119,7 @@ class SuccessionLink(RemoteLink):
         """Look for the coordinator that had the job already when the one before, which may be here, was started."""
         if self._begun is not None or self._has_ended:
             return
-        if self._peer is not None:
-            self._peer.close()
-            self._peer = self._sequence = None
+        self._disconnect()
         self._retired, self.coordinator = self.coordinator or self._retired, None
         self._was_moved, self._succession = True, None
         self._queries = self._queries or ((place.address, place.port),)

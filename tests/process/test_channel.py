@@ -12,7 +12,7 @@ import pytest
 
 from ddplaunch.control import dialer
 from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer, answers
-from ddplaunch.control.handshake import LIMIT, LIMIT_UNKNOWN, Client, Decoder, Server, Session, key, pack
+from ddplaunch.control.handshake import LIMIT, LIMIT_UNKNOWN, PROTOCOL, Client, Decoder, Server, Session, key, pack
 from ddplaunch.control.listener import Listener, Origins, crowding, origin_of
 from ddplaunch.control.peer import HANDSHAKE_TIMEOUT, MAX_QUEUED, Peer, error_of
 from ddplaunch.errors import LaunchError
@@ -304,9 +304,11 @@ def test_a_client_of_another_job_is_refused_and_both_sides_say_why(loop, other) 
 def test_an_old_protocol_is_refused_and_told_by_the_coordinator(loop) -> None:
     listener = loop.listen()
     sock = loop.raw_socket(listener.port)
-    loop.say(sock, pack(b'{"ddplaunch":3}'))
+    loop.say(sock, pack(b'{"ddplaunch":%d}' % (PROTOCOL - 1)))
     loop.until(lambda: loop.refusals)
-    assert loop.refusals == [("127.0.0.1", "protocol 3, here 2: install the same ddplaunch on all nodes")]
+    assert loop.refusals == [
+        ("127.0.0.1", f"protocol {PROTOCOL - 1}, here {PROTOCOL}: install the same ddplaunch on all nodes")
+    ]
 
 
 def test_who_only_looks_whether_anybody_listens_is_not_worth_a_word(loop) -> None:

@@ -107,7 +107,7 @@ def test_another_job_or_protocol_is_refused_by_name(visit, refusals):
     )
     other.is_shown_out()
     assert sorted(refusals()) == [
-        FROM + "protocol 99, here 2: install the same ddplaunch on all nodes",
+        FROM + f"protocol 99, here {PROTOCOL}: install the same ddplaunch on all nodes",
         FROM + "wrong token, or another job",
     ]
 
