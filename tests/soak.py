@@ -1,7 +1,8 @@
 """`make soak MINUTES=30`: trainings on nodes that come and go under random faults, each of which must end with the exact result.
 
-A round starts some agents of an elastic job on this machine and, from its seed, kills, stops, continues, leaves and joins. Then
-nothing disturbs it any more: the training must end with status 0 and the weights of an undisturbed one, and leave nothing.
+A round starts some agents of an elastic job on this machine and, from its seed, kills, stops, continues, leaves and joins; node 0
+is no exception. Then nothing disturbs it any more: the training must end with status 0 on each node that nothing was done to, and
+with the weights of an undisturbed one, and leave nothing.
 `python -m tests.soak --seed N` runs one round again; what the kernel does meanwhile differs, the faults are the same.
 """
 
@@ -40,6 +41,9 @@ class Round:
         self.spares = self.dice.choice((0, 0, 1))
         self.faults = self.dice.randint(2, 6)
         self.done: list[str] = []
+        self.workers: list[int] = []  # of each node
+        self.hurt: set[int] = set()  # nodes that may end otherwise than the job
+        self.members: set[int] = set()  # nodes that have begun a generation together, and were not hurt since
 
     def run(self, expected: str) -> None:
         """Train under faults, then in peace, and prove the result."""
@@ -49,8 +53,6 @@ class Round:
             until(lambda: list((self.nodes.home / "signs").glob("from-*-0")), "the first step", PATIENCE)
             for _ in range(self.faults):
                 time.sleep(self.dice.uniform(0.1, 4.0))
-                if self.first.has_ended:
-                    break
                 self.disturb()
             self.in_peace(expected)
             self.nodes.nothing_left(10.0)
@@ -59,24 +61,14 @@ class Round:
             self._claim.close()
 
     def in_peace(self, expected: str) -> None:
-        """Let the training end, with a further node if it has too few."""
+        """Let the training end."""
         (self.nodes.home / "signs" / "go").touch()
-        give_up = time.monotonic() + PATIENCE
-        while not self.first.has_ended:
-            if time.monotonic() > give_up:
-                raise AssertionError(f"the training did not end in {PATIENCE:g} s")
-            if len(self.running) < 2:
-                self.join()
-            time.sleep(0.5)
-        status = self.first.process.returncode
-        assert status == 0, f"node 0 ended with {status}"
+        until(lambda: not self.running, "the end of all nodes", PATIENCE)
+        statuses = {number: node.process.returncode for number, node in enumerate(self.nodes.started)}
+        unhurt = {number: status for number, status in statuses.items() if number not in self.hurt}
+        assert not any(unhurt.values()), f"nodes that nothing was done to ended with {unhurt}"
+        assert 0 in statuses.values(), f"all nodes ended with {statuses}"
         assert self.nodes.sign("weights-0") == expected, "the weights are not those of an undisturbed training"
-        until(lambda: not self.running, "the end of all nodes", 30.0)
-
-    @property
-    def first(self) -> Node:
-        """Node 0, which has to live."""
-        return self.nodes.started[0]
 
     @property
     def running(self) -> list[Node]:
@@ -87,26 +79,46 @@ class Round:
 
     def disturb(self) -> None:
         """Do one thing that the job must survive."""
-        others = self.running[1:]
         acts: list[Callable[[], str]] = [self.kill_worker, self.stop_worker, self.pause_everything]
-        if len(self.running) < MOST + self.spares:
+        if len(self.running) < MOST + self.spares and 0 not in self.hurt:  # others come where node 0 was typed
             acts += [self.join, self.join]
-        if others:
-            acts += [lambda: self.kill_agent(self.dice.choice(others)), lambda: self.leave(self.dice.choice(others))]
-            acts += [lambda: self.pause_agent(self.dice.choice(others))]
+        if len(self.running) > 1:
+            acts += [self.kill_agent, self.kill_agent, self.leave, self.pause_agent]
         self.done.append(self.dice.choice(acts)())
+
+    def victim(self, *, settled: bool) -> Node | None:
+        """Return a node to which something may be done, so that others go on; None if there is none.
+
+        `settled`: once all nodes train together. Else one dies while the job does without another, but one that has been a
+        member of it is left.
+        """
+        if settled or not self.members:
+            until(self.settles, "a generation of all nodes", PATIENCE)
+        number = self.dice.choice([at for at, node in enumerate(self.nodes.started) if not node.has_ended])
+        if len(self.members - {number}) <= self.spares:  # one of them may be a spare, which decides nothing
+            return None
+        self.members.discard(number)
+        self.hurt.add(number)
+        return self.nodes.started[number]
+
+    def settles(self) -> bool:
+        """Whether all running nodes but spares train in the newest generation; note which they are."""
+        signs = self.nodes.home / "signs"
+        begun = [int(path.name.split("-")[1]) for path in signs.glob("from-*-*")]
+        world = signs / f"world-{max(begun, default=-1)}"
+        running = {number: node for number, node in enumerate(self.nodes.started) if not node.has_ended}
+        workers = [self.workers[number] for number in running]
+        waiting = workers if len(running) > MOST else [0]
+        if not world.exists() or int(world.read_text()) not in {sum(workers) - spare for spare in waiting}:
+            return False
+        self.members = set(running) - self.hurt
+        return True
 
     def join(self) -> str:
         """Start one more node."""
         limits = ("--spares", self.spares, "--max-restarts", 1000, "--heartbeat-timeout", f"{SILENCE}s")
-        quick = (
-            "--rdzv-conf",
-            "last_call_timeout=2",
-            "--grace-period",
-            "5s",
-            "--nproc-per-node",
-            self.dice.randint(1, 2),
-        )
+        self.workers.append(self.dice.randint(1, 2))
+        quick = ("--rdzv-conf", "last_call_timeout=2", "--grace-period", "5s", "--nproc-per-node", self.workers[-1])
         self.nodes.node(*self.nodes.c10d(f"1:{MOST}"), *limits, *quick, *PROGRAM, env=QUICK)
         if len(self.nodes.started) == 1:
             self.nodes.answers()  # the others find node 0, and none of them becomes it
@@ -131,23 +143,30 @@ class Round:
             _signal(pid, signal.SIGCONT)
         return what
 
-    def kill_agent(self, node: Node) -> str:
+    def kill_agent(self) -> str:
         """SIGKILL an agent, with whose workers the kernel then does away."""
+        if (node := self.victim(settled=self.dice.random() < 0.5)) is None:
+            return "no agent is killed"
         _signal(node.agent, signal.SIGKILL)
-        return "an agent is killed"
+        return f"agent {self.nodes.started.index(node)} is killed"
 
-    def leave(self, node: Node) -> str:
+    def leave(self) -> str:
         """SIGTERM a node, which leaves."""
+        if (node := self.victim(settled=True)) is None:
+            return "no node leaves"
         _signal(node.process.pid, signal.SIGTERM)
-        return "a node leaves"
+        return f"node {self.nodes.started.index(node)} leaves"
 
-    def pause_agent(self, node: Node) -> str:
+    def pause_agent(self) -> str:
         """SIGSTOP an agent for so long that it may be lost to the others."""
-        agent, seconds = node.agent, self.dice.choice((0.5, 2.0, SILENCE + 2.0))
+        seconds = self.dice.choice((0.5, 2.0, SILENCE + 2.0))
+        if (node := self.victim(settled=True)) is None:
+            return "no agent stands"
+        agent = node.agent
         _signal(agent, signal.SIGSTOP)
         time.sleep(seconds)
         _signal(agent, signal.SIGCONT)
-        return f"an agent stands for {seconds:g} s"
+        return f"agent {self.nodes.started.index(node)} stands for {seconds:g} s"
 
     def pause_everything(self) -> str:
         """SIGSTOP all processes of the job, as a closed laptop does."""

@@ -199,9 +199,8 @@ class RemoteLink(Link):
         self._lost_at.set(self._heard_at + self._silence.host_limit)
 
     def _on_closed(self, reason: str) -> None:
-        # who was paused is lost to the others, and not they to it
         if when := self._loop.clock.paused(self._heartbeat_timeout):
-            self._lose(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
+            self._wake_without(when, reason)
         else:
             # the kernel closes the connections of a process that ends; who drops this node says so before. A firewall may
             # reset them
@@ -264,6 +263,10 @@ class RemoteLink(Link):
             self._peer.close()
             self._peer = self._sequence = None
         self._lost_at.cancel()
+
+    def _wake_without(self, when: str, reason: str) -> None:
+        """End this node, which was paused: it is lost to the coordinator, and not the coordinator to it."""
+        self._lose(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
 
     def _lose(self, error: str) -> None:
         self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {error}\n"))

@@ -186,6 +186,10 @@ class SuccessionLink(RemoteLink):
             self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs
         self._look_for_successor()
 
+    def _wake_without(self, when: str, reason: str) -> None:
+        # a coordinator that has dropped this node has said so before
+        self._lose_coordinator(f"{reason}, while this node was {when}", has_ended=False)
+
     @property
     def _position(self) -> int | None:
         """How many nodes take over before this one; None: this one does not."""

@@ -1,9 +1,10 @@
 """A training over gloo whose result does not depend on how many workers do it, to the last bit.
 
-`exact_training.py STEPS [ddp] [slow]` saves a checkpoint in each step, goes on from it if there is one, and puts up what the
-weights have become as weights-RANK. Before the last step rank 0 waits for the sign `go`, and in it all others for rank 0. Every
-number is a multiple of 2^-16 and small: sums of them are exact, in whatever order they are made. With `ddp` it is
-DistributedDataParallel that sums, which costs a second to import. With `slow` each step takes 50 ms more.
+`exact_training.py STEPS [ddp] [slow]` saves a checkpoint in each step, and goes on from it if there is one. It puts up with
+how many workers as world-GENERATION, and what the weights have become as weights-RANK. Before the last step rank 0 waits for
+the sign `go`, and in it all others for rank 0. Every number is a multiple of 2^-16 and small: sums of them are exact, in
+whatever order they are made. With `ddp` it is DistributedDataParallel that sums, which costs a second to import. With `slow`
+each step takes 50 ms more.
 """
 
 import os
@@ -50,6 +51,8 @@ if os.path.exists(CHECKPOINT):
     begin = saved["step"]
 put(f"from-{GENERATION}-{RANK}", begin)
 dist.barrier()  # nobody saves before all have read
+if RANK == 0:
+    put(f"world-{GENERATION}", WORLD_SIZE)
 
 model = distributed(network) if "ddp" in sys.argv else network
 for step in range(begin, STEPS):
