@@ -9,9 +9,10 @@ import pytest
 
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import key
-from ddplaunch.control.peer import Peer
+from ddplaunch.control.peer import Peer, sends_again_each_second
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
+from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS
 from tests.loops import FakeLoop
 
 KEY = key("a long secret", "job-1")
@@ -21,15 +22,17 @@ AGENTS = 300
 class Crowd:
     """Connections, all that are on their other ends, and a clock that stands until it is put forward."""
 
-    def __init__(self) -> None:
+    def __init__(self, agents: int = AGENTS, *, most: float = 4.0, may_shorten_silence: bool = False) -> None:
+        self.agents = agents
         self.loop = FakeLoop()
+        self.limits: set[float] = set()  # of the silence of a host, in the pings
         self.lost: list[tuple[int, str, bool]] = []
         self.peers: list[Peer] = []
         self.pings: Counter[Peer] = Counter()
         self.silent: set[Peer] = set()
         terms = Terms(
             max_nodes=AGENTS, run_id="", address=None, key=KEY, listen="127.0.0.1", ports=(0,), has_front=False,
-            heartbeat_timeout=4.0,
+            heartbeat_timeout=most, may_shorten_silence=may_shorten_silence,
         )  # fmt: skip
         self.connections = Connections(
             self.loop,
@@ -43,10 +46,10 @@ class Crowd:
 
     def join(self) -> None:
         target = (socket.AF_INET, ("127.0.0.1", self.connections.port))
-        for _ in range(AGENTS):
+        for _ in range(self.agents):
             dialer = Dialer(self.loop, KEY, source=None, opened=self.opened, refused=lambda *_: None, user_timeout=60)
             dialer.set_targets([target])
-        self.loop.until(lambda: len(self.peers) == len(self.connections.ids) == AGENTS == len(self.pings))
+        self.loop.until(lambda: len(self.peers) == len(self.connections.ids) == self.agents == len(self.pings))
 
     def opened(self, peer: Peer) -> None:
         self.peers.append(peer)
@@ -54,8 +57,9 @@ class Crowd:
 
     def received(self, peer: Peer, payload: bytes) -> None:
         match messages.for_agent(payload):
-            case messages.Ping(sent):
+            case messages.Ping(sent, limit):
                 self.pings[peer] += 1
+                self.limits.add(limit)
                 if peer not in self.silent:
                     peer.send(messages.encode(messages.Pong(sent, sent)))
 
@@ -87,3 +91,38 @@ def test_hundreds_are_pinged_once_a_beat_and_what_else_there_is_comes_in_between
     crowd.loop.until(lambda: bool(crowd.lost))
     assert [reason for _, reason, _ in crowd.lost] == ["silent for 4 s"]
     assert len(crowd.connections.ids) == AGENTS - 1
+
+
+HOST_LIMIT = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
+
+
+@pytest.mark.parametrize(("pauses", "limit"), [((), HOST_LIMIT), ((3.0,), 9.0)])
+def test_a_silent_host_is_lost_earlier_but_not_where_one_has_come_back_from_a_longer_silence(
+    pauses: tuple[float, ...], limit: float
+) -> None:
+    crowd = Crowd(2, most=10.0, may_shorten_silence=True)
+    with closing(crowd.connections):
+        crowd.join()
+        kernels = [connection.peer for connection in crowd.connections._connections.values()]
+
+        def beat(silence: float) -> None:
+            """Let a second pass, after which the kernel of the first host has been silent for so long."""
+            kernels[0].host_silence = lambda: silence  # type: ignore[method-assign]
+            crowd.loop.advance(1.0)
+            expected = {peer: number + 1 for peer, number in crowd.pings.items()}
+            crowd.loop.until(lambda: bool(crowd.lost) or crowd.pings == expected)
+
+        for pause in pauses:
+            beat(pause)
+            beat(0.5)
+        beat(0.9)
+        assert max(crowd.limits) == limit
+        crowd.silent = set(crowd.peers)
+        seconds = 0
+        while not crowd.lost:
+            seconds += 1
+            beat(float(seconds))
+        assert [reason for _, reason, _ in crowd.lost] == [f"silent for {limit:g} s"]
+        assert seconds == limit, "the other one, whose kernel answers, is not lost yet"
+    for peer in crowd.peers:
+        peer.close()
