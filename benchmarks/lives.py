@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import signal
 import subprocess
 import threading
 import time
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 
-from bed import Bed, Figure, Rounds, program
+from bed import Bed, Figure, Measured, program
 
-_TRAINS = 20  # seconds
+_PAIRS = 16  # of a round: for a second ddplaunch runs, for a second it is stopped
+_PHASE = 1.0  # seconds, in which --live asks once, and the sampler looks once
 _QUIET = 256  # workers
 _START = 20.0  # seconds in which all of them start
 _WATCHED = 30.0  # seconds
 _PATIENCE = 120.0  # seconds
-_TRAINING = ("--nproc-per-node", "4", program("trains_on"), os.devnull, "600")
 _WAITING = ("--start-method", "forkserver", "--preload", "", "--nproc-per-node", str(_QUIET), program("sleeps"))
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -27,16 +32,17 @@ def live(bed: Bed) -> Iterator[Figure]:
     """Four workers train, with and without; then 256 sleep."""
     watched = ["--live", "--metrics-file", str(bed.folder / "job.prom")]
     rounds = bed.rounds(9)
-    taken = Rounds(rounds, lambda: _steps(bed, ["--no-sample"]), lambda: _steps(bed, watched))
-    plain, with_live = taken.medians()
+    pairs = _steps_in_turns(bed, watched, rounds * _PAIRS)
+    running, stopped = (mean(rates) for rates in zip(*pairs, strict=True))
+    slower = [(without / with_ - 1) * 100 for with_, without in _rounds(pairs)]
     yield Figure(
         name="training, 4 workers: slower with --live, samples and --metrics-file",
-        value=taken.of(lambda plain, with_live: (plain / with_live - 1) * 100),
+        value=Measured.of(slower),
         unit="%",
         target=1,
-        how=f"{plain:.0f} and {with_live:.0f} steps/s; {rounds} rounds of {_TRAINS} s",
+        how=f"{running:.1f} steps/s, {stopped:.1f} while ddplaunch is stopped; {rounds} rounds of {_PAIRS} x {2 * _PHASE:g} s",
     )
-    bare, all_of_it = (_taken(bed, [*options, *_TRAINING]) for options in (["--no-sample"], watched))
+    bare, all_of_it = (_taken(bed, _training(options, os.devnull, 600)) for options in (["--no-sample"], watched))
     yield Figure(
         name="training, 4 workers: CPU that ddplaunch takes more for these",
         value=all_of_it - bare,
@@ -52,11 +58,44 @@ def live(bed: Bed) -> Iterator[Figure]:
     )
 
 
-def _steps(bed: Bed, options: Sequence[str]) -> float:
+def _training(options: Sequence[str], file: str, seconds: float) -> list[str]:
+    return [*options, "--nproc-per-node", "4", program("trains_on"), file, str(seconds)]
+
+
+def _steps_in_turns(bed: Bed, options: Sequence[str], pairs: int) -> list[tuple[float, float]]:
+    """Return the steps a second of one training while ddplaunch runs and while all its processes are stopped, in turns.
+
+    Two trainings differ by more than what is sought, since their memory lies elsewhere; so does one from minute to minute.
+    """
     file = bed.folder / "steps"
-    command = [*bed.ddplaunch, *options, "--nproc-per-node", "4", program("trains_on"), str(file), str(_TRAINS)]
-    assert _on_terminal(bed, command).wait(_PATIENCE) == 0
-    return float(file.read_text())
+    seconds = _START + 2 * pairs * _PHASE + 1
+    command = _on_terminal(bed, [*bed.ddplaunch, *_training(options, str(file), seconds)])
+    time.sleep(_START)
+    ours, turns = _ours(command.pid), [time.monotonic()]
+    for _ in range(pairs):
+        for signum in (signal.SIGSTOP, signal.SIGCONT):
+            time.sleep(_PHASE)
+            for pid in ours if signum == signal.SIGCONT else reversed(ours):  # the agent looks after the front
+                os.kill(pid, signum)
+            turns.append(time.monotonic())
+    assert command.wait(_PATIENCE) == 0
+    ends: list[float] = json.loads(file.read_text())
+
+    def steps(at: float) -> float:
+        """Return how many steps were made by then, the part of the one that was being made too."""
+        done = bisect(ends, at)
+        return done + (at - ends[done - 1]) / (ends[done] - ends[done - 1])
+
+    rates = [(steps(end) - steps(begin)) / (end - begin) for begin, end in pairwise(turns)]
+    return list(zip(rates[::2], rates[1::2], strict=True))
+
+
+def _rounds(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the means of each round's pairs."""
+    return [
+        (mean(with_ for with_, _ in some), mean(without for _, without in some))
+        for some in (pairs[first : first + _PAIRS] for first in range(0, len(pairs), _PAIRS))
+    ]
 
 
 def _taken(bed: Bed, words: Sequence[str]) -> float:
@@ -72,18 +111,21 @@ def _taken(bed: Bed, words: Sequence[str]) -> float:
         command.wait()
 
 
-def _cpu_seconds(front: int) -> float:
-    """Return the CPU that a command, its agent and their helpers have taken so far, without the workers'."""
+def _ours(front: int) -> list[int]:
+    """Return a command, its agent and their helpers, without the workers."""
     ours = [front]
     for pid in ours:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         ours += (int(child) for child in children if b"RANK=" not in Path(f"/proc/{child}/environ").read_bytes())
         if pid != front:
             break  # below the agent are its own children alone, and those of the fork server are workers
-    return (
-        sum(sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) for pid in ours)
-        / _TICK
-    )
+    return ours
+
+
+def _cpu_seconds(front: int) -> float:
+    """Return the CPU that they have taken so far."""
+    stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in _ours(front))
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / _TICK
 
 
 def _on_terminal(bed: Bed, argv: Sequence[str]) -> subprocess.Popen[bytes]:
