@@ -123,6 +123,11 @@ class Agents:
         """Call `missing` unless that command comes within so many seconds."""
         self._watcher_due = self._loop.timer(self._loop.now() + within, lambda: self.watchers or missing())
 
+    @property
+    def awaits_watcher(self) -> bool:
+        """Whether that command is still to come: it notices later than the agents that the last coordinator was lost."""
+        return self._watcher_due.is_set and not self.watchers
+
     def hand_over(self, signum: int) -> None:
         """Have another agent take over, and know no agent any more."""
         payload = messages.encode(messages.HandedOver(signum))

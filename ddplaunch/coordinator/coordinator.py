@@ -397,7 +397,7 @@ class Coordinator:
     @property
     def is_over(self) -> bool:
         """Whether all agents know that the job has ended, or have had the time to learn it."""
-        if not self._has_ended:
+        if not self._has_ended or (self._agents is not None and self._agents.awaits_watcher):
             return False
         return self._agents is None or not self._agents.connections.ids or not self._over.is_set
 

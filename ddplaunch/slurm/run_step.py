@@ -77,6 +77,7 @@ def run_step(
         stops=spec.ending_signals,
         sent_again=allocation.sent_again,
         heartbeat_timeout=spec.heartbeat_timeout,
+        may_shorten_silence=spec.may_shorten_silence,
         grace_period=spec.grace_period,
         open_files=raise_open_files(),
         notices=frozenset(spec.requeue_on),

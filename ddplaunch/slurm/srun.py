@@ -41,6 +41,7 @@ class StepJob(Struct, frozen=True, kw_only=True):
     stops: frozenset[int]
     sent_again: frozenset[int]  # that may come more than once without escalating
     heartbeat_timeout: float  # seconds without a message after which the coordinator is lost
+    may_shorten_silence: bool  # for a host that answers nothing
     grace_period: float  # seconds
     open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
     notices: frozenset[int]

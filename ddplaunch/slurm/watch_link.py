@@ -24,7 +24,7 @@ FOREVER = float("inf")
 class WatchLink(RemoteLink):
     """A link that looks for the node that takes over once the coordinator is lost, or has ended because it lost the others."""
 
-    def __init__(self, loop: Loop, *, key: Key, heartbeat_timeout: float) -> None:
+    def __init__(self, loop: Loop, *, key: Key, heartbeat_timeout: float, may_shorten_silence: bool) -> None:
         """Prepare to look for node 0, for as long as it takes: the step may have to wait for others to end."""
         self._candidates: Sequence[messages.Candidate] = ()  # none, if no node takes over
         self._if_in_vain: JobEnd | None = None  # how the job ends unless a coordinator is found; None: one is followed
@@ -34,6 +34,7 @@ class WatchLink(RemoteLink):
             hello=lambda _: messages.Watch(),
             source=None,
             heartbeat_timeout=heartbeat_timeout,
+            may_shorten_silence=may_shorten_silence,
             rdzv_timeout=FOREVER,
         )
         self._give_up_at = loop.timer(None, self.give_up)

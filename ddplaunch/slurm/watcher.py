@@ -54,7 +54,12 @@ class Watcher:
             end_within=job.grace_period + END_MARGIN,
             signals_all=True,
         )
-        self._link = WatchLink(loop, key=key(job.token, job.name), heartbeat_timeout=job.heartbeat_timeout)
+        self._link = WatchLink(
+            loop,
+            key=key(job.token, job.name),
+            heartbeat_timeout=job.heartbeat_timeout,
+            may_shorten_silence=job.may_shorten_silence,
+        )
         self._srun: Srun | None = None
         self._never: StartError | None = None  # why srun could not be started
         self._wait_status: int | None = None

@@ -26,6 +26,7 @@ def step(*argv: str) -> StepJob:
         stops=frozenset(),
         sent_again=frozenset(),
         heartbeat_timeout=1.0,
+        may_shorten_silence=True,
         grace_period=1.0,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         notices=frozenset(),

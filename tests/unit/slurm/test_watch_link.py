@@ -15,12 +15,13 @@ from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import CLOSED, Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents
+from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.orders import CoordinatorLost, JobEnd
 from ddplaunch.coordinator.silence import seconds_to_follow
 from ddplaunch.slurm.srun import StepJob
 from ddplaunch.slurm.watch_link import WatchLink
 from ddplaunch.slurm.watcher import QUIT_TIMEOUT, Watcher
-from ddplaunch.supervise import node
+from ddplaunch.supervise import job, node
 from ddplaunch.supervise.electorate import Electorate, History, Seat
 from tests.loops import FakeLoop
 
@@ -70,7 +71,7 @@ class Link(WatchLink):
     def __init__(self) -> None:
         self.loop = FakeLoop()
         self.looked_at: list[Sequence[messages.Candidate]] = []
-        super().__init__(self.loop, key=Key(b"key"), heartbeat_timeout=HEARTBEAT)
+        super().__init__(self.loop, key=Key(b"key"), heartbeat_timeout=HEARTBEAT, may_shorten_silence=True)
 
     def aim_at(self, candidates: Sequence[messages.Candidate], *_others: object) -> None:
         self.looked_at.append(candidates)
@@ -168,7 +169,7 @@ def test_a_job_in_which_no_node_takes_over_ends_at_once(link: Link) -> None:
 def watcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
     """The loop of the command, in a step whose srun runs."""
     pipes = FrontPipes.make()
-    job = StepJob(
+    step = StepJob(
         argv=(),
         env={},
         host="a",
@@ -179,12 +180,13 @@ def watcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
         stops=frozenset({SIGINT}),
         sent_again=frozenset(),
         heartbeat_timeout=HEARTBEAT,
+        may_shorten_silence=True,
         grace_period=30.0,
         open_files=(0, 0),
         notices=frozenset(),
         requeue=cast(Any, None),
     )
-    watcher = Watcher(FakeLoop(), job, pipes)
+    watcher = Watcher(FakeLoop(), step, pipes)
     monkeypatch.setattr(watcher._link, "aim_at", lambda _: None)
     yield watcher
     for fd in (*pipes.signals, *pipes.requests, *pipes.replies, *pipes.start):
@@ -253,6 +255,20 @@ def test_a_coordinator_that_takes_over_waits_only_so_long_for_the_command(agents
         agents.watch(7)
     loop.pass_time(0.2)
     assert missed == ([] if comes else ["missed"])
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_job_that_ends_before_the_command_has_come_waits_for_it(agents: Agents, comes: bool) -> None:
+    nobody = cast(Any, None)
+    coordinator = Coordinator(agents._loop, job.State(policy=job.Policy(min_nodes=2, max_nodes=3)), nobody, nobody)
+    coordinator._agents, coordinator._has_ended = agents, True
+    agents.expect_watcher(5.0, lambda: None)
+    assert not coordinator.is_over
+    if comes:
+        agents.watch(7)
+    else:
+        cast(FakeLoop, agents._loop).pass_time(5.0)
+    assert coordinator.is_over
 
 
 def test_a_coordinator_that_yields_waits_for_no_command(agents: Agents) -> None:
