@@ -6,9 +6,7 @@ No threads: without an event the process sleeps; where there is a deadline it wa
 from __future__ import annotations
 
 import gc
-import os
 import time
-from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from signal import SIGINT, SIGKILL, SIGTERM, SIGWINCH
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from ddplaunch.agent import events
 from ddplaunch.agent.context import AgentContext
 from ddplaunch.agent.generations import Generations
 from ddplaunch.agent.job import AgentJob
+from ddplaunch.agent.leftovers import Leftovers
 from ddplaunch.agent.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.run_socket import RunSocket
 from ddplaunch.agent.shutdown import Shutdown
@@ -31,7 +30,6 @@ from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.fields import line, piece
 from ddplaunch.loop.loop import Loop, Pending
 from ddplaunch.process.linux import keep_freed_memory
-from ddplaunch.process.tree import Process, descendants, reap, signal_leftovers
 from ddplaunch.report.closing import render_still_running, render_stuck
 from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise import node
@@ -48,9 +46,6 @@ if TYPE_CHECKING:
     from ddplaunch.coordinator.orders import Report
 
 _AT_WORK = (Phase.RUNNING, Phase.SETTLING)
-# rest after a look at all children, in times of what the look took: thousands may end one by one
-_REST = 9
-_REST_OF_SWEEP = 1
 
 
 def run(job: AgentJob, connect: Connect, files: FileQueue, pipes: FrontPipes) -> int:
@@ -398,6 +393,8 @@ class Agent:
     def _begin(self, generation: orders.Generation) -> None:
         """Begin a generation, as the coordinator has ordered."""
         assert self._link is not None
+        if self._link.coordinator is None:  # if this node had taken over, it has yielded
+            self._reporter.reports_job = self._job.inputs.reports_job
         self._generations.prepare(generation, self._link.address)
         self._step(node.GenerationBegun(generation.number, generation.ranks, self._loop.now(), generation.alone))
 
@@ -494,44 +491,3 @@ class Agent:
             self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.signum))
         self._shutdown.conclude(self._state, self._exits, self._link, time.monotonic())
         self._run_socket.ended(self._link.end)
-
-
-class Leftovers:
-    """Posts when there is something to reap, but not all the time."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._rests_until = 0.0
-        self._due = loop.timer(None, self._post)
-
-    def child_ended(self) -> None:
-        """Note that some child has ended."""
-        if not self._due.is_set:
-            self._due.set(max(self._loop.now(), self._rests_until))
-
-    def _post(self) -> None:
-        self._loop.post(events.ReapDue())
-
-    def reap(self, keep: Collection[int]) -> None:
-        """Reap what has ended but for these children, which others reap."""
-        began = time.monotonic()
-        reap(keep)
-        self._rest(time.monotonic() - began, _REST)
-
-    def find(
-        self, others: Collection[int], elsewhere: Iterable[Process], signum: int = 0, *, sparing: bool = False
-    ) -> tuple[str, ...]:
-        """Return what is left, each as in a sentence, and signal it if `signum` is one.
-
-        `others` are children that are not looked below, `elsewhere` what does not descend from us and counts too. `sparing`
-        spares those that clean up and then exit by themselves.
-        """
-        began = time.monotonic()
-        left = [*descendants(os.getpid(), but_for=others), *elsewhere]
-        if signum:
-            signal_leftovers(signum, left, sparing=sparing)
-        self._rest(time.monotonic() - began, _REST_OF_SWEEP)
-        return tuple(map(str, left))
-
-    def _rest(self, took: float, times: int) -> None:
-        self._rests_until = self._loop.now() + took * times

@@ -42,13 +42,16 @@ Errand = Callable[[], str]  # returns why it failed, "" if it did not
 
 
 def begin(loop: Loop, context: AgentContext, now: Now) -> list[Errands]:
-    """Start what tells programs outside the job about it, as its options ask; `now` returns this node's state and parts."""
+    """Start what tells programs outside the job about it, as its options ask; `now` returns this node's state and parts.
+
+    A node that has taken over, and yields to another, tells nothing more.
+    """
     spec, reporter, found = context.inputs.spec, context.reporter, []
     if spec.notify:
         notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
         if reporter.plan is not None:  # this node has taken over
             notifier.begin(reporter.plan.run_id, spec.program.target)
-        reporter.also_tell(notifier)
+        reporter.also_tell(lambda event: notifier(event) if reporter.reports_job else None)
         found.append(notifier.errands)
     if spec.metrics_file:
         file = MetricsFile(loop, os.path.abspath(spec.metrics_file), Look(loop, context, now), reporter.warn)
@@ -160,7 +163,7 @@ class Look:
         state, workers, link = self._now()
         reporter, now, epoch = self._context.reporter, self._loop.now(), time.time()
         plan = reporter.plan
-        if plan is None:
+        if plan is None or not reporter.reports_job:
             return None
         ages = [now - state.idle_since]
         known = {exit.rank: exit.progress for exit in state.exits if exit.progress is not None}

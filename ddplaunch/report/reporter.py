@@ -86,7 +86,7 @@ class Reporter:
         self._verbosity = verbosity
         self._origins = origins
         self._program = program[:_LONGEST_PROGRAM]
-        self._reports_job = reports_job
+        self.reports_job = reports_job
         self._reports_loss = reports_loss
         self._reply = reply
         self._write_last = write if write_last is None else write_last
@@ -115,12 +115,12 @@ class Reporter:
     def coordinator_lost(self, text: str) -> None:
         """Report that this node has lost the coordinator, and looks for the one that takes over."""
         self.emit("notice", text=text)
-        if self._reports_job:  # else who takes over says so where all nodes are shown
+        if self.reports_job:  # else who takes over says so where all nodes are shown
             self.print(text)
 
     def took_over(self, text: str) -> None:
         """Report that this node has taken over from the coordinator, and the job as a whole from now on."""
-        self._reports_job = True
+        self.reports_job = True
         self.emit("took_over", text=text)
         self.print(text)
 
@@ -164,7 +164,7 @@ class Reporter:
                 stops = stops and not (signum == signal.SIGINT and before.debugger)
                 if stops and before.phase is node.Phase.STOPPING:
                     self.print("killing the workers at once")
-                elif stops and before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self._reports_job:
+                elif stops and before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self.reports_job:
                     assert self.plan is not None
                     running = self.plan.world_size - len(before.exits)
                     self.print(render_stopping(signum, before.policy.grace_period, running, self.plan.nnodes))
@@ -211,7 +211,7 @@ class Reporter:
             backend=plan.backend,
             ddplaunch=__version__,
         )
-        if self._reports_job:
+        if self.reports_job:
             on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
             open_to_all = "" if plan.authenticated else ", no token"
             backend = f"{plan.backend} ({plan.reasons['backend']})"
@@ -277,7 +277,7 @@ class Reporter:
             return
         self._pause = pause
         self.emit("paused", seconds=round(pause.seconds, 3))
-        if self._reports_job and pause.seconds >= _LONG:
+        if self.reports_job and pause.seconds >= _LONG:
             self.print(f"paused for {duration(pause.seconds)}; no time limit ran meanwhile")
 
     # --- the end
@@ -327,7 +327,7 @@ class Reporter:
         if why == "lost":
             if self._reports_loss:
                 self._write_last(text)
-        elif (self._reports_job or why in _OF_THIS_NODE) and (text.startswith("error:") or self._verbosity >= 0):
+        elif (self.reports_job or why in _OF_THIS_NODE) and (text.startswith("error:") or self._verbosity >= 0):
             self.write(text)
 
     def stopped(self, signum: int) -> str:

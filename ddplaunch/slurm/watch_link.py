@@ -44,25 +44,30 @@ class WatchLink(RemoteLink):
 
     def take(self, order: Order) -> None:
         """Take an order; a coordinator that ends because other nodes are lost is not believed before these were looked for."""
-        if isinstance(order, JobEnd) and order.why in ("lost", Why.NODE_LOST.value) and self._may_look:
-            self._look_for_successor(order)
+        if not isinstance(order, JobEnd) or order.why not in ("lost", Why.NODE_LOST.value) or self._has_ended:
+            super().take(order)
+            return
+        has_said_so = order.why == Why.NODE_LOST.value
+        others = [one for one in self._candidates if not (has_said_so and self._is_followed(one))]
+        if others and not self.is_looking:
+            self._look_for_successor(others, order)
         else:
             super().take(order)
 
-    @property
-    def _may_look(self) -> bool:
-        return bool(self._candidates) and not self.is_looking and not self._has_ended
+    def _is_followed(self, candidate: messages.Candidate) -> bool:
+        reached = self._dialer.reached
+        return reached is not None and reached[1][:2] == (candidate.address, candidate.port)
 
     @property
     def is_looking(self) -> bool:
         """Whether the coordinator is lost, and the next one is looked for."""
         return self._if_in_vain is not None
 
-    def _look_for_successor(self, if_in_vain: JobEnd) -> None:
+    def _look_for_successor(self, candidates: Sequence[messages.Candidate], if_in_vain: JobEnd) -> None:
         self._if_in_vain = if_in_vain
         self._disconnect()
         self._give_up_at.set(self._loop.now() + seconds_to_follow(self._heartbeat_timeout))
-        self.aim_at(self._candidates)
+        self.aim_at(candidates)
         self._loop.post(CoordinatorLost(if_in_vain.text))
 
     def _on_opened(self, peer: Peer) -> None:

@@ -1,13 +1,14 @@
 """Node 0 of an elastic job in Slurm is lost, and the job goes on: the command follows the node that takes over."""
 
+import json
 import os
-from signal import SIGINT, SIGKILL
+from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP
 
 import pytest
 
 from tests.conftest import until
 from tests.slurm.job import Batch, SlurmJob
-from tests.slurm.started import BEHAVE, agent, front, one_cluster, ready
+from tests.slurm.started import BEHAVE, TASK, agent, front, one_cluster, ready
 
 __all__ = ["one_cluster"]
 
@@ -66,6 +67,28 @@ def test_a_signal_of_the_user_reaches_the_node_that_has_taken_over(job: SlurmJob
     assert "the status is 130\n" in running.output()
     assert job.sign("got-0") == "SIGINT"
     job.nothing_left(10)
+
+
+def test_a_node_that_took_over_too_early_yields_and_speaks_for_the_job_no_more(job: SlurmJob) -> None:
+    """The next node was busy when node 0 was lost, and takes over from the one after it, which has not begun."""
+    tells = f"--notify 'cat >> {job.home}/told'"
+    running = job.sbatch(f"{job.ddplaunch} --nnodes 1:3 {tells} {BEHAVE} all=done_when_told", "--nodes=3")
+    ready(job, running, 3)
+    busy = agent(job, "node2"), front(job, "node2", TASK)
+    for pid in busy:
+        os.kill(pid, SIGSTOP)
+    os.kill(agent(job, "node1"), SIGKILL)
+    until(lambda: "node3 takes over" in running.output(), "the one after the next to take over")
+    for pid in busy:
+        os.kill(pid, SIGCONT)
+    job.signs("restart-1", 2)
+    (job.home / "signs" / "go").touch()
+    assert running.wait() == "COMPLETED"
+    output = running.output()
+    assert "node2 takes over" in output
+    assert output.count("2 workers on 2 nodes finished in") == 1, output
+    told = [json.loads(line)["event"] for line in (job.home / "told").read_text().splitlines()]
+    assert (told.count("job_started"), told.count("job_ended")) == (1, 1), told
 
 
 @EVERY_WAY

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from signal import SIGINT
+from socket import AF_INET
 from typing import Any, cast
 
 import msgspec
@@ -148,6 +149,13 @@ def test_they_are_looked_for_no_longer_than_the_step_lasts(link: Link) -> None:
     assert link.end is not None
     assert (link.end.status, link.end.text) == (122, f"error: the coordinator (node 0) was lost: {CLOSED}\n")
     assert link.loop.is_idle
+
+
+def test_a_successor_that_ends_without_the_others_is_not_asked_again(link: Link) -> None:
+    link.reaches("b", "c").closed(CLOSED)
+    link._dialer.reached = AF_INET, ("10.0.0.2", 4002)
+    link.reaches().says(LOST_OTHERS)
+    assert [[one.host for one in looked_at] for looked_at in link.looked_at] == [["b", "c"], ["b"]]
 
 
 def test_any_other_end_is_believed_at_once(link: Link) -> None:
