@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from ddplaunch.agent import agent
+from ddplaunch.agent import leftovers
 from ddplaunch.agent.signals import SignalSource
 from tests.unit.agent.bed import Bed, listen_to_the_front_alone
 
@@ -16,7 +16,7 @@ from tests.unit.agent.bed import Bed, listen_to_the_front_alone
 def make_bed(monkeypatch):
     """Make an agent with so many workers; it takes no real signals, and no process of the test is a leftover of it."""
     monkeypatch.setattr(SignalSource, "listen", listen_to_the_front_alone)
-    monkeypatch.setattr(agent, "descendants", lambda *_, **__: [])
-    monkeypatch.setattr(agent, "reap", lambda _: None)
+    monkeypatch.setattr(leftovers, "descendants", lambda *_, **__: [])
+    monkeypatch.setattr(leftovers, "reap", lambda _: None)
     with ExitStack() as opened:
         yield partial(Bed, opened)
