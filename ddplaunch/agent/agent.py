@@ -28,7 +28,7 @@ from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.orders import JobEnd, NodeEnd, SentReport, Unfit, Warned
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.fields import line, piece
-from ddplaunch.loop.loop import Loop, Pending
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.linux import keep_freed_memory
 from ddplaunch.report.closing import render_still_running, render_stuck
 from ddplaunch.runlog.file_queue import FileQueue
@@ -38,6 +38,7 @@ from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.health import HealthGate
     from ddplaunch.agent.job import Connect
     from ddplaunch.agent.outward import Errands
     from ddplaunch.agent.workers import Workers
@@ -84,8 +85,7 @@ class Agent:
         self._shutdown = Shutdown(loop, context, self._signals, pipes, job.requeue)
         self._generations = Generations(loop, context)
         self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
-        self._unchecked: orders.Generation | None = None  # it begins once the node has passed its health check
-        self._health: Pending[str] | None = None  # the last such check
+        self._health: HealthGate | None = None  # once a restart has to wait for a health check
         self._link: Link | None = None  # until the coordinator is known
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)
@@ -205,8 +205,8 @@ class Agent:
             case events.NoticeSeen():
                 self._on_notice(event)
             case events.HealthChecked(number, why):
-                if self._unchecked is not None and self._unchecked.number == number:
-                    self._on_health(why)
+                if self._health is not None and (generation := self._health.release(number)) is not None:
+                    self._on_health(generation, why)
             # the coordinator
             case orders.LookingForCoordinator(text):
                 self._reporter.print(text)
@@ -219,7 +219,7 @@ class Agent:
             case orders.Listening(port):
                 context.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
             case orders.Generation():
-                self._check_and_begin(event)
+                self._on_order_to_begin(event)
             case orders.Forward(signum):
                 self._signals.received(signum, SignalOrigin.COORDINATOR)
             case orders.ClientOrder(order):
@@ -356,21 +356,19 @@ class Agent:
 
     # --- the begin of a generation
 
-    def _check_and_begin(self, generation: orders.Generation) -> None:
+    def _on_order_to_begin(self, generation: orders.Generation) -> None:
         """Begin a generation; if it is a restart, once the node has passed its health check."""
-        command, env = self._context.inputs.spec.health_check, self._context.inputs.env
-        if command is None or generation.number == 0:
+        if self._context.inputs.spec.health_check is None or generation.number == 0:
             self._begin(generation)
             return
-        from ddplaunch.agent.health import check_before  # few jobs have one
+        if self._health is None:
+            from ddplaunch.agent.health import HealthGate  # few jobs have one
 
-        self._unchecked = generation
-        self._health = check_before(generation.number, self._loop, command, env)
+            self._health = HealthGate(self._loop, self._context.inputs.spec.health_check, self._context.inputs.env)
+        self._health.check(generation)
 
-    def _on_health(self, why: str) -> None:
+    def _on_health(self, generation: orders.Generation, why: str) -> None:
         """Begin the generation that waited for the health check; or leave the job, which ends if this is node 0."""
-        generation, self._unchecked = self._unchecked, None
-        assert generation is not None
         assert self._link is not None
         if why and self._link.coordinator is None:
             self._report(Unfit(piece(why)))
@@ -385,9 +383,7 @@ class Agent:
 
     def _begin_unchecked(self) -> None:
         """Begin the generation that waits for the health check, if one does: what comes next cannot wait."""
-        generation, self._unchecked = self._unchecked, None
-        if generation is not None and self._health is not None:
-            self._health.give_up()
+        if self._health is not None and (generation := self._health.give_up()) is not None:
             self._begin(generation)
 
     def _begin(self, generation: orders.Generation) -> None:

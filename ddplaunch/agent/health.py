@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ddplaunch.agent.events import HealthChecked
+from ddplaunch.coordinator.orders import Generation
 from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop, Pending
 from ddplaunch.process.shell import run_in_shell
@@ -24,10 +25,34 @@ def why_unfit(command: str, env: Mapping[str, str]) -> str:
     return line(f"{how}: {said}" if said else how)
 
 
-def check_before(generation: int, loop: Loop, command: str, env: Mapping[str, str]) -> Pending[str]:
-    """Have a child run the command while the agent goes on; post `HealthChecked` for this generation."""
+class HealthGate:
+    """Has a generation wait until the node has passed its health check."""
 
-    def answered(why: str) -> None:
-        loop.post(HealthChecked(generation, why))
+    def __init__(self, loop: Loop, command: str, env: Mapping[str, str]) -> None:
+        self._loop = loop
+        self._question = partial(why_unfit, command, env)
+        self._waits: Generation | None = None
+        self._asked: Pending[str] | None = None  # the last check
 
-    return loop.ask(partial(why_unfit, command, env), f"no answer after {LIMIT:g} s", answered, within=LIMIT + _MARGIN)
+    def check(self, generation: Generation) -> None:
+        """Have a child run the command while the agent goes on; post `HealthChecked` for this generation."""
+        self._waits = generation
+
+        def answered(why: str) -> None:
+            self._loop.post(HealthChecked(generation.number, why))
+
+        self._asked = self._loop.ask(self._question, f"no answer after {LIMIT:g} s", answered, within=LIMIT + _MARGIN)
+
+    def release(self, number: int) -> Generation | None:
+        """Return the generation of this number if it still waits, and have it wait no longer."""
+        if self._waits is None or self._waits.number != number:
+            return None
+        found, self._waits = self._waits, None
+        return found
+
+    def give_up(self) -> Generation | None:
+        """Return the generation that waits, if one does; its check is given up."""
+        found, self._waits = self._waits, None
+        if found is not None and self._asked is not None:
+            self._asked.give_up()
+        return found

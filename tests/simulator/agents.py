@@ -74,7 +74,7 @@ class SimulatedAgent(Agent):
             start_no_more=lambda: setattr(self, "_unstarted", frozenset()),
             reap=lambda state: list(state.exits),
         )
-        self._unchecked = self._health = None
+        self._health = None
         self._exits = []
         policy = node.Policy(
             ranks=frozenset(range(scenario.workers)),
