@@ -102,9 +102,11 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
         successor = SuccessionLink(request, hello, loop, reporter)
     if request.rendezvous.coordinator is not False:
         from ddplaunch.coordinator.listen import coordinate_if_here
+        from ddplaunch.coordinator.local_link import LocalLink
 
+        link_to = successor.lead if successor is not None else partial(LocalLink, loop)
         try:
-            own = coordinate_if_here(request, hello(request.rendezvous.addresses[0]), loop, reporter, successor)
+            own = coordinate_if_here(request, hello(request.rendezvous.addresses[0]), loop, reporter, link_to)
         except LaunchError:
             if successor is not None:
                 successor.close()

@@ -19,7 +19,7 @@ from ddplaunch.coordinator.agents import Agents
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.incoming import Incoming
-from ddplaunch.coordinator.local_link import LocalLink, job_policy
+from ddplaunch.coordinator.local_link import job_policy
 from ddplaunch.coordinator.orders import Generation, Listening
 from ddplaunch.coordinator.silence import seconds_to_follow
 from ddplaunch.errors import LaunchError
@@ -34,7 +34,6 @@ from ddplaunch.supervise.outcome import Why
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import JoinRequest, Link
     from ddplaunch.coordinator.orders import Order
-    from ddplaunch.coordinator.succession import SuccessionLink
     from ddplaunch.report.reporter import Reporter
 
 _LATE = 5.0  # seconds, beyond two heartbeats, in which other nodes may still come to one that takes over
@@ -43,11 +42,13 @@ _OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run
 
 
 def coordinate_if_here(
-    request: JoinRequest, hello: messages.Hello, loop: Loop, reporter: Reporter, link: SuccessionLink | None
+    request: JoinRequest,
+    hello: messages.Hello,
+    loop: Loop,
+    reporter: Reporter,
+    link_to: Callable[[Coordinator], Link],
 ) -> Link | None:
     """Return the link to a coordinator in this process, if the coordinator belongs here; `hello` is from its own agent.
-
-    The link is `link`, if there is one.
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
@@ -57,12 +58,7 @@ def coordinate_if_here(
     if agents is None:
         return None
     loop.post(Listening(agents.port))
-    own: Link
-    if link is None:
-        own = LocalLink(loop, coordinator)
-    else:
-        link.lead(coordinator)
-        own = link
+    own = link_to(coordinator)
     coordinator.join(own.take, agents.join(hello), agents)
     return own
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddplaunch.control.peer import Peer
     from ddplaunch.coordinator.coordinator import Coordinator
     from ddplaunch.coordinator.knock import Knock
-    from ddplaunch.coordinator.link import JoinRequest
+    from ddplaunch.coordinator.link import JoinRequest, Link
     from ddplaunch.coordinator.orders import Order, Report
     from ddplaunch.loop.loop import Loop
     from ddplaunch.report.reporter import Reporter
@@ -105,10 +105,11 @@ class SuccessionLink(RemoteLink):
         self._lost, self._gone = "", set()
         self._give_up_at.cancel()
 
-    def lead(self, coordinator: Coordinator) -> None:
-        """Look for no coordinator: the first one is here."""
+    def lead(self, coordinator: Coordinator) -> Link:
+        """Look for no coordinator, since the first one is here; return this link to it."""
         self._stop_waiting()
         self.coordinator = coordinator
+        return self
 
     def expect_one_fewer(self) -> None:
         """Have the coordinator wait for one node less, if it is here."""
