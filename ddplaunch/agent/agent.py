@@ -198,6 +198,9 @@ class Agent:
             case events.OneFewer():
                 if self._link is not None:
                     self._link.expect_one_fewer()
+            case events.CoordinatorEnded():
+                if self._link is not None and self._link.coordinator is not None:
+                    self._link.coordinator.last_one_ended()
             case node.FrontLost():
                 context.queue.abandon()
                 self._step(event)
@@ -216,6 +219,8 @@ class Agent:
                 self._report_job()
                 self._reporter.took_over(text)
                 self._run_socket.took_over()
+            case orders.Coordinates():
+                context.queue.put(CONTROL, b'{"type":"coordinates"}')
             case orders.Listening(port):
                 context.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
             case orders.Generation():

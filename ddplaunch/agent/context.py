@@ -208,7 +208,7 @@ class AgentContext:
             program=inputs.spec.program.target,
             reports_job=inputs.reports_job,
             reports_loss=not inputs.allocation.has_front,
-            reply=partial(_send, queue) if inputs.reports_to_caller and inputs.reports_job else None,
+            reply=partial(_send, queue) if inputs.reports_to_caller else None,
             write_last=partial(_send_last, queue) if inputs.allocation.start else None,
             cluster=inputs.cluster,
             slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",

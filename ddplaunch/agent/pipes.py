@@ -33,6 +33,7 @@ FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are 
 PLAIN_SIGNAL = b"p"  # pass this signal on; even the second one does not escalate
 HOST_SIGNAL = b"h"  # the same, but it was sent to the front of this host itself
 ONE_FEWER = b"f"  # one node of the job will not join
+COORDINATOR_ENDED = b"e"  # the agent of the coordinator from which this one has taken over has ended
 MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
 IS_RUNNING = b"r"  # reply, if the loop runs
 ASKS = signal.SIGURG  # asks the same of a handler; by default it does nothing, so that it harms no agent at its start

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from ddplaunch.agent.events import ChildEnded, FrontWaits, OneFewer
+from ddplaunch.agent.events import ChildEnded, CoordinatorEnded, FrontWaits, OneFewer
 from ddplaunch.agent.pipes import (
     ASKS,
+    COORDINATOR_ENDED,
     GOES_ON,
     HOST_SIGNAL,
     IS_RUNNING,
@@ -220,6 +221,8 @@ class SignalSource:
                 self.received(requests[at + 1], SignalOrigin.HOST)
             elif request == ONE_FEWER:
                 self._loop.post(OneFewer())
+            elif request == COORDINATOR_ENDED:
+                self._loop.post(CoordinatorEnded())
             elif request == MAY_STOP:
                 if self._loop.watches(self._from_front):
                     self._on_front_signals()  # its SIGTSTP is in the other pipe

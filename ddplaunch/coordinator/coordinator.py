@@ -185,6 +185,10 @@ class Coordinator:
         """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
         return self._streams is not None and id in self._streams
 
+    def last_one_ended(self) -> None:
+        """Take note that the coordinator from which this one has taken over has ended."""
+        self.feed(job.CoordinatorEnded(self._loop.now()))
+
     def joined(self) -> None:
         """Take note that a worker of this generation has a process group."""
         if self.stragglers is None:

@@ -44,7 +44,7 @@ from ddplaunch.fields import (
     Piece,
     Port,
     Seconds,
-    Signal,
+    SignalOrNone,
     Workers,
     decoder,
     line,
@@ -168,9 +168,9 @@ class GivenUp(Struct, frozen=True, tag="given_up"):
 
 
 class HandedOver(Struct, frozen=True, tag="handed_over"):
-    """The coordinator to all agents: it leaves the job by this signal, and another is to take over."""
+    """The coordinator to all agents: it leaves the job, and another is to take over."""
 
-    signum: Signal
+    signum: SignalOrNone  # by which it leaves; 0: it is cut off from the command that started it
 
 
 class GoesOn(Struct, frozen=True, tag="goes_on"):

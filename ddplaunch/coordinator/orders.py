@@ -129,6 +129,10 @@ class TookOver(Struct, frozen=True):
     text: str
 
 
+class Coordinates(Struct, frozen=True):
+    """A coordinator that has taken over here begins a generation: who has started the agents follows it from now on."""
+
+
 class LookingForCoordinator(Struct, frozen=True):
     """A link has not reached the coordinator yet: where it looks, and what came of it, for the user."""
 

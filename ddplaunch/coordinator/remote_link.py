@@ -20,6 +20,7 @@ from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.supervise import node
+from ddplaunch.supervise.outcome import CUT_OFF
 from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
@@ -185,7 +186,8 @@ class RemoteLink(Link):
                 lost = f"this node was {when}, and the coordinator (node 0)" if when else f"{_LOST}: it"
                 self._lose(f"{lost} goes on without this node: {reason}")
             case messages.HandedOver(signum):
-                self._lose_coordinator(f"it leaves ({signal_name(signum)})", has_ended=True)
+                why = f"it leaves ({signal_name(signum)})" if signum else f"it is {CUT_OFF}"
+                self._lose_coordinator(why, has_ended=True)
             case _:
                 self.take(messages.on_arrival(message, self._loop.now()))
 

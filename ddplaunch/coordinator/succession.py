@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ddplaunch.control.peer import endpoint_of
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import CoordinatorLost, Generation, Moved, NodeEnd, TookOver
+from ddplaunch.coordinator.orders import Coordinates, CoordinatorLost, Generation, Moved, NodeEnd, TookOver
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, RemoteLink
 from ddplaunch.net.port import listen
 from ddplaunch.supervise import job, node
@@ -137,6 +137,8 @@ class SuccessionLink(RemoteLink):
             self._follow(order)
             return
         if isinstance(order, Generation) and self._succession is not None:
+            if self._lost and self.coordinator is not None:
+                self._loop.post(Coordinates())
             self._begun, self._end_of_node, self._stopping = order, None, None
             # all nodes have acknowledged the last electorate: the one before decides nothing any more
             self._succession = _of_term(self._succession, self._succession.electorates[-1].term)

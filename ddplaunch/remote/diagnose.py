@@ -180,16 +180,19 @@ class HostStatuses:
         """Whether the job can begin without this host; `left` is the number of others."""
         return node_rank > 0 and left >= self._min_nodes and not self.errors
 
-    def verdict(self, *, signum: int, front_lost: bool) -> Verdict:
-        """Return the status of the job, and what no agent has printed; `signum` is the signal to stop, 0 for none."""
+    def verdict(self, speakers: Sequence[int] = (0,), *, signum: int, front_lost: bool) -> Verdict:
+        """Return the status of the job, and what no agent has printed; `signum` is the signal to stop, 0 for none.
+
+        `speakers` are the hosts that may know the status: the coordinator's, then those whose agents have taken over from it.
+        """
         if front_lost:
             return Verdict(exitcodes.of_signal(SIGKILL))
         if self.errors:
             found = error([(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)], len(self._hosts))
             return Verdict(found.status, found.render())
-        if 0 in self.ended:
-            return Verdict(self.ended[0])
+        if (known := next((host for host in speakers if host in self.ended), None)) is not None:
+            return Verdict(self.ended[known])
         if signum and not self.has_begun:
             return Verdict(exitcodes.of_signal(signum), note=render_stopped(signum, None, ()))
-        found = error([(self._hosts[0], self.lost.get(0, NO_STATUS))])
+        found = error([(self._hosts[speakers[0]], self.lost.get(speakers[0], NO_STATUS))])
         return Verdict(next(iter(self.ended.values()), exitcodes.NODE_LOST), found.render())

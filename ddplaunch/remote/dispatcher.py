@@ -27,6 +27,7 @@ from ddplaunch.remote.connections import QUIT_TIMEOUT, HostConnection, HostPhase
 from ddplaunch.remote.console import Console
 from ddplaunch.remote.diagnose import HostError, HostStatuses
 from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, PROTOCOL, SIGNAL
+from ddplaunch.remote.succession import CoordinatorHost
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:  # only a job that others than simulated nodes run needs it
@@ -65,6 +66,7 @@ class Dispatcher:
         )
         self._statuses = HostStatuses([agent.host for agent in job.agents], job.min_nodes)
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in job.agents)
+        self._coordinator = CoordinatorHost(loop, self._hosts, job.min_nodes, job.spec.heartbeat_timeout)
         self._chaos = Chaos(loop, job.spec.chaos, self._hosts, self._console.notify)
         self._startup = Startup(
             loop,
@@ -77,14 +79,14 @@ class Dispatcher:
         self._addresses: tuple[str, ...] = ()  # of the first host
         self._port: int | None = None  # where the coordinator listens
         self._world_size = 0  # of the latest generation
-        self._is_registered = False
+        self._registered: dict[HostConnection, messages.Registered] = {}  # where the sockets of the run are
         self._run_socket: FrontSocket | None = None  # for commands typed where the job was, if node 0 runs elsewhere
         self._signum = 0  # the first signal to stop
         self._given_up = 0  # hosts without which the job goes on
         self._front_lost = False
-        self._final_report = ""  # how the job ended, from node 0: printed after all output of hosts
-        self._loss_report = ""  # that node 0 was lost, from the others
-        # when that is printed, unless we have lost node 0 ourselves before
+        # how the job ended, from the coordinator, or that this was lost, from the others: printed after all output of hosts
+        self._final_reports: dict[HostConnection, str] = {}
+        # when it is printed that the coordinator was lost, unless we have lost its host ourselves before
         self._loss_report_at = loop.timer(None, self._report_loss)
         self._settle_by = loop.timer(None, self._startup.disconnect)
 
@@ -94,12 +96,15 @@ class Dispatcher:
         self._startup.start_next()
         while not self._startup.all_closed:
             self._wait()
-        verdict = self._statuses.verdict(signum=self._signum, front_lost=self._front_lost)
+        speakers = self._coordinator.speakers
+        verdict = self._statuses.verdict(
+            [host.agent.node_rank for host in speakers], signum=self._signum, front_lost=self._front_lost
+        )
         if self._run_socket is not None:
             self._run_socket.end(verdict.status)
         # if the job could not begin, the agents report only that other hosts were cut off: the verdict says why
         if not self._front_lost and not self._statuses.is_prevented:
-            self._console.write(self._final_report)
+            self._console.write(next((text for host in speakers if (text := self._final_reports.get(host))), ""))
         self._console.report(verdict.error)
         if verdict.note:
             self._console.notify(verdict.note)
@@ -118,9 +123,12 @@ class Dispatcher:
             self._startup.disconnect()
 
     def _report_loss(self) -> None:
-        """Print that node 0 was lost, unless node 0 has reported the end of the job since. Called by the loop."""
-        if not self._final_report and not self._statuses.is_prevented and self._startup.only_first_connected:
-            self._console.write(self._loss_report)
+        """Print that the coordinator was lost, unless it has reported the end of the job since. Called by the loop."""
+        current = self._coordinator.current
+        if current in self._final_reports or self._statuses.is_prevented or not self._startup.only_connected(current):
+            return
+        self._console.write(self._final_reports.popitem()[1])
+        self._final_reports.clear()
 
     # --- signals
 
@@ -153,7 +161,7 @@ class Dispatcher:
         if stops:
             self._signum = self._signum or signum
             self._console.limit_wait()
-            if self._hosts[0].phase is HostPhase.CONNECTED:
+            if self._may_be_succeeded or self._coordinator.current.phase is HostPhase.CONNECTED:
                 self._startup.stop_starting()
             else:
                 self._startup.disconnect()
@@ -162,7 +170,7 @@ class Dispatcher:
         for host in self._hosts:
             if host.phase is HostPhase.CONNECTED:
                 # the coordinator stops the others too: this signal must not count as their second
-                counts = not stops or is_second or (is_first and host is self._hosts[0])
+                counts = not stops or is_second or (is_first and host is self._coordinator.current)
                 host.send(SIGNAL if escalates and counts else PLAIN_SIGNAL, bytes([signum]))
 
     # --- from the hosts
@@ -197,20 +205,25 @@ class Dispatcher:
             report = messages.report(data)
         except Malformed as error:
             raise FrameError(f"sent a malformed report ({error})") from None
-        if isinstance(report, messages.FromFirst) and host is not self._hosts[0]:
+        takes_over = isinstance(report, messages.Listening) and host is not self._hosts[0] and self._may_be_succeeded
+        speaks_for_job = takes_over or self._coordinator.speaks_for_job(host)
+        if isinstance(report, messages.FromCoordinator) and not speaks_for_job:
             raise FrameError("sent a report that only the first host may send")
         match report:
-            case messages.Addresses(addresses):
+            case messages.Addresses(addresses) if host is self._hosts[0]:
                 self._addresses = addresses
+            case messages.Listening() if takes_over:
+                self._registered.pop(host, None)
+                self._coordinator.took_over(host)
             case messages.Listening(port) if self._addresses and self._port is None:
                 self._port, host.is_ready = port, True
                 for other in self._hosts:
                     self._send_coordinator(other)
-            case messages.Registered() if self._job.starter == "simulate":
-                self._tell_front(report.folder, report.name)
-            case messages.Registered() if not self._is_registered:
-                self._is_registered = True
-                expendable(lambda: self._register(report), self._no_run_socket)
+            case messages.Registered() if host not in self._registered:
+                self._registered[host] = report
+                self._reach(host)
+            case messages.Coordinates() if host is not self._hosts[0]:
+                self._follow(host)
             case messages.Ready():
                 host.is_ready = True
             case messages.Begun(world_size):
@@ -220,11 +233,10 @@ class Dispatcher:
                 self._chaos.started(rank, pid)
             case messages.FailureText() | messages.Outcome():
                 self._console.queue.put(CONTROL, data)
-            case messages.FinalReport(text) if host is self._hosts[0]:
-                self._final_report = text
             case messages.FinalReport(text):
-                self._loss_report = text
-                self._loss_report_at.set(self._loop.now() + self._job.spec.heartbeat_timeout)
+                self._final_reports[host] = text
+                if host is not self._coordinator.current:
+                    self._loss_report_at.set(self._loop.now() + self._job.spec.heartbeat_timeout)
             case messages.OrderRefused(message, hint, status):
                 status = exitcodes.RENDEZVOUS if status == exitcodes.USAGE else status
                 self._host_failed(host, HostError(message, hint, status))
@@ -233,9 +245,22 @@ class Dispatcher:
                     for pid, started in spared:
                         self._spare(pid, started)
                 self._statuses.ended[host.agent.node_rank] = status
+                self._coordinator.agent_ended(host)
+
+    @property
+    def _may_be_succeeded(self) -> bool:
+        """Whether another host may take over when that of the coordinator is lost."""
+        return self._coordinator.may_change and self._statuses.has_begun
+
+    def _follow(self, host: HostConnection) -> None:
+        """Take a host, whose agent has taken over and begins a generation, for that of the coordinator."""
+        self._coordinator.begun(host)
+        if not self._signum:
+            self._startup.go_on()
+        self._reach(host)
 
     def chunk_received(self, host: HostConnection, data: bytes) -> None:
-        """Take what the first host's agent replies to a command here.
+        """Take what the coordinator's agent replies to a command here.
 
         Raises FrameError: it is malformed, or from another host.
         """
@@ -243,19 +268,34 @@ class Dispatcher:
             chunk = messages.chunk(data)
         except Malformed as error:
             raise FrameError(f"sent a malformed reply ({error})") from None
-        if host is not self._hosts[0]:
+        if not self._coordinator.speaks_for_job(host):
             raise FrameError("sent a reply that only the first host may send")
-        if (run_socket := self._run_socket) is not None:
+        if (run_socket := self._run_socket) is not None and host is self._coordinator.current:
             expendable(lambda: run_socket.streams.take(chunk), self._no_run_socket)
 
-    def _register(self, registered: messages.Registered) -> None:
-        """Have a socket of the run here, unless node 0, whose own is `registered`, is here."""
+    def _reach(self, host: HostConnection) -> None:
+        """Have commands that are typed here reach the coordinator on this host, once its agent has a socket of the run."""
+        if host is not self._coordinator.current or (registered := self._registered.get(host)) is None:
+            return
+        if self._job.starter == "simulate":
+            self._tell_front(registered.folder, registered.name)
+        else:
+            expendable(partial(self._register, host, registered), self._no_run_socket)
+
+    def _register(self, host: HostConnection, registered: messages.Registered) -> None:
+        """Have a socket of the run here, unless the coordinator, whose own is `registered`, is here."""
         from ddplaunch.remote.front_socket import FrontSocket, is_here
 
         def known(here: bool) -> None:
             folder, name = registered.folder, registered.name
-            if not here:
-                self._run_socket = FrontSocket(self._loop, self._job, self._hosts[0], registered)
+            if here and self._run_socket is not None:
+                self._run_socket.close()
+                self._run_socket = None
+            elif not here and self._run_socket is None:
+                self._run_socket = FrontSocket(self._loop, self._job, host, registered)
+            elif self._run_socket is not None:
+                self._run_socket.follow(host, registered)
+            if self._run_socket is not None:
                 folder, name = self._run_socket.place
             self._tell_front(folder, name)
 
@@ -283,7 +323,8 @@ class Dispatcher:
     def disconnected(self, host: HostConnection) -> None:
         """Handle the end of a host's connection."""
         self._console.forget_bars(host)
-        if host is self._hosts[0] and self._run_socket is not None:
+        self._coordinator.disconnected(host)
+        if host is self._coordinator.current and self._run_socket is not None:
             self._run_socket.streams.close()
         status = self._statuses.ended.get(host.agent.node_rank)
         if status == exitcodes.BUG:
@@ -291,9 +332,14 @@ class Dispatcher:
         elif status is None and not host.given_up:
             self._lost(host)
         self._startup.start_next()
-        if host is self._hosts[0] and not self._statuses.errors:
+        if host in self._coordinator.speakers and not self._statuses.errors:
             self._startup.stop_starting()
-            self._startup.end_within(self._job.spec.grace_period + 2 * self._job.spec.heartbeat_timeout + QUIT_TIMEOUT)
+            was_lost = status in (None, exitcodes.NODE_LOST)
+            if was_lost and self._may_be_succeeded and not self._signum:
+                self._startup.await_successor()
+            else:
+                limits = self._job.spec.grace_period, 2 * self._job.spec.heartbeat_timeout, QUIT_TIMEOUT
+                self._startup.end_within(sum(limits))
 
     # --- failures
 
@@ -304,7 +350,7 @@ class Dispatcher:
             self._host_failed(host, error)
             return
         self._statuses.lost[host.agent.node_rank] = error
-        if (host.fault or host.own_output.strip()) and host is not self._hosts[0]:
+        if (host.fault or host.own_output.strip()) and (self._may_be_succeeded or host is not self._hosts[0]):
             self._console.notify(f"{host}: {error.message}")
 
     def _host_failed(self, host: HostConnection, error: HostError) -> None:
@@ -316,8 +362,8 @@ class Dispatcher:
         if statuses.can_go_on_without(node_rank, left):
             host.given_up = True
             self._given_up += 1
-            if self._hosts[0].phase is HostPhase.CONNECTED:
-                self._hosts[0].send(FEWER, b"")
+            if self._coordinator.current.phase is HostPhase.CONNECTED:
+                self._coordinator.current.send(FEWER, b"")
             self._console.notify(f"going on without {host}: {error.message}")
             return
         statuses.errors[node_rank] = error

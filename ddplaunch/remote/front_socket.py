@@ -1,6 +1,6 @@
 """The socket of the run where it was typed, if node 0 runs elsewhere: it passes questions on to node 0's agent, and ends the job.
 
-It lies and looks like an agent's, so `ps` and the others find it. Each client is a stream over the connection to the first host;
+It lies and looks like an agent's, so `ps` and the others find it. Each client is a stream over the connection to node 0's host;
 what comes back is for the client to judge, as that of an agent. No client waits longer than it has said, whatever becomes of that
 host.
 """
@@ -39,7 +39,7 @@ _SILENT = "does not answer"
 def is_here(job: RemoteJob, registered: messages.Registered) -> bool:
     """Whether node 0 runs on this host, since its socket answers here; its disk may hang.
 
-    The first host has named the folder, so only where a run of ours can be is looked at.
+    That host has named the folder, so only where a run of ours can be is looked at.
     """
     if registered.folder not in (run_socket.runtime_folder(os.getuid()), f"{runs_folder(job.env)}/{job.run_id}"):
         return False
@@ -53,14 +53,14 @@ def is_here(job: RemoteJob, registered: messages.Registered) -> bool:
 class FrontSocket:
     """Listens from when node 0's agent does until the job has ended."""
 
-    def __init__(self, loop: Loop, job: RemoteJob, first: HostConnection, registered: messages.Registered) -> None:
+    def __init__(self, loop: Loop, job: RemoteJob, host: HostConnection, registered: messages.Registered) -> None:
         """Listen; `registered` says where the socket of node 0 lies, on its host.
 
         Raises OSError: no socket can be made.
         """
         self._loop = loop
         self._job = job
-        self._first = first
+        self._host = host
         self._registered = registered
         self._began = time.monotonic()
         self.clients = Clients(loop)
@@ -81,6 +81,11 @@ class FrontSocket:
         """The folder in which it lies, and its name there."""
         return run_socket.runtime_folder(os.getuid()), self._name
 
+    def follow(self, host: HostConnection, registered: messages.Registered) -> None:
+        """Pass questions on to the coordinator that has taken over on another host."""
+        self.streams.close()
+        self._host, self._registered = host, registered
+
     # --- clients
 
     def answer(self, number: int, request: requests.Request, world_size: int) -> None:
@@ -96,13 +101,13 @@ class FrontSocket:
             client.refuse(TOO_MANY)
         elif (sock := client.hand_over(run, self._hosts())) is not None:
             connect = messages.Connect(number, self._registered.folder, self._registered.name)
-            self._first.send(CONNECT, messages.encode(connect))
+            self._host.send(CONNECT, messages.encode(connect))
             self._send(Chunk(number, pack(requests.encode(request))))
             self.streams.add(number, sock, *self._give_up(request))
 
     def _give_up(self, request: requests.Request) -> tuple[float, bytes]:
         """Return the seconds in which node 0 has to reply, and the replies to a client if node 0 does not."""
-        host = host_name(str(self._first))
+        host = host_name(str(self._host))
         replies: tuple[requests.Reply, ...]
         within, replies = (
             request.within + _ON_THE_WAY,
@@ -114,7 +119,7 @@ class FrontSocket:
         return within, b"".join(pack(requests.encode(reply)) for reply in replies)
 
     def _send(self, chunk: Chunk) -> None:
-        self._first.send(STREAM, messages.encode(chunk))
+        self._host.send(STREAM, messages.encode(chunk))
 
     def _run(self, world_size: int) -> requests.Run:
         """Return what is known here."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from ddplaunch.agent import child, pipes
-from ddplaunch.agent.pipes import CONTROL, HOST_SIGNAL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
+from ddplaunch.agent.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.control.streams import Chunk, Streams
 from ddplaunch.errors import LaunchError
@@ -25,9 +25,20 @@ from ddplaunch.process.clock import PROCESS_CLOCK
 from ddplaunch.process.tree import ends_within, has_ended
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
-from ddplaunch.remote.protocol import CONNECT, FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, STREAM, InputPipe, OutputPipe
+from ddplaunch.remote.protocol import (
+    CONNECT,
+    COORDINATOR_ENDED,
+    FEWER,
+    HEARTBEAT,
+    PLAIN_SIGNAL,
+    SIGNAL,
+    STREAM,
+    InputPipe,
+    OutputPipe,
+)
 from ddplaunch.runlog import run_socket
 
+_REQUESTS = {FEWER: pipes.ONE_FEWER, COORDINATOR_ENDED: pipes.COORDINATOR_ENDED}
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 
 
@@ -213,8 +224,8 @@ class HostFront:
                 self._request(pipes.PLAIN_SIGNAL, data[0])
             elif self._pipes is not None:
                 self._pipes.pass_on(data[0])
-        elif tag == FEWER:
-            self._request(ONE_FEWER)
+        elif tag in _REQUESTS:
+            self._request(_REQUESTS[tag])
         elif tag in (CONNECT, STREAM):
             self._take_chunk(tag, data)
 

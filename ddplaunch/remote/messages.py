@@ -58,7 +58,7 @@ class CoordinatorAddress(Struct, frozen=True):
 
 
 class Connect(Struct, frozen=True):
-    """To the first host: connect this stream to the socket of the run there."""
+    """To the host of the coordinator: connect this stream to the socket of the run there."""
 
     number: Number
     folder: Piece
@@ -76,13 +76,17 @@ class Ready(Struct, frozen=True, tag="ready"):
 
 
 class Listening(Struct, frozen=True, tag="listening"):
-    """From the first host: the coordinator listens."""
+    """From the first host: the coordinator listens. From another: its agent has taken over, and waits for the others."""
 
     port: Port
 
 
+class Coordinates(Struct, frozen=True, tag="coordinates"):
+    """From a host whose agent has taken over: it begins a generation."""
+
+
 class Registered(Struct, frozen=True, tag="registered"):
-    """From the first host: where the socket of the run lies there."""
+    """From the host of the coordinator: where the socket of the run lies there."""
 
     folder: Piece
     name: Piece
@@ -117,25 +121,25 @@ class AgentEnded(Struct, frozen=True, tag="ended"):
 
 
 class FinalReport(Struct, frozen=True, tag="final_report"):
-    """The failure report or summary that is printed last; from a host but the first, that the first was lost."""
+    """The failure report or summary that is printed last; from a host without the coordinator, that this was lost."""
 
     text: Text
 
 
 class FailureText(Struct, frozen=True, tag="failure_text"):
-    """From the first host, for the caller of `launch()`: the failure report as text."""
+    """From the host of the coordinator, for the caller of `launch()`: the failure report as text."""
 
     text: Text
 
 
 class Outcome(Struct, frozen=True, tag="outcome"):
-    """From the first host, for the caller of `launch()`: how the job ended."""
+    """From the host of the coordinator, for the caller of `launch()`: how the job ended."""
 
     status: Status
 
 
-FromFirst = Addresses | Listening | Registered | FailureText | Outcome
-Report = FromFirst | Ready | Begun | Worker | OrderRefused | AgentEnded | FinalReport
+FromCoordinator = Addresses | Listening | Coordinates | Registered | FailureText | Outcome
+Report = FromCoordinator | Ready | Begun | Worker | OrderRefused | AgentEnded | FinalReport
 
 encode = msgspec.json.Encoder().encode
 order: Callable[[bytes], Order] = decoder(Order)

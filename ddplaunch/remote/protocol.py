@@ -25,14 +25,16 @@ ORDER = b"j"  # messages.Order
 COORDINATOR = b"m"  # messages.CoordinatorAddress
 SIGNAL = b"s"  # the number of a signal to pass on
 PLAIN_SIGNAL = b"n"  # the same, but it does not escalate if it is the second
-FEWER = b"f"  # to the first: one host fewer will join
-CONNECT = b"a"  # messages.Connect, to the first
+FEWER = b"f"  # to the host of the coordinator: one host fewer will join
+CONNECT = b"a"  # messages.Connect, to the host of the coordinator
+COORDINATOR_ENDED = b"e"  # to one whose agent has taken over: the agent of the coordinator before has ended
 REQUEST = b"r"  # doctor.nodes.messages.Asked, to the doctor's program in place of an agent
 # both ways
 HEARTBEAT = b"b"
-STREAM = b"q"  # streams.Chunk: between a command where the job was typed and the first host's agent
+STREAM = b"q"  # streams.Chunk: between a command where the job was typed and the coordinator's agent
 
-TO_HOST = ORDER + COORDINATOR + SIGNAL + PLAIN_SIGNAL + FEWER + CONNECT + REQUEST + HEARTBEAT + STREAM
+_OF_JOB = ORDER + COORDINATOR + COORDINATOR_ENDED + FEWER + SIGNAL + PLAIN_SIGNAL
+TO_HOST = _OF_JOB + CONNECT + REQUEST + HEARTBEAT + STREAM
 FROM_HOST = STDOUT + STDERR + OURS + BARS + CONTROL + HEARTBEAT + STREAM
 
 LIMIT = 16 << 20  # bytes of data in one frame; the largest is an order, with variables and arguments

@@ -124,6 +124,11 @@ class Reporter:
         self.emit("took_over", text=text)
         self.print(text)
 
+    @property
+    def _to_caller(self) -> Callable[[Mapping[str, Any]], None] | None:
+        """What takes how the job ended, if a Python caller has asked for the job and this node reports it."""
+        return self._reply if self.reports_job else None
+
     def also_tell(self, reader: Reader) -> None:
         """Pass all events from now on to this reader, too."""
         self._readers = (*self._readers, reader)
@@ -293,8 +298,8 @@ class Reporter:
         text = plain(text or self._closing).partition("\n")[0].removeprefix("ddplaunch: ").removeprefix("error: ")
         self.emit("job_ended", status=state.status, why=why, seconds=round(at - self.began, 3), text=text)
         ending = summary(state, exits, at - self.began, why, self.job_failure, self._left_after)
-        if self._reply is not None:
-            self._reply({"type": "outcome", **ending, "workers": ()})
+        if (to_caller := self._to_caller) is not None:
+            to_caller({"type": "outcome", **ending, "workers": ()})
         if self._folder is not None:
             dropped = self._folder.files.dropped_lines
             steps: dict[str, Any] = {"steps": self.steps, "steps_per_second": self.pace, "straggler": self.came_last}
@@ -337,16 +342,16 @@ class Reporter:
     def report(self, text: str) -> None:
         """Print why the job failed."""
         self._closing = text
-        if self._reply is None:
+        if (to_caller := self._to_caller) is None:
             self._write_last(text)
         else:
-            self._reply({"type": "failure_text", "text": text})
+            to_caller({"type": "failure_text", "text": text})
 
     def print_closing(self, text: str) -> None:
         """Print in one line how a job ended that did not fail by itself."""
         self._closing = text
-        if self._reply is not None:
-            self._reply({"type": "failure_text", "text": text})
+        if (to_caller := self._to_caller) is not None:
+            to_caller({"type": "failure_text", "text": text})
         if self._verbosity >= 0:
             self._write_last(f"ddplaunch: {text}\n")
 

@@ -17,6 +17,7 @@ from ddplaunch.fields import Duration, Keyword, Line, Number, Piece, Seconds, Si
 # `ClusterEnding.text` where the table of causes has a row for it
 PREEMPTED = "preempted"
 OUT_OF_WALLTIME = "out of walltime"
+CUT_OFF = "cut off from the command that started it"  # a node, by ssh or the like
 
 
 class Why(Enum):

@@ -17,9 +17,9 @@ class Announce(Struct, frozen=True):
 
 
 class HandOver(Struct, frozen=True):
-    """Tell all other agents that this one leaves by this signal, so that another takes over."""
+    """Tell all other agents that this one leaves, so that another takes over."""
 
-    signum: int
+    signum: int  # by which it leaves; 0: it is cut off from the command that started it
 
 
 class BeginGeneration(Struct, frozen=True):

@@ -25,7 +25,7 @@ from ddplaunch.supervise.job.starting import (
 )
 from ddplaunch.supervise.job.state import BETWEEN, SELF_ID, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.job.succession import SETTLE, gathered, with_ended
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.supervise.outcome import CUT_OFF, Why
 from ddplaunch.words import signal_name
 
 NEXT_NOTICE = 30.0  # seconds from one such line to the next
@@ -38,7 +38,6 @@ NOTICED = 60.0
 REGROUP = 2.0
 
 OWN_END = "its ddplaunch has ended"
-_CUT_OFF = "cut off from the command that started it"  # by ssh or the like
 
 
 def begin(policy: Policy, at: float) -> Result:
@@ -189,13 +188,18 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     if id != SELF_ID:
         takes_no_part = state.members[id].node_rank is None
         if why is Why.FRONT_LOST or (takes_no_part and not state.needs_all):
-            state, then = _on_agent_lost(state, id, _CUT_OFF if state.policy.dispatched else OWN_END, at)
+            state, then = _on_agent_lost(state, id, CUT_OFF if state.policy.dispatched else OWN_END, at)
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
             return _on_node_leaving(state, event)
-    elif state.policy.has_successors and len(state.electorates) == 1 and _leaves_job(state, event):
-        return _hand_over(state, signum)
+    elif state.policy.has_successors and len(state.electorates) == 1:
+        if _leaves_job(state, event):
+            return _hand_over(state, signum)
+        if why is Why.FRONT_LOST and state.policy.dispatched and _staying(state, id) >= state.policy.min_nodes:
+            alone = replace(state, members=Members.of([state.members[id]]), electorates=())
+            state, then = _on_node_stopping(alone, event)
+            return state, (actions.HandOver(0), *then)
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
     if state.phase in BETWEEN:
