@@ -1,0 +1,93 @@
+"""A job over ssh that may lose hosts goes on without the first one, and is still asked and stopped where it was typed."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from tests.conftest import until
+from tests.hosts import over_ssh
+from tests.hosts.job import SOON
+from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
+
+SILENCE = 2  # seconds, the heartbeat timeout of these jobs
+
+
+@pytest.fixture(scope="module")
+def three_hosts(make_bed):
+    return make_bed(HOSTS)
+
+
+@pytest.fixture
+def start(job, program):
+    """Start two workers on each of so many nodes, all but one of which are enough, and wait until all are there."""
+
+    def start(number, *flags):
+        told = ["--nnodes", f"{number - 1}:{number}", "--nproc-per-node", 2, "--heartbeat-timeout", f"{SILENCE}s"]
+        nodes = ",".join(NODES[:number])
+        over_ssh.start(job, *told, *flags, program("restarts"), "goes_on_until_told", nodes=nodes)
+        job.signs("place-0", 2 * number)
+
+    return start
+
+
+@pytest.fixture
+def ask(job):
+    """Type a verb where the job was typed, and give what comes of it."""
+    return lambda *words: job.bed.run(LOGIN, job.argv(*words), env=job.env, cwd=job.home)
+
+
+def goes_on(job, number, since):
+    """Wait until so many workers run again, on nodes but the first; print how long that took."""
+    places = [json.loads(place) for place in job.signs("place-1", number)]
+    print(f"{time.monotonic() - since:.1f} s until all workers run again")
+    assert {place["WORLD_SIZE"] for place in places} == {str(number)}
+    assert {place["MASTER_ADDR"] for place in places}.isdisjoint({"node0", job.bed.address("node0")})
+
+
+@pytest.mark.parametrize("number", [3, 2], ids=["3 hosts", "2 hosts"])
+@pytest.mark.parametrize("fault", ["power_cut", "cut", "crash"])
+def test_a_job_goes_on_without_the_first_host(job, start, ask, fault, number):
+    start(number)
+    began = time.monotonic()
+    getattr(job.bed, fault)("node0")
+    goes_on(job, 2 * number - 2, began)
+    if fault == "cut":
+        assert job.seconds_until_quiet("node0", since=began) < SILENCE + SOON + 4
+    status = until(
+        lambda: (found := json.loads(ask("ps", "--json").stdout)) and found[0]["host"] == "node1" and found, "node1"
+    )
+    assert [node["host"] for node in status[0]["nodes"]] == list(NODES[1:number])
+    assert "has ended with status 130" in ask("stop").stderr
+    result = job.wait(host=LOGIN)
+    print(result.err)
+    assert result.status == 130
+    assert "ddplaunch: node1 takes over from node 0 (node0), which is lost: " in result.err
+    assert "error: " not in result.err
+    job.nothing_left()
+
+
+def test_a_first_host_that_is_cut_off_from_the_command_leaves_the_job_to_the_others(job, start):
+    start(3)
+    os.kill(over_ssh.client(job.bed, LOGIN, "node0"), signal.SIGKILL)
+    goes_on(job, 4, time.monotonic())
+    job.put("finish")
+    result = job.wait(host=LOGIN)
+    assert result.status == 0
+    assert "which is lost: it is cut off from the command that started it\n" in result.err
+    job.nothing_left()
+
+
+def test_of_two_hosts_the_second_does_not_go_on_while_the_first_may(job, start):
+    """The agent of the first is stopped, and the command that was typed knows only that it is connected."""
+    start(2)
+    _, agent = over_ssh.relay_and_agent(job.bed, "node0")
+    os.kill(agent, signal.SIGSTOP)
+    job.seconds_until_quiet("node1", since=time.monotonic())
+    os.kill(agent, signal.SIGKILL)
+    result = job.wait(host=LOGIN)
+    assert result.status == 122
+    assert "1 node of the last generation here, and 1 not known to have ended" in result.err
+    job.nothing_left()
