@@ -14,6 +14,7 @@ import socket
 import termios
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from ddplaunch.agent.front import FrontOutput
@@ -25,6 +26,7 @@ View = Callable[
     [socket.socket, str, str], None
 ]  # makes the rows, until the socket ends; folder and name of the run's socket
 ROWS, SNAPSHOT = b"r", b"s"  # first byte of requests, before COLUMNS LINES, and of the replies, before text
+MOVED = b"m"  # of a request without a reply, before FOLDER\0NAME: where the socket of the run is from now on
 
 _EVERY = 1.0  # seconds from one request for rows to the next
 _PACE = 0.05  # seconds from one drawing to the next
@@ -88,8 +90,7 @@ class LiveOutput(FrontOutput):
     def _take(self, stream: bytes, data: bytes) -> None:
         """Take a message of the agent; lines for the terminal are held for a moment."""
         if stream == SOCKET:
-            folder, _, name = os.fsdecode(data).partition("\0")
-            self._start_viewer(folder, name)
+            self._look_at(data)
         elif stream == BARS:
             self._take_bars(data)
             self._is_old = True
@@ -132,9 +133,18 @@ class LiveOutput(FrontOutput):
 
     # --- the process that makes the rows
 
+    def _look_at(self, place: bytes) -> None:
+        """Show rows about the run whose socket is at this place; after another place, the run is the same."""
+        if self._viewer is None:
+            folder, _, name = os.fsdecode(place).partition("\0")
+            self._start_viewer(folder, name)
+            return
+        with suppress(OSError):  # it has ended, which is then read
+            self._viewer.send(MOVED + place)
+
     def _start_viewer(self, folder: str, name: str) -> None:
         """Start the process that makes the rows, and take the keyboard; without the terminal's modes there are no keys."""
-        if self._viewer is not None or self._area is None:
+        if self._area is None:
             return
         keys = self._keys = _for_keys(self._before)
         before, front = self._before, os.getpid()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Mapping
 
-from ddplaunch.agent.live import ROWS, SNAPSHOT
+from ddplaunch.agent.live import MOVED, ROWS, SNAPSHOT
 from ddplaunch.control.questions import AskStacks, AskStatus, NodeStacks
 from ddplaunch.errors import LaunchError
 from ddplaunch.inspect.answers import received
@@ -25,13 +26,18 @@ _OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them
 _LONGEST = 10.0  # seconds
 _AGAIN = 10.0  # seconds from one question about collectives to the next, twice as long where the ranks have moved
 _MOST_WORKERS = 16  # that a snapshot lists
+_LONGEST_REQUEST = 1 << 13  # bytes
 _PART = 1 << 15  # bytes of a snapshot in one message
 
 
 def serve(connection: socket.socket, path: SocketPath, env: Mapping[str, str]) -> None:
     """Answer the requests of the front until the front ends."""
     viewer = _Viewer(path, env)
-    while request := connection.recv(64):
+    while request := connection.recv(_LONGEST_REQUEST):
+        if request[:1] == MOVED:
+            folder, _, name = os.fsdecode(request[1:]).partition("\0")
+            viewer.path = SocketPath(folder, name)
+            continue
         columns, lines = map(int, request[1:].split())
         if request[:1] == ROWS:
             connection.send(ROWS + viewer.rows(columns, lines).encode(errors="replace"))
@@ -43,7 +49,7 @@ def serve(connection: socket.socket, path: SocketPath, env: Mapping[str, str]) -
 
 class _Viewer:
     def __init__(self, path: SocketPath, env: Mapping[str, str]) -> None:
-        self._path = path
+        self.path = path
         self._env = env
         self._colour = use_colour(env, isatty=True)
         self._rows = LiveRows()
@@ -66,13 +72,13 @@ class _Viewer:
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
     def _ask(self) -> RunReplies | None:
-        found = client.ask_all([self._path], AskStatus(), _WITHIN)
+        found = client.ask_all([self.path], AskStatus(), _WITHIN)
         return found[0] if found else None
 
     def _look_for_waits(self) -> None:
         """Find out in which collectives ranks wait; show those that were there at the last look already."""
         asked = AskStacks(stacks.WITHIN, frames=False)
-        found = client.ask_all([self._path], asked, stacks.WITHIN + _WITHIN)
+        found = client.ask_all([self.path], asked, stacks.WITHIN + _WITHIN)
         samples = [
             sample
             for node in (found[0].nodes if found else ())

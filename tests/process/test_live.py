@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import Job, until
@@ -96,6 +97,17 @@ def test_rows_follow_the_size_of_the_terminal(live):
     screen.until(lambda rows: "step 10 of 40 (25%)" in rows[-1] and "stdin has" in rows[-2])
     terminal.press(CTRL_C)
     screen.at_end()
+
+
+def test_rows_follow_a_job_that_another_node_takes_over(live):
+    terminal, screen = live("--nnodes", "1:2", "--nproc-per-node", 1, "--simulate")
+    screen.until(has_rows)
+    everything = psutil.Process(terminal.child.pid).children(recursive=True)
+    nodes = [each for each in everything if "ddplaunch.launcher.host" in each.cmdline()]
+    min(nodes, key=lambda each: each.pid).kill()
+    screen.until(lambda rows: rows[-1].startswith("rank 0: running"))
+    terminal.press(CTRL_C)
+    assert "stopped by SIGINT" in screen.at_end()[-1]
 
 
 def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(job, program):

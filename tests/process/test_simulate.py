@@ -350,19 +350,44 @@ def test_a_slow_worker_stops_and_goes_on(job, start):
     assert job.wait().status == 143
 
 
-def test_an_elastic_job_goes_on_without_a_node_that_is_lost(job, program):
-    words = ("--nnodes", "1:2", "--nproc-per-node", 2, "--simulate", "--chaos", "node:1@100ms")
+@pytest.mark.parametrize("lost", [1, 0])
+def test_an_elastic_job_goes_on_without_a_node_that_is_lost(job, program, lost):
+    left = 1 - lost
+    words = ("--nnodes", "1:2", "--nproc-per-node", 2, "--simulate", "--chaos", f"node:{lost}@100ms")
     process = job.start(*words, program("behave"), "all=polite")
-    until(lambda: Path(job.home / "state").exists() and _generations(job) == [0, 1], "a second generation")
-    sizes = json.loads((job.folder / "node-0" / "plan.json").read_text())["world_size"]
+    until(lambda: Path(job.home / "state").exists() and _generations(job, left) == [0, 1], "a second generation")
+    sizes = json.loads((job.folder / f"node-{left}" / "plan.json").read_text())["world_size"]
     assert sizes == 2
     process.send_signal(SIGTERM)
-    assert job.wait().status == 143
+    result = job.wait().expect(143)
+    assert ("node-1 takes over from node 0 (node-0), which is lost: connection closed\n" in result.err) is (lost == 0)
+    assert "error: " not in result.err
 
 
-def _generations(job) -> list[object]:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_of_two_nodes_the_second_goes_on_once_the_first_is_known_to_have_ended(job, program, is_stopped):
+    """It was only silent, and then its connection to the command ended. Before that, Ctrl-C ends the job as ever."""
+    told = ("--nnodes", "1:2", "--nproc-per-node", 1, "--simulate", "--heartbeat-timeout", "1s")
+    with (job.home / "err").open("wb") as err:
+        process = job.start(*told, program("restarts"), "goes_on_until_told", stderr=err)
+    job.signs("place-0", 2)
+    relay, agent = (processes(job)[who][0] for who in ("relay", "agent"))
+    for each in (relay, agent, *agent.children(recursive=True)):
+        each.send_signal(signal.SIGSTOP)
+    lost = "node-1 takes over from node 0 (node-0), which is lost: silent for 1 s\n"
+    until(lambda: lost in (job.home / "err").read_text(), "the loss")
+    if is_stopped:
+        process.send_signal(SIGINT)
+    else:
+        job.sign("place-1-0")
+        (job.home / "signs" / "finish").touch()
+    assert job.wait().status == (130 if is_stopped else 0)
+    assert job.has_sign("place-1-0") is not is_stopped
+
+
+def _generations(job, node: int) -> list[object]:
     try:
-        return [event["generation"] for event in events(job, 0, "generation_started")]
+        return [event["generation"] for event in events(job, node, "generation_started")]
     except (OSError, IndexError):
         return []
 

@@ -317,6 +317,7 @@ NOT_FIRST = "sent a report that only the first host may send"
     [
         (CONTROL, b'{"type":"addresses","addresses":["127.0.0.9"]}', NOT_FIRST),
         (CONTROL, b'{"type":"listening","port":9}', NOT_FIRST),
+        (CONTROL, b'{"type":"coordinates"}', NOT_FIRST),
         (CONTROL, b'{"type":"registered","folder":"/tmp","name":"socket"}', NOT_FIRST),
         (CONTROL, b'{"type":"worker","rank":0,"pid":-1}', "sent a malformed report (Expected `int` >= 2 - at `$.pid`)"),
         (CONTROL, b'{"type":"ready"' + b"[" * 100_000, "sent a malformed report (JSON is malformed: "),
@@ -324,7 +325,7 @@ NOT_FIRST = "sent a report that only the first host may send"
         (STREAM, b'{"type":"chunk","number":1,"data":"aGVsbG8="}', "sent a reply that only the first host may send"),
         (STREAM, b'{"type":"chunk","number":1,"data":"?"}', "sent a malformed reply ("),
     ],
-    ids=["addresses", "listening", "registered", "pid", "depth", "bytes", "reply", "malformed reply"],
+    ids=["addresses", "listening", "coordinates", "registered", "pid", "depth", "bytes", "reply", "malformed reply"],
 )
 def test_a_host_that_reports_what_is_not_its_own_is_refused(job, env, ssh, program, tag, lie, said):
     (ssh / "lies").write_bytes(greeting() + pack(tag, lie))

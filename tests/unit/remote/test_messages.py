@@ -20,6 +20,7 @@ REPORTS: list[dict[str, Any]] = [
     {"type": "addresses", "addresses": ["gpu01", "10.0.0.1"]},
     {"type": "ready"},
     {"type": "listening", "port": 29501},
+    {"type": "coordinates"},
     {"type": "registered", "folder": "/tmp/ddplaunch-1000", "name": "20261122-1.0123abcd"},
     {"type": "begun", "world_size": 4},
     {"type": "worker", "rank": 3, "pid": 4711},

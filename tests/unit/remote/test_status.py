@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.remote.diagnose import UNRESOLVED, HostError, HostStatuses
+from ddplaunch.remote.diagnose import UNRESOLVED, HostError, HostStatuses, Verdict
 
 LOST = HostError("it was lost", None, 122)
 
@@ -32,6 +32,15 @@ def test_without_the_first_any_other_gives_it_and_the_loss_is_told(statuses):
     statuses.lost[0] = LOST
     assert verdict(statuses).status == 122
     assert verdict(statuses).error == "error: a: it was lost\n"
+
+
+def test_one_that_has_taken_over_gives_it_if_the_coordinator_does_not(statuses):
+    statuses.has_begun = True
+    statuses.lost[0] = LOST
+    statuses.ended[1], statuses.ended[2] = 122, 130
+    assert statuses.verdict([0, 2, 1], signum=0, front_lost=False) == Verdict(130)
+    statuses.ended[0] = 3
+    assert statuses.verdict([0, 2, 1], signum=0, front_lost=False) == Verdict(3)
 
 
 def test_without_any_a_node_was_lost(statuses):

@@ -114,6 +114,16 @@ def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
     assert (state.phase, state.status) == (Phase.ENDED, 143)
 
 
+@pytest.mark.parametrize(("number", "hands_over"), [(2, True), (1, False)])
+def test_a_coordinator_without_its_connection_to_what_was_typed_hands_over_and_ends(
+    number: int, hands_over: bool
+) -> None:
+    cut: list[Any] = [NodeStopping(SELF_ID, Why.FRONT_LOST, 15, 50.0), stopping(0, 51.0)]
+    state, actions = history(replace(ELASTIC, dispatched=True, may_leave=False), [*begun(number), *cut])
+    assert of(HandOver, actions) == ([HandOver(0)] if hands_over else [])
+    assert (state.phase, len(of(EndJob, actions))) == (Phase.ENDED, 1)
+
+
 # --- a node that takes over
 
 
