@@ -226,7 +226,7 @@ class SuccessionLink(RemoteLink):
         if self._old is not None and where == endpoint_of(self._old[1]):
             self._old, self._lost_has_ended = None, True
             if self.coordinator is not None:
-                self.coordinator.feed(job.CoordinatorEnded(self._loop.now()))
+                self.coordinator.last_one_ended()
         if self.coordinator is None:
             self._look_for_successor()
 

@@ -196,7 +196,8 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     elif state.policy.has_successors and len(state.electorates) == 1:
         if _leaves_job(state, event):
             return _hand_over(state, signum)
-        if why is Why.FRONT_LOST and state.policy.dispatched and _staying(state, id) >= state.policy.min_nodes:
+        others_go_on = state.took_over or _staying(state, id) >= state.policy.min_nodes
+        if why is Why.FRONT_LOST and state.policy.dispatched and others_go_on:
             alone = replace(state, members=Members.of([state.members[id]]), electorates=())
             state, then = _on_node_stopping(alone, event)
             return state, (actions.HandOver(0), *then)
