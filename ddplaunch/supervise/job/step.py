@@ -198,9 +198,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
             return _hand_over(state, signum)
         others_go_on = state.took_over or _staying(state, id) >= state.policy.min_nodes
         if why is Why.FRONT_LOST and state.policy.dispatched and others_go_on:
-            alone = replace(state, members=Members.of([state.members[id]]), electorates=())
-            state, then = _on_node_stopping(alone, event)
-            return state, (actions.HandOver(0), *then)
+            return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
     if state.phase in BETWEEN:
@@ -317,6 +315,14 @@ def _hand_over(state: State, signum: int) -> Result:
         return state, then
     state, left = _left(state, signum)
     return state, (*then, *left)
+
+
+def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
+    """Have another node take over, since this one is cut off from the command that started it; end the job here."""
+    alone = replace(state, members=Members.of([state.members[event.id]]), electorates=(), gather_until=None)
+    state, then = _on_node_stopping(alone, event)
+    state, ended = go_on_if_ended(state, event.at)
+    return state, (actions.HandOver(0), *then, *ended)
 
 
 def _left(state: State, signum: int) -> Result:

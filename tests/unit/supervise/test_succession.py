@@ -195,8 +195,9 @@ def test_of_two_the_one_goes_on_that_is_told_of_the_other_ones_end() -> None:
 
 def test_one_that_is_cut_off_from_what_was_typed_before_the_others_have_come_leaves_it_to_them() -> None:
     cut = NodeStopping(SELF_ID, Why.FRONT_LOST, 15, 101.0)
-    _, actions = job_step(taken_over(3, dispatched=True, min_nodes=2), cut)
+    state, actions = job_step(after(taken_over(3, dispatched=True, min_nodes=2), stopping(0, 100.5)), cut)
     assert of(HandOver, list(actions)) == [HandOver(0)]
+    assert state.phase is Phase.ENDED
 
 
 def test_it_waits_for_the_spare_that_is_to_take_the_place_of_the_node_that_was_lost() -> None:
