@@ -193,12 +193,10 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
             return _on_node_leaving(state, event)
-    elif state.policy.has_successors and len(state.electorates) == 1:
-        if _leaves_job(state, event):
-            return _hand_over(state, signum)
-        others_go_on = state.took_over or _staying(state, id) >= state.policy.min_nodes
-        if why is Why.FRONT_LOST and state.policy.dispatched and others_go_on:
-            return _leave_to_others(state, event)
+    elif state.policy.has_successors and len(state.electorates) == 1 and _leaves_job(state, event):
+        return _hand_over(state, signum)
+    elif why is Why.FRONT_LOST and state.policy.dispatched and state.electorates:
+        return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
     if state.phase in BETWEEN:
@@ -318,7 +316,10 @@ def _hand_over(state: State, signum: int) -> Result:
 
 
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
-    """Have another node take over, since this one is cut off from the command that started it; end the job here."""
+    """Have another node take over, since this one is cut off from the command that started it; end the job here.
+
+    Others that have lost this one may be looking for it, and are to find nobody.
+    """
     alone = replace(state, members=Members.of([state.members[event.id]]), electorates=(), gather_until=None)
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)

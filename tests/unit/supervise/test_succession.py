@@ -114,14 +114,19 @@ def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
     assert (state.phase, state.status) == (Phase.ENDED, 143)
 
 
-@pytest.mark.parametrize(("number", "hands_over"), [(2, True), (1, False)])
-def test_a_coordinator_without_its_connection_to_what_was_typed_hands_over_and_ends(
-    number: int, hands_over: bool
-) -> None:
-    cut: list[Any] = [NodeStopping(SELF_ID, Why.FRONT_LOST, 15, 50.0), stopping(0, 51.0)]
-    state, actions = history(replace(ELASTIC, dispatched=True, may_leave=False), [*begun(number), *cut])
-    assert of(HandOver, actions) == ([HandOver(0)] if hands_over else [])
+@pytest.mark.parametrize("others", [2, 0])
+def test_a_coordinator_without_its_connection_to_what_was_typed_leaves_the_job_to_the_others(others: int) -> None:
+    lost = [AgentLost(id, LOST, 49.0, has_ended=False) for id in range(1, 3 - others)]
+    cut: list[Any] = [*lost, NodeStopping(SELF_ID, Why.FRONT_LOST, 15, 50.0), stopping(0, 51.0)]
+    state, actions = history(replace(ELASTIC, dispatched=True, may_leave=False), [*begun(3), *cut])
+    assert of(HandOver, actions) == [HandOver(0)]
     assert (state.phase, len(of(EndJob, actions))) == (Phase.ENDED, 1)
+
+
+def test_before_it_has_begun_it_ends_the_job_for_all() -> None:
+    cut = [*met(2), NodeStopping(SELF_ID, Why.FRONT_LOST, 15, 20.0)]
+    state, actions = history(replace(ELASTIC, dispatched=True, may_leave=False), cut)
+    assert (state.phase, of(HandOver, actions)) == (Phase.ENDED, [])
 
 
 # --- a node that takes over
