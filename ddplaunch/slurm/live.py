@@ -92,6 +92,10 @@ class StepSocket:
         """Take what node 0's agent has sent."""
         self._streams.take(chunk)
 
+    def drop(self) -> None:
+        """End all connections, since that agent is lost; later ones are to the node that takes over."""
+        self._streams.close()
+
     def close(self) -> None:
         """End all."""
         with suppress(OSError):

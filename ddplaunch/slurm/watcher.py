@@ -138,8 +138,7 @@ class Watcher:
     def _on_coordinator_lost(self) -> None:
         """Have all that was sent to the last coordinator, and may have been lost with it, sent to the next one."""
         if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+            self._socket.drop()
         self._stop_pending = bool(self._signum)
 
     def _on_job_end(self, end: JobEnd) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pty
+from signal import SIGKILL
 
 import pytest
 from pexpect import fdpexpect
@@ -9,7 +10,7 @@ from pexpect import fdpexpect
 from tests.conftest import PATIENCE
 from tests.slurm.job import SlurmJob
 from tests.slurm.places import done
-from tests.slurm.started import one_cluster
+from tests.slurm.started import agent, one_cluster
 
 __all__ = ["one_cluster"]
 
@@ -34,7 +35,7 @@ import ddplaunch
 
 rank = os.environ["RANK"]
 print("told by", rank, flush=True)
-step = 0
+step = 700_000 * int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 while not Path("enough").exists():
     step += 1
     ddplaunch.progress(step, 1_000_000)
@@ -83,14 +84,17 @@ def test_the_terminal_of_salloc_gives_the_step_its_colours(job: SlurmJob) -> Non
     job.nothing_left(10)
 
 
-@pytest.mark.parametrize(("output", "shown"), [("prefix", "1"), ("rank0", "0")])
+@pytest.mark.parametrize(
+    ("nnodes", "output", "shown"), [("2", "prefix", "1"), ("2", "rank0", "0"), ("1:2", "prefix", "0")]
+)
 def test_rows_of_live_stand_below_what_the_step_writes_where_node_0_is_another_host(
-    job: SlurmJob, output: str, shown: str
+    job: SlurmJob, nnodes: str, output: str, shown: str
 ) -> None:
+    """With 1:2 node 0 is lost, and the rows are those of the node that takes over."""
     (job.home / "tells.py").write_text(TELLS)
     ours, theirs = pty.openpty()
     command = job.start_salloc(
-        f"{job.ddplaunch} --live --output {output} --nproc-per-node 1 tells.py",
+        f"{job.ddplaunch} --live --nnodes {nnodes} --output {output} --nproc-per-node 1 tells.py",
         "--nodes=2",
         stdout=theirs,
         stderr=theirs,
@@ -100,7 +104,10 @@ def test_rows_of_live_stand_below_what_the_step_writes_where_node_0_is_another_h
     terminal = fdpexpect.fdspawn(ours, timeout=PATIENCE)
     terminal.expect_exact(f"told by {shown}")
     terminal.expect(r"bar \d+/")
-    terminal.expect(r"step [\d,]+ of 1,000,000")
+    terminal.expect(r"step \d+ of 1,000,000")
+    if nnodes == "1:2":
+        os.kill(agent(job, "node1"), SIGKILL)
+        terminal.expect(r"step 700,\d+ of 1,000,000")
     (job.home / "enough").touch()
     terminal.expect_exact(f"told enough by {shown}")
     assert command.wait(PATIENCE) == 0
