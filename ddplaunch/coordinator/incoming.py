@@ -105,6 +105,9 @@ class Incoming:
                 self._connections.expel(id, "too many agents have come and gone")
             case messages.Hello(seats=seats) if seats and self.agents.job_end is not None:
                 self.agents.send((id,), self.agents.job_end)  # it has lost another coordinator, and comes late
+            case messages.Hello(run_id=run_id) if run_id is not None and self._is_anew(run_id):
+                self._connections.send(id, messages.encode(messages.Anew()))
+                self._connections.drop(id)
             case messages.Hello() if id not in self.agents.hellos:
                 self._said_hello += 1
                 self.agents.hellos[id] = message
@@ -179,6 +182,10 @@ class Incoming:
             self._coordinator.feed(job.AgentLost(id, reason, self._loop.now(), has_ended))
 
     # --- one kind of message each
+
+    def _is_anew(self, run_id: str) -> bool:
+        """Whether this coordinator has no part in the run of a node that has lost its own."""
+        return run_id != self._terms.run_id or self._coordinator.state.generation < 0
 
     def _on_goes_on(self, id: int, found: messages.GoesOn) -> None:
         """Leave the job to the coordinator that has taken over, if this one has begun nothing; send all agents there.

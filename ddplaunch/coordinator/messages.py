@@ -98,6 +98,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     facts: NodeFacts
     listens: Annotated[int, Meta(ge=0, le=65535)] = 0  # where others reach it, should it take over; 0: it will not
     # of a node that has lost another coordinator
+    run_id: Name | None = None
     seats: Seats = ()
     runs: Running | None = None  # whose end is still to be reported
 
@@ -167,6 +168,10 @@ class GivenUp(Struct, frozen=True, tag="given_up"):
     reason: Line
 
 
+class Anew(Struct, frozen=True, tag="anew"):
+    """The coordinator to an agent that has lost another one: it was started in its place, and has no part in that job."""
+
+
 class HandedOver(Struct, frozen=True, tag="handed_over"):
     """The coordinator to all agents: it leaves the job, and another is to take over."""
 
@@ -188,7 +193,7 @@ FirstMessage = Hello | Watch | Withdrawal | GoesOn
 ToCoordinator = (
     SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong | Acknowledged | Deserted | GoesOn
 )
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | GivenUp | HandedOver
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | GivenUp | HandedOver | Anew
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)

@@ -185,6 +185,8 @@ class RemoteLink(Link):
                 when = self._loop.clock.paused(self._heartbeat_timeout)
                 lost = f"this node was {when}, and the coordinator (node 0)" if when else f"{_LOST}: it"
                 self._lose(f"{lost} goes on without this node: {reason}")
+            case messages.Anew():
+                self._on_anew()
             case messages.HandedOver(signum):
                 why = f"it leaves ({signal_name(signum)})" if signum else f"it is {CUT_OFF}"
                 self._lose_coordinator(why, has_ended=True)
@@ -254,6 +256,10 @@ class RemoteLink(Link):
 
     def _on_succession(self, succession: messages.Succession) -> None:
         """Learn who takes over if the coordinator is lost."""
+
+    def _on_anew(self) -> None:
+        """End this node: the coordinator that was reached has no part in its job."""
+        self._lose(f"{_LOST}: ddplaunch was started again there")
 
     def _lose_coordinator(self, reason: str, *, has_ended: bool) -> None:
         """End this node, or look for another coordinator; `has_ended`: the process of the last one is known to be gone."""

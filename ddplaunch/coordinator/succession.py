@@ -82,7 +82,8 @@ class SuccessionLink(RemoteLink):
             hello = replace(hello, requested_rank=None)
         if not self._lost or self._succession is None:
             return hello
-        return replace(hello, requested_rank=None, seats=self._succession.seats, runs=self._running)
+        succession = self._succession
+        return replace(hello, requested_rank=None, run_id=succession.run_id, seats=succession.seats, runs=self._running)
 
     @property
     def _running(self) -> messages.Running | None:
@@ -229,6 +230,16 @@ class SuccessionLink(RemoteLink):
                 self.coordinator.last_one_ended()
         if self.coordinator is None:
             self._look_for_successor()
+
+    def _on_anew(self) -> None:
+        """Look elsewhere; the coordinator that was lost has ended, if another one listens in its place."""
+        reached = self._dialer.reached
+        self._disconnect()
+        if reached == self._old:
+            self._old, self._lost_has_ended = None, True
+        elif reached is not None:
+            self._gone.add(endpoint_of(reached[1]))
+        self._look_for_successor()
 
     def _take_over(self) -> None:
         """Be the coordinator. As long as it has not begun, a node before this one may still take over."""

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.conftest import until
 from tests.hosts.job import SOON
 
 HOSTS = ["node0", "node1", "node2"]
@@ -91,7 +92,10 @@ def test_the_first_host_may_be_lost_too_and_another_answers_for_the_job(job, sta
     ps = {host: job.bed.run(host, job.argv("ps"), env=job.env, cwd=job.home) for host in (successor, follower)}
     assert "running, 4 workers on 2 nodes" in ps[successor].stdout
     assert f"runs on {successor}" in ps[follower].stdout
-    finish(job, HOSTS[1:])
+    job.bed.boot("node0")
+    start(["node0"])
+    assert who(places(2, 6)) == of_size(6)
+    finish(job, HOSTS)
 
 
 def test_a_host_that_comes_back_before_it_is_missed_takes_its_place(job, program, places):
@@ -104,3 +108,16 @@ def test_a_host_that_comes_back_before_it_is_missed_takes_its_place(job, program
     job.by_hand(*told, "goes_on_until_told", hosts=["node1"])
     assert who(places(1, 6)) == of_size(6)
     finish(job, HOSTS)
+
+
+def test_of_two_hosts_the_other_one_goes_on_once_the_first_is_back(job, start, places):
+    """Nobody else can say that the first one is not going on alone."""
+    last_call = ("--rdzv-conf", "last_call_timeout=60")
+    start(HOSTS[:2], *last_call, nnodes="1:2")
+    places(0, 4)
+    job.bed.power_cut("node0")
+    until(lambda: "takes over from" in job.err("node1") + job.err("node0"), "node 1 to take over")
+    job.bed.boot("node0")
+    start(["node0"], *last_call, nnodes="1:2")
+    assert who(places(2, 4)) == of_size(4)
+    finish(job, HOSTS[:2])

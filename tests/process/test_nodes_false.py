@@ -5,6 +5,7 @@ import socket
 import time
 from base64 import b64decode, b64encode
 from contextlib import suppress
+from signal import SIGINT
 from typing import Any
 
 import pytest
@@ -242,6 +243,19 @@ def test_an_agent_that_is_silent_from_the_beginning_is_given_up(nodes, program):
     assert nodes.statuses() == [122]
     visitor.sock.close()
     assert "error: node 1 (visitor) was lost: silent for 1 s" in nodes.started[0].err
+
+
+def test_a_node_that_has_lost_another_coordinator_learns_that_this_one_was_started_after_that(nodes, program):
+    flags = (program("behave"), "0=done_when_told")
+    node = nodes.node(*nodes.static("2:3", 0), *flags)
+    nodes.listens(1)
+    visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
+    had = {"run_id": "another", "seats": [[1, 1]], "runs": {"generation": 3, "node_rank": 1}}
+    visitor.say(hello() | had)
+    visitor.hear("anew")
+    visitor.sock.close()
+    node.process.send_signal(SIGINT)
+    assert nodes.statuses() == [130]
 
 
 # --- a stranger who listened where node 0 should have, in a job without a token

@@ -80,7 +80,7 @@ def gathered(state: State, at: float) -> State:
     _, unaccounted = state.electorates[-1].count(_seats(state))
     has_spares = state.policy.spares > 0 and len(state.members) < state.most_running
     may_come = unaccounted > bool(state.lost_seats) or has_spares
-    may_be_confirmed = state.policy.dispatched and bool(state.lost_seats)
+    may_be_confirmed = bool(state.lost_seats)  # that the last coordinator has ended: by its host, or by who called it
     is_enough = may_go_on(state) and len(state.members) >= state.policy.min_nodes
     if not may_come and (is_enough or not may_be_confirmed):
         return replace(state, gather_until=None)

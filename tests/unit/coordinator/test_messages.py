@@ -49,6 +49,7 @@ HELLO = {
     "reached": "10.0.0.1",
     "facts": {"ddplaunch": "1", "python": "3", "torch": "2", "script": "a.py", "nnodes": "2"},
     "listens": 4711,
+    "run_id": "k7qx",
     "seats": [[1, 2], [2, 1]],
     "runs": {"generation": 3, "node_rank": 2},
 }
@@ -139,6 +140,7 @@ TO_AGENT: list[dict[str, Any]] = [
     },
     {"type": "given_up", "reason": "silent for 10 s"},
     {"type": "handed_over", "signum": 15},
+    {"type": "anew"},
     {"type": "moved", "address": "10.0.0.2", "port": 4711},
     {"type": "handed_over", "signum": 0},
 ]
