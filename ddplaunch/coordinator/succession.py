@@ -156,6 +156,8 @@ class SuccessionLink(RemoteLink):
     def send(self, report: Report) -> None:
         """Report to the coordinator; while there is none, keep how the workers of this node have ended."""
         match report:
+            case node.ReportStopping(Why.FAILED) if self._lost:
+                return  # all workers are being stopped, and the end of the node says which have failed
             case NodeEnd():
                 self._end_of_node = report
             case node.ReportStopping(why) if why is not Why.FAILED:
@@ -186,8 +188,9 @@ class SuccessionLink(RemoteLink):
             self._loop.post(
                 CoordinatorLost(f"{self._lost.replace(': ', ' is lost: ', 1)}. Looking for the node that takes over")
             )
-            self._give_up_at.set(now + 2 * self._heartbeat_timeout + _LATE)
             self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs
+        if not self._give_up_at.is_set:
+            self._give_up_at.set(now + 2 * self._heartbeat_timeout + _LATE)
         self._look_for_successor()
 
     def _wake_without(self, when: str, reason: str) -> None:
@@ -246,7 +249,7 @@ class SuccessionLink(RemoteLink):
         from ddplaunch.coordinator.listen import Inheritance, take_over  # imported by `join.prepare`
 
         assert self._succession is not None
-        self._take_over_at.cancel()
+        self._stop_timers()
         candidates = self._succession.candidates
         inheritance = Inheritance(
             succession=self._succession,
@@ -266,7 +269,7 @@ class SuccessionLink(RemoteLink):
 
     def _on_opened(self, peer: Peer) -> None:
         """Follow this coordinator, which comes before this node if this node has taken over; no other can."""
-        self._take_over_at.cancel()
+        self._stop_timers()
         if self.coordinator is not None:
             self.coordinator.close()
             self.coordinator = None
@@ -292,6 +295,10 @@ class SuccessionLink(RemoteLink):
 
     def _stop_waiting(self) -> None:
         super()._stop_waiting()
+        self._stop_timers()
+
+    def _stop_timers(self) -> None:
+        """Neither take over any more, nor give up: a coordinator is here, or is reached, or the job has ended."""
         self._take_over_at.cancel()
         self._give_up_at.cancel()
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from signal import SIGINT
 from socket import AF_INET
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from ddplaunch.agent.pipes import FrontPipes
@@ -23,47 +22,12 @@ from ddplaunch.slurm.srun import StepJob
 from ddplaunch.slurm.watch_link import WatchLink
 from ddplaunch.slurm.watcher import QUIT_TIMEOUT, Watcher
 from ddplaunch.supervise import job, node
-from ddplaunch.supervise.electorate import Electorate, History, Seat
 from tests.loops import FakeLoop
+from tests.unit.coordinator.played import PlayedCoordinator, succession
 
 HEARTBEAT = 10.0
 LOST_OTHERS = JobEnd(status=122, why="node_lost", text="error: node 1 was lost\n")
 FINISHED = JobEnd(status=0, why="finished")
-HISTORY = History(
-    generation=0,
-    restarts=0,
-    spent=(),
-    time_left=None,
-    best_step=-1,
-    in_vain=0,
-    short_lives=0,
-    import_failure="",
-    failed_machine="",
-    same_exception="",
-)
-
-
-class PlayedCoordinator:
-    """The other side of a connection."""
-
-    address = "10.0.0.1"
-    received: Callable[[bytes], None]
-    closed: Callable[[str], None]
-
-    def __init__(self) -> None:
-        self.got: list[str] = []  # tags of messages
-
-    def send(self, payload: bytes) -> None:
-        self.got.append(msgspec.json.decode(payload)["type"])
-
-    def host_silence(self) -> float:
-        return HEARTBEAT
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-    def says(self, message: Any) -> None:
-        self.received(messages.encode(message))
 
 
 class Link(WatchLink):
@@ -84,22 +48,6 @@ class Link(WatchLink):
         if names:
             coordinator.says(succession(*names))
         return coordinator
-
-
-def succession(*names: str) -> messages.Succession:
-    candidates = tuple(
-        messages.Candidate(seats=(Seat(1, rank),), host=name, address="10.0.0.2", port=4000 + rank)
-        for rank, name in enumerate(names, 1)
-    )
-    electorates = (Electorate(1, 1 + len(names)),)
-    return messages.Succession(
-        run_id="run-1",
-        host="a",
-        coordinator=(Seat(1, 0),),
-        candidates=candidates,
-        electorates=electorates,
-        history=HISTORY,
-    )
 
 
 @pytest.fixture
