@@ -40,11 +40,15 @@ def ask(job):
 
 
 def goes_on(job, number, since):
-    """Wait until so many workers run again, on nodes but the first; print how long that took."""
-    places = [json.loads(place) for place in job.signs("place-1", number)]
+    """Wait until so many workers run again, on nodes but the first, which may have begun alone; print how long that took."""
+
+    def places():
+        return [json.loads(place) for place in job.signs("place-1", number)]
+
+    first = {"node0", job.bed.address("node0")}
+    until(lambda: first.isdisjoint(place["MASTER_ADDR"] for place in places()), "workers of the other nodes")
     print(f"{time.monotonic() - since:.1f} s until all workers run again")
-    assert {place["WORLD_SIZE"] for place in places} == {str(number)}
-    assert {place["MASTER_ADDR"] for place in places}.isdisjoint({"node0", job.bed.address("node0")})
+    assert {place["WORLD_SIZE"] for place in places()} == {str(number)}
 
 
 @pytest.mark.parametrize("number", [3, 2], ids=["3 hosts", "2 hosts"])
@@ -90,4 +94,20 @@ def test_of_two_hosts_the_second_does_not_go_on_while_the_first_may(job, start):
     result = job.wait(host=LOGIN)
     assert result.status == 122
     assert "1 node of the last generation here, and 1 not known to have ended" in result.err
+    job.nothing_left()
+
+
+def test_of_two_hosts_that_lose_each_other_the_first_goes_on(job, start):
+    """The command reaches both."""
+    start(2)
+    lost = job.bed.address("node1")
+    nowhere = ["ip", "neigh", "replace", lost, "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+    assert job.bed.run("node0", nowhere).returncode == 0
+    try:
+        until(lambda: "silent for 2 s" in job.err(LOGIN) and job.signs("place-1", 2), "the loss")
+        job.seconds_until_quiet("node1", since=time.monotonic())
+        job.put("finish")
+        assert job.wait(host=LOGIN).status == 0
+    finally:
+        job.bed.run("node0", ["ip", "neigh", "del", lost, "dev", "eth0"])
     job.nothing_left()
