@@ -84,6 +84,7 @@ def _steps_in_turns(bed: Bed, options: Sequence[str], pairs: int) -> list[tuple[
     def steps(at: float) -> float:
         """Return how many steps were made by then, the part of the one that was being made too."""
         done = bisect(ends, at)
+        assert 0 < done < len(ends), "this machine is too busy: the training had not begun"
         return done + (at - ends[done - 1]) / (ends[done] - ends[done - 1])
 
     rates = [(steps(end) - steps(begin)) / (end - begin) for begin, end in pairwise(turns)]
