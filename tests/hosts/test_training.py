@@ -49,15 +49,16 @@ def undisturbed(tmp_path_factory):
     return found
 
 
-def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_without_it(job, start, undisturbed):
+@pytest.mark.parametrize("gone", ["node0", "node1"])
+def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_without_it(job, start, undisturbed, gone):
     """Workers in a collective are ended for that: torch itself would have them wait for half an hour."""
     start("--rdzv-conf", "last_call_timeout=60", nnodes="2:3")
     are_in_the_last_step(job, 0, 3)
-    job.bed.power_cut("node1")
+    job.bed.power_cut(gone)
     are_in_the_last_step(job, 1, 2)
     assert [int(job.sign(f"from-1-{rank}")) for rank in range(2)] == [STEPS - 1] * 2
     job.put("go")
-    results = job.wait_each(hosts=["node0", "node2"])
+    results = job.wait_each(hosts=[host for host in HOSTS if host != gone])
     assert {result.status for result in results.values()} == {0}, shown(results)
     assert result(job, 2) == undisturbed
 
