@@ -29,6 +29,7 @@ from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.spec import Source
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import succession
+from ddplaunch.supervise.job.step import REGROUP
 from ddplaunch.supervise.outcome import Why
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Inheritance(Struct, frozen=True):
     past: Generation | None  # that this node has begun last
     lost: str  # the coordinator, and how it was lost: "node 0 (a): connection closed"
     lost_has_ended: bool
+    left: bool  # it did so by a signal, which may be on its way to others
     ended: tuple[messages.Candidate, ...]
     listening: socket.socket
 
@@ -147,6 +149,8 @@ def take_over(
     state = succession.without_coordinator(
         state, inheritance.lost, told.coordinator, has_ended=inheritance.lost_has_ended
     )
+    if inheritance.left:
+        state = replace(state, regroup_at=loop.now() + REGROUP)
     for candidate in inheritance.ended:
         state = succession.with_ended(state, candidate.seats)
     coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter, request.spec))

@@ -188,8 +188,7 @@ class RemoteLink(Link):
             case messages.Anew():
                 self._on_anew()
             case messages.HandedOver(signum):
-                why = f"it leaves ({signal_name(signum)})" if signum else f"it is {CUT_OFF}"
-                self._lose_coordinator(why, has_ended=True)
+                self._on_handed_over(signum)
             case _:
                 self.take(messages.on_arrival(message, self._loop.now()))
 
@@ -256,6 +255,11 @@ class RemoteLink(Link):
 
     def _on_succession(self, succession: messages.Succession) -> None:
         """Learn who takes over if the coordinator is lost."""
+
+    def _on_handed_over(self, signum: int) -> None:
+        """Lose a coordinator that leaves by this signal, or is cut off."""
+        why = f"it leaves ({signal_name(signum)})" if signum else f"it is {CUT_OFF}"
+        self._lose_coordinator(why, has_ended=True)
 
     def _on_anew(self) -> None:
         """End this node: the coordinator that was reached has no part in its job."""

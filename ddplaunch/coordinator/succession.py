@@ -58,6 +58,7 @@ class SuccessionLink(RemoteLink):
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
         self._lost = ""  # the coordinator, while none is followed
         self._lost_has_ended = False
+        self._left = False  # it did so by a signal
         self._old: Target | None = None  # where that coordinator was, unless it is known to have ended
         self._was_moved = False  # by a coordinator that was started when the job had another already
         self._retired: Coordinator | None = None  # that was here until it learned that the job goes on elsewhere
@@ -103,7 +104,7 @@ class SuccessionLink(RemoteLink):
 
     def _found(self) -> None:
         """Forget the coordinator that was lost, since there is another."""
-        self._lost, self._gone = "", set()
+        self._lost, self._left, self._gone = "", False, set()
         self._give_up_at.cancel()
 
     def lead(self, coordinator: Coordinator) -> Link:
@@ -234,6 +235,10 @@ class SuccessionLink(RemoteLink):
         if self.coordinator is None:
             self._look_for_successor()
 
+    def _on_handed_over(self, signum: int) -> None:
+        self._left = signum != 0
+        super()._on_handed_over(signum)
+
     def _on_anew(self) -> None:
         """Look elsewhere; the coordinator that was lost has ended, if another one listens in its place."""
         reached = self._dialer.reached
@@ -257,6 +262,7 @@ class SuccessionLink(RemoteLink):
             past=self._begun,
             lost=self._lost,
             lost_has_ended=self._lost_has_ended,
+            left=self._left,
             ended=tuple(one for one in candidates if _endpoint(one) in self._gone),
             listening=self._listening.dup(),
         )

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
@@ -128,6 +129,17 @@ def test_sigterm_to_node_0_is_that_node_leaving(nodes, start):
     assert first.err.endswith("ddplaunch: this node has left the job (SIGTERM); the others go on\n")
     assert generation(nodes, 1, 2) == [second, third]
     finish(nodes, second, third)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_sigterm_to_all_nodes_is_the_end(nodes, start, order):
+    """As from `kubectl delete job`, which reaches one after the other."""
+    started = start(3, "1:3")
+    for rank in order:
+        started[rank].process.send_signal(SIGTERM)
+        time.sleep(0.2)
+    assert nodes.statuses() == [143] * 3
+    assert not nodes.has_sign("place-1-0")
 
 
 def test_a_node_0_that_was_silent_finds_that_the_others_have_gone_on(nodes, start):
