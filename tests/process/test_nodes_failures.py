@@ -142,7 +142,7 @@ def test_a_node_that_falls_silent_is_given_up_and_ends_its_own_workers_when_it_w
     assert "hint: if it is only slow, `--heartbeat-timeout 60s`" in started[0].err
     os.kill(silent, SIGCONT)
     assert nodes.statuses(started[1]) == [122]
-    assert "the coordinator (node 0) was " in started[1].err
+    assert "the coordinator (node 0) " in started[1].err  # was lost, or goes on without this node
 
 
 def test_nodes_whose_coordinator_falls_silent_end_themselves(nodes, start):

@@ -193,7 +193,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
             return _on_node_leaving(state, event)
-    elif state.policy.has_successors and len(state.electorates) == 1 and _leaves_job(state, event):
+    elif _has_heirs(state) and _leaves_job(state, event):
         return _hand_over(state, signum)
     elif why is Why.FRONT_LOST and state.policy.dispatched and state.electorates:
         return _leave_to_others(state, event)
@@ -302,6 +302,11 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
         state, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=id)
         return state, (announces, *then)
     return replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), (announces,)
+
+
+def _has_heirs(state: State) -> bool:
+    """Whether another node can take over from this one, and does not leave too."""
+    return state.policy.has_successors and len(state.electorates) == 1 and _staying(state, SELF_ID) > 0
 
 
 def _hand_over(state: State, signum: int) -> Result:

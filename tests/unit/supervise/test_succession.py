@@ -107,6 +107,14 @@ def test_until_all_know_of_the_next_generation_the_nodes_of_the_last_one_decide_
     assert of(EndJob, actions)[0].status == exitcodes.NODE_LOST
 
 
+def test_a_coordinator_hands_over_to_nobody_when_all_are_told_to_leave() -> None:
+    told = [NodeStopping(id, Why.SIGNALLED, 15, 50.0) for id in (1, 2, SELF_ID)]
+    state, actions = history(
+        replace(ELASTIC, replaceable=True), [*begun(3), *told, *(stopping(id, 51.0) for id in range(3))]
+    )
+    assert (state.status, of(HandOver, actions), of(Release, actions)) == (143, [], [Release(1, 15), Release(2, 15)])
+
+
 def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
     state, actions = history(ELASTIC, [*begun(3), NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.0), stopping(0, 51.0)])
     assert of(HandOver, actions) == [HandOver(15)]
