@@ -111,7 +111,7 @@ class Agent:
             self._run_socket.open(link)
             opened.callback(self._run_socket.close)
             self._watch_for_notices()
-            if self._job.inputs.reports_job and link.coordinator is not None:
+            if self._context.inputs.reports_job and link.coordinator is not None:
                 self._report_job()
             opened.callback(self._generations.close)
             if self._job.inputs.allocation.rendezvous is not None:
@@ -395,7 +395,7 @@ class Agent:
         """Begin a generation, as the coordinator has ordered."""
         assert self._link is not None
         if self._link.coordinator is None:  # if this node had taken over, it has yielded
-            self._reporter.reports_job = self._job.inputs.reports_job
+            self._reporter.reports_job = self._context.inputs.reports_job
         self._generations.prepare(generation, self._link.address)
         self._step(node.GenerationBegun(generation.number, generation.ranks, self._loop.now(), generation.alone))
 
