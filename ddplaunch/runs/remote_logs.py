@@ -52,7 +52,10 @@ def show(
         )
     if not run.folder:
         raise LaunchError(f"run {run.name} keeps no logs")
-    if not all(node < len(typed.hosts) for node in on):
+    # nodes that were lost have made room for others in the order of the nodes
+    names = {host.rpartition("@")[2]: host for host in typed.hosts}
+    hosts = {node.node_rank: names.get(node.host, "") for node in run.replies.nodes}
+    if not all(map(hosts.get, on)):
         raise LaunchError(f"the logs of {run.name} are not here, but on {asked.host}, in {printable(run.folder)}")
     known = set().union(*on.values())
     if unknown := set(ranks or ()) - known:
@@ -67,20 +70,20 @@ def show(
         if here:
             # a host puts the rank before its lines only where it shows several, or all that may come
             is_bare = len(here) == 1 < count and not (follow and ranks is None)
-            argv = _line(typed, node, run.folder, here if ranks is not None else (), options)
+            argv = _line(typed, hosts[node], run.folder, here if ranks is not None else (), options)
             readers.append(_Reader(argv, b"[%d] " % here[0] if is_bare else b""))
             if not follow:
-                say(f"{these_ranks(here)}, on {printable(typed.hosts[node])}:")
+                say(f"{these_ranks(here)}, on {printable(hosts[node])}:")
                 _write(readers[-1:])
     if follow:
         _write(readers)
     return max((reader.process.returncode for reader in readers), default=0)
 
 
-def _line(typed: TypedHere, node: int, folder: str, ranks: Collection[int], options: Sequence[str]) -> list[str]:
+def _line(typed: TypedHere, host: str, folder: str, ranks: Collection[int], options: Sequence[str]) -> list[str]:
     chosen = ["-r", compress(ranks)] if ranks else []
     command = [typed.python, "-m", "ddplaunch", "logs", folder, *chosen, *options]
-    return [*_SSH, "--", typed.hosts[node], f"exec {shlex.join(command)}"]
+    return [*_SSH, "--", host, f"exec {shlex.join(command)}"]
 
 
 class _Reader:

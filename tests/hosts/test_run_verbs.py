@@ -197,3 +197,13 @@ def test_logs_are_shown_where_the_job_was_typed_though_they_lie_on_its_hosts(job
     assert sorted(said[:6]) == [b"[%d] before %d\n" % (rank, rank) for rank in range(6)]
     assert sorted(said[6:]) == [b"[%d] after %d\n" % (rank, rank) for rank in range(6)]
     job.wait(host=LOGIN).expect(0)
+
+
+def test_logs_are_looked_for_on_the_hosts_that_the_ranks_have_after_one_was_lost(job, runs, ask, program):
+    run = runs("--nnodes", "2:3", program("says"))
+    job.bed.crash("node0")
+    until(lambda: [node["host"] for node in status_at(ask, LOGIN)["nodes"]] == ["node1", "node2"], "another node 0")
+    shown = until(lambda: (found := ask(LOGIN, "logs", short(run), "-r", 0)).stdout and found, "what rank 0 says")
+    assert shown.stdout == "before 0\n"
+    assert "ddplaunch: rank 0, on node1:" in shown.stderr
+    end(job, ask)
