@@ -124,7 +124,7 @@ class Peer:
             self._decoder.feed(data)
             self.deliver()
         else:
-            self._end(self._broken or CLOSED)
+            self._end(self._broken or (CUT_SHORT if self._decoder.beginning else CLOSED))
 
     def _flush(self) -> None:
         try:
@@ -238,7 +238,9 @@ class Greeting:
         self._failed(reason)
 
 
-CLOSED = "connection closed"
+CLOSED = "connection closed"  # after a whole message, so that the other side had nothing more to say
+# a process that closes a connection and goes on may have had to drop its last message, since the connection was full
+CUT_SHORT = "connection closed in the middle of a message"
 RESET = "connection reset"
 
 TCP_RTO_MAX_MS = 44  # include/uapi/linux/tcp.h

@@ -130,7 +130,14 @@ class Agents:
 
     def hand_over(self, signum: int) -> None:
         """Have another agent take over, and know no agent any more."""
-        payload = messages.encode(messages.HandedOver(signum))
+        self._dismiss(messages.HandedOver(signum))
+
+    def desert(self) -> None:
+        """Have the agents look for another coordinator, which this node follows, and know no agent any more."""
+        self._dismiss(messages.Deserted())
+
+    def _dismiss(self, message: messages.HandedOver | messages.Deserted) -> None:
+        payload = messages.encode(message)
         for id in self.connections.ids:
             self.connections.send(id, payload)
         self.close()

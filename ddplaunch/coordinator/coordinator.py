@@ -396,6 +396,12 @@ class Coordinator:
         self._release()
         self._take_order(successor)
 
+    def desert(self) -> None:
+        """Decide nothing any more, since this node follows another coordinator, which the other agents are to find too."""
+        if self._agents is not None:
+            self._agents.desert()
+        self.close()
+
     # --- facts
 
     @property

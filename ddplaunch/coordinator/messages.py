@@ -186,14 +186,14 @@ class GoesOn(Struct, frozen=True, tag="goes_on"):
 
 
 class Deserted(Struct, frozen=True, tag="deserted"):
-    """An agent to a coordinator that was silent for too long: it looks for another."""
+    """To a coordinator that was silent for too long, or from one that gives way: this side follows another one."""
 
 
 FirstMessage = Hello | Watch | Withdrawal | GoesOn
 ToCoordinator = (
     SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong | Acknowledged | Deserted | GoesOn
 )
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | GivenUp | HandedOver | Anew
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | GivenUp | HandedOver | Anew | Deserted
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)

@@ -187,6 +187,8 @@ class RemoteLink(Link):
                 self._lose(f"{lost} goes on without this node: {reason}")
             case messages.Anew():
                 self._on_anew()
+            case messages.Deserted():
+                self._lose_coordinator("it follows another node", has_ended=False)
             case messages.HandedOver(signum):
                 self._on_handed_over(signum)
             case _:

@@ -277,7 +277,7 @@ class SuccessionLink(RemoteLink):
         """Follow this coordinator, which comes before this node if this node has taken over; no other can."""
         self._stop_timers()
         if self.coordinator is not None:
-            self.coordinator.close()
+            self.coordinator.desert()
             self.coordinator = None
         super()._on_opened(peer)
         if self._lost and self._end_of_node is not None:

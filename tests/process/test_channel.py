@@ -575,6 +575,7 @@ def test_what_the_kernel_has_taken_arrives_after_the_end_although_the_other_side
     coordinator.peer.close()
     loop.until(lambda: agent.ends)
     assert len(agent.heard) == sent - 1
+    assert agent.ends == ["connection closed in the middle of a message"]
 
 
 def test_the_end_is_told_once(loop) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ddplaunch.cluster import Rendezvous
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import CLOSED, RESET, Peer
-from ddplaunch.coordinator.messages import Hello, NodeFacts, Ping
+from ddplaunch.coordinator.messages import Deserted, Hello, NodeFacts, Ping
 from ddplaunch.coordinator.succession import SuccessionLink
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import Why
@@ -86,3 +86,17 @@ def test_a_worker_that_fails_because_node_0_is_lost_does_not_end_its_node(link: 
     link.send(node.ReportStopping(Why.SIGNALLED, SIGTERM))
     assert link.end is not None
     assert link.end.status == 143
+
+
+def test_a_coordinator_that_gives_way_to_another_has_not_ended(link: Link) -> None:
+    followed = cast(Any, link._peer)
+    followed.says(Deserted())
+    assert (link.is_reached, link._lost_has_ended) == (False, False)
+    assert followed.got[-1] == "deserted"
+
+
+def test_a_node_that_took_over_too_early_sends_its_followers_elsewhere(link: Link) -> None:
+    done: list[str] = []
+    link.coordinator = cast(Any, SimpleNamespace(desert=lambda: done.append("deserted")))
+    link.reaches()
+    assert (done, link.coordinator) == (["deserted"], None)
