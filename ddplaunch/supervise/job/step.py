@@ -26,7 +26,6 @@ from ddplaunch.supervise.job.starting import (
 from ddplaunch.supervise.job.state import BETWEEN, SELF_ID, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.job.succession import SETTLE, gathered, with_ended
 from ddplaunch.supervise.outcome import CUT_OFF, Why
-from ddplaunch.words import signal_name
 
 NEXT_NOTICE = 30.0  # seconds from one such line to the next
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
@@ -194,7 +193,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         if _leaves_job(state, event):
             return _on_node_leaving(state, event)
     elif _has_heirs(state) and _leaves_job(state, event):
-        return _hand_over(state, signum)
+        return _on_own_leaving(state, at)
     elif why is Why.FRONT_LOST and state.policy.dispatched and state.electorates:
         return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
@@ -247,8 +246,11 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         has_begun=state.has_begun or bool(event.exits or event.leftovers),
     )
     if member.is_leaving and event.id == SELF_ID:
-        return _left(state, SIGTERM)
-    if member.is_leaving:
+        if _has_heirs(state) and not _is_ending(state):
+            return _hand_over(state)
+        if not _is_ending(state):  # all others leave, too
+            state = replace(state, why=Why.SIGNALLED, signum=int(SIGTERM), halted=True)
+    elif member.is_leaving:
         state, then = go_on_if_ended(replace(state, members=state.members.without(event.id)), event.at)
         return state, (actions.Release(event.id, SIGTERM), *then)
     state = replace(
@@ -274,9 +276,13 @@ def _leaves_job(state: State, event: events.NodeStopping) -> bool:
     policy = state.policy
     has_sigterm = event.why is Why.SIGNALLED and event.signum == SIGTERM and not event.by_cluster
     may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
-    is_ending = state.phase is Phase.STOPPING and (state.halted or state.why not in MAY_RESTART)
     can_go_on = policy.replaceable or _staying(state, event.id) >= policy.min_nodes
-    return has_sigterm and may_leave and not is_ending and can_go_on
+    return has_sigterm and may_leave and not _is_ending(state) and can_go_on
+
+
+def _is_ending(state: State) -> bool:
+    """Whether no generation follows the one that is being stopped."""
+    return state.phase is Phase.STOPPING and (state.halted or state.why not in MAY_RESTART)
 
 
 def _staying(state: State, id: int) -> int:
@@ -309,15 +315,27 @@ def _has_heirs(state: State) -> bool:
     return state.policy.has_successors and len(state.electorates) == 1 and _staying(state, SELF_ID) > 0
 
 
-def _hand_over(state: State, signum: int) -> Result:
-    """Leave the job, of which another node takes over; what runs here is being stopped."""
+def _on_own_leaving(state: State, at: float) -> Result:
+    """Have another node take over, once the workers here have ended: they may save, as those of all nodes."""
     own = replace(state.members[SELF_ID], is_leaving=True)
-    state = replace(state, phase=Phase.STOPPING, why=Why.NODE_LEFT, members=Members.of([own]), electorates=())
-    then = (actions.Print(f"{own} leaves ({signal_name(signum)}): another node takes over"), actions.HandOver(signum))
-    if own.runs:
-        return state, then
-    state, left = _left(state, signum)
-    return state, (*then, *left)
+    announces = actions.Print(f"{own} leaves (SIGTERM): another node takes over")
+    state = replace(state, members=state.members.with_member(own))
+    if not own.runs:
+        state, then = _hand_over(state)
+    elif state.phase is Phase.RUNNING:
+        state, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=SELF_ID)
+    else:
+        state, then = replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), ()
+    return state, (announces, *then)
+
+
+def _hand_over(state: State) -> Result:
+    """Leave the job to the nodes that stay."""
+    status = exitcodes.of_signal(SIGTERM)
+    return replace(state, phase=Phase.ENDED, status=status), (
+        actions.HandOver(SIGTERM),
+        actions.Release(SELF_ID, SIGTERM),
+    )
 
 
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
@@ -329,12 +347,6 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)
     return state, (actions.HandOver(0), *then, *ended)
-
-
-def _left(state: State, signum: int) -> Result:
-    """End here, once this node has left the job."""
-    status = exitcodes.of_signal(signum)
-    return replace(state, phase=Phase.ENDED, status=status), (actions.Release(SELF_ID, signum),)
 
 
 # --- limits: of time, and of time without progress

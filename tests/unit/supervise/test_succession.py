@@ -25,6 +25,8 @@ from ddplaunch.supervise.job import (
     Policy,
     Release,
     State,
+    StopNodes,
+    StopRequested,
     succession,
 )
 from ddplaunch.supervise.outcome import Why
@@ -107,8 +109,9 @@ def test_until_all_know_of_the_next_generation_the_nodes_of_the_last_one_decide_
     assert of(EndJob, actions)[0].status == exitcodes.NODE_LOST
 
 
-def test_a_coordinator_hands_over_to_nobody_when_all_are_told_to_leave() -> None:
-    told = [NodeStopping(id, Why.SIGNALLED, 15, 50.0) for id in (1, 2, SELF_ID)]
+@pytest.mark.parametrize("order", [(1, 2, SELF_ID), (SELF_ID, 1, 2)])
+def test_a_coordinator_hands_over_to_nobody_when_all_are_told_to_leave(order: tuple[int, ...]) -> None:
+    told = [NodeStopping(id, Why.SIGNALLED, 15, 50.0) for id in order]
     state, actions = history(
         replace(ELASTIC, replaceable=True), [*begun(3), *told, *(stopping(id, 51.0) for id in range(3))]
     )
@@ -116,10 +119,21 @@ def test_a_coordinator_hands_over_to_nobody_when_all_are_told_to_leave() -> None
 
 
 def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
-    state, actions = history(ELASTIC, [*begun(3), NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.0), stopping(0, 51.0)])
+    told = [*begun(3), NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.0), stopping(1, 50.5), stopping(2, 50.5)]
+    state, actions = history(ELASTIC, told)
+    assert (state.phase, of(HandOver, actions)) == (Phase.STOPPING, []), "its workers may still save"
+    assert of(StopNodes, actions)[-1].ids == (1, 2)
+    state, actions = history(ELASTIC, [*told, stopping(0, 51.0)])
     assert of(HandOver, actions) == [HandOver(15)]
     assert of(Release, actions) == [Release(SELF_ID, 15)]
     assert (state.phase, state.status) == (Phase.ENDED, 143)
+
+
+@pytest.mark.parametrize("end", [NodeStopping(1, Why.SIGNALLED, 2, 50.5), StopRequested(Why.TIMED_OUT, 15, 50.5)])
+def test_a_coordinator_that_leaves_ends_the_job_that_is_to_end_meanwhile(end: Any) -> None:
+    told = [*begun(3), NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.0), end]
+    state, actions = history(ELASTIC, [*told, *(stopping(id, 51.0) for id in range(3))])
+    assert (state.phase, of(HandOver, actions), len(of(EndJob, actions))) == (Phase.ENDED, [], 1)
 
 
 @pytest.mark.parametrize("others", [2, 0])
