@@ -16,6 +16,7 @@ from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS, Silence
 from ddplaunch.fields import Malformed, line
 from ddplaunch.loop.loop import Loop
+from ddplaunch.net.addresses import is_loopback
 
 _KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
 
@@ -162,8 +163,12 @@ class Connections:
         return addresses.most_common(1)[0][0] if addresses else None
 
     def address(self, id: int) -> str:
-        """Return the address that a peer connects from."""
-        return self._connections[id].peer.address
+        """Return the address at which other nodes reach a peer: that it connects from, or ours if it is on this host."""
+        peer = self._connections[id].peer
+        if not is_loopback(peer.address):
+            return peer.address
+        own = (connection.peer.local_address for connection in self._connections.values())
+        return next((address for address in own if not is_loopback(address)), peer.address)
 
     def drop(self, id: int) -> None:
         """Close a connection and report nothing."""
