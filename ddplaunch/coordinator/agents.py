@@ -73,7 +73,6 @@ class Agents:
             ranks = replace(past.agreed, index=runs.node_rank).ranks
             if len(ranks) == hello.workers:
                 self.ranks[id] = ranks
-                self.connections.admit(id)
 
     def follows(self, id: int) -> bool:
         """Whether this agent has to end its part of a generation of which this coordinator does not know the ranks."""

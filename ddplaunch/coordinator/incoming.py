@@ -110,6 +110,8 @@ class Incoming:
                 self._connections.drop(id)
             case messages.Hello() if id not in self.agents.hellos:
                 self._said_hello += 1
+                if message.runs is not None:
+                    self._connections.admit(id)  # the end of its part of that generation may be long
                 self.agents.hellos[id] = message
                 if self._coordinator.state.gather_until is not None:
                     self.agents.take_up(id, message)
