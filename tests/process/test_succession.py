@@ -210,6 +210,13 @@ def test_restarts_that_were_spent_before_are_spent(nodes, start):
     assert summary(nodes, 1)["restarts"] == 2, "the loss of a node is none of those that --max-restarts allows"
 
 
+def test_the_time_of_the_job_runs_on(nodes, start):
+    first, second, third = start(3, "2:3", "--timeout", "6s")
+    kill(first)
+    assert nodes.statuses(second, third) == [124, 124]
+    assert "--timeout of 6 s was reached" in second.err
+
+
 def test_a_node_0_that_is_started_again_joins_the_job_and_so_do_nodes_that_come_to_it(nodes, start, node_of):
     first, second, third = start(3, "2:3")
     kill(first)
