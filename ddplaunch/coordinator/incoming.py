@@ -200,7 +200,7 @@ class Incoming:
                 self._has_warned = True
                 who = f"{found.host} ({self._connections.address(id)}, port {found.port})"
                 self._print(f"warning: {who} goes on with this job too: stop the workers of one of both")
-                self._connections.send(id, messages.encode(messages.GivenUp("it has begun")))
+                self._connections.send(id, messages.encode(messages.Anew()))
             self._connections.drop(id)
             return
         was_moved, self._moved = self._moved, Moved(fields.host(self._connections.address(id)), found.port)

@@ -61,6 +61,9 @@ class Knock(RemoteLink):
         self._look_again()
 
     def _lose(self, error: str) -> None:
+        self._look_again()
+
+    def _on_anew(self) -> None:
         """Warn, once, that the other coordinator has begun something too."""
         if not self._has_warned:
             self._has_warned = True

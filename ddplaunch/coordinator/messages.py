@@ -169,7 +169,7 @@ class GivenUp(Struct, frozen=True, tag="given_up"):
 
 
 class Anew(Struct, frozen=True, tag="anew"):
-    """The coordinator to an agent that has lost another one: it was started in its place, and has no part in that job."""
+    """The coordinator to an agent that has lost another one, or to `GoesOn`: it was started since, and has no part in the job."""
 
 
 class HandedOver(Struct, frozen=True, tag="handed_over"):
