@@ -5,6 +5,7 @@ An agent that knows the coordinator to be elsewhere imports none of this.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -145,7 +146,10 @@ def take_over(
     """Return a coordinator that takes over from one that was lost; its own agent has this `hello` and `take` gives it orders."""
     told, policy = inheritance.succession, replace(_policy(request), names=(), command=())
     within = 2 * request.spec.heartbeat_timeout + _LATE
-    state = succession.take_over(policy, told.history, told.electorates, inheritance.since, loop.now(), within)
+    skipped = 1 + int.from_bytes(os.urandom(2))
+    state = succession.take_over(
+        policy, told.history, told.electorates, inheritance.since, loop.now(), within, skipped=skipped
+    )
     state = succession.without_coordinator(
         state, inheritance.lost, told.coordinator, has_ended=inheritance.lost_has_ended
     )

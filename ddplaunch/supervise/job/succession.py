@@ -33,11 +33,19 @@ def history(state: State, at: float) -> History:
 
 
 def take_over(
-    policy: Policy, past: History, electorates: tuple[Electorate, ...], since: float, at: float, within: float
+    policy: Policy,
+    past: History,
+    electorates: tuple[Electorate, ...],
+    since: float,
+    at: float,
+    within: float,
+    *,
+    skipped: int = 0,
 ) -> State:
     """Return the state of a coordinator that takes over and waits for the other nodes, so many seconds at most.
 
-    What ran is being stopped on all of them. `since` is when `past` was announced.
+    What ran is being stopped on all of them. `since` is when `past` was announced. It leaves out the next `skipped` terms, a
+    number drawn by chance: a seat counts by its term, and other coordinators may go on from the same electorate.
     """
     return State(
         policy=policy,
@@ -46,7 +54,7 @@ def take_over(
         has_begun=True,
         generation=past.generation,
         generation_at=since,
-        term=electorates[-1].term,
+        term=electorates[-1].term + skipped,
         electorates=electorates,
         took_over=True,
         gather_until=at + within,

@@ -154,11 +154,13 @@ def test_before_it_has_begun_it_ends_the_job_for_all() -> None:
 # --- a node that takes over
 
 
-def taken_over(size: int, *, has_ended: bool = False, own: int = 1, at: float = 100.0, **policy: Any) -> State:
+def taken_over(
+    size: int, *, has_ended: bool = False, own: int = 1, at: float = 100.0, skipped: int = 0, **policy: Any
+) -> State:
     """The state of node `own` of so many, which has lost node 0; its own workers are being stopped."""
     past, _ = history(ELASTIC, begun(size))
     state = succession.take_over(
-        replace(ELASTIC, **policy), succession.history(past, 40.0), past.electorates, 40.0, at, 25.0
+        replace(ELASTIC, **policy), succession.history(past, 40.0), past.electorates, 40.0, at, 25.0, skipped=skipped
     )
     state = succession.without_coordinator(state, f"node 0 (a): {LOST}", (Seat(1, 0),), has_ended=has_ended)
     return after(state, Joined(member(SELF_ID, node_rank=own, seats=(Seat(1, own),)), at))
@@ -180,6 +182,16 @@ def test_it_goes_on_once_the_others_are_there_and_have_ended() -> None:
     state = after(state, ended(1, 101.0), DeadlineReached(102.0), Acknowledged(1, 2, 103.0))
     assert (state.phase, state.generation, state.restarts) == (Phase.RUNNING, 2, 0)
     assert state.electorates == (Electorate(2, 2),)
+
+
+def test_a_seat_that_another_coordinator_has_given_meanwhile_does_not_count() -> None:
+    """Node 0 was cut off while it announced the next electorate, of term 2, to node 2 alone."""
+    state = after(taken_over(3, skipped=70), follower(1, 2), stopping(0, 101.0), ended(1, 101.0))
+    here = after(state, DeadlineReached(102.0))
+    (_, announced) = here.electorates
+    assert announced.count([Seat(2, 1)]) == (0, 2)
+    begun = after(here, Acknowledged(1, 72, 103.0))
+    assert (begun.phase, begun.electorates) == (Phase.RUNNING, (Electorate(72, 2),))
 
 
 def test_it_waits_for_the_others_no_longer_than_it_must() -> None:
