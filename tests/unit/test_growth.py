@@ -12,7 +12,8 @@ from ddplaunch.output.collapse import Collapse
 from ddplaunch.output.display import Display
 from ddplaunch.output.streams import ShownWorker, Stream
 from ddplaunch.report.failure import FailureReport, render
-from ddplaunch.supervise import node
+from ddplaunch.supervise import job, node
+from ddplaunch.supervise.electorate import Electorate, Seat
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 from tests.loops import FakeLoop
@@ -93,6 +94,16 @@ def lose_peers(ranks: int) -> None:
     assert state.phase is node.Phase.SETTLING
 
 
+def take_over(nodes: int) -> None:
+    past = job.succession.history(job.State(policy=job.Policy(min_nodes=1, max_nodes=nodes)), 0.0)
+    policy = job.Policy(min_nodes=1, max_nodes=nodes, has_successors=True)
+    state = job.succession.take_over(policy, past, (Electorate(1, nodes),), 0.0, 0.0, 25.0)
+    for id in range(nodes):
+        member = job.Member(id=id, host="", workers=1, requested_rank=None, node_rank=id, seats=(Seat(1, id),))
+        state, _ = job.step(state, job.Joined(member, 0.0))
+    assert state.gather_until is None
+
+
 @pytest.mark.parametrize(
     "of",
     [
@@ -102,6 +113,7 @@ def lose_peers(ranks: int) -> None:
         pytest.param(report_failures("boom {}"), id="different-failures"),
         pytest.param(report_failures(LOST_PEER), id="lost-peers"),
         pytest.param(lose_peers, id="lost-peers-one-by-one"),
+        pytest.param(take_over, id="nodes-that-follow-another-coordinator"),
     ],
 )
 def test_what_is_done_for_a_rank_does_not_depend_on_how_many_there_are(of):

@@ -85,7 +85,12 @@ def gathered(state: State, at: float) -> State:
     """Decide how much longer to wait for the nodes of the coordinator that was lost."""
     if state.gather_until is None:
         return state
-    _, unaccounted = state.electorates[-1].count(_seats(state))
+    last = state.electorates[-1]
+    missing = last.size - len(last.ended) - len(state.members)  # at least: a member may have no seat
+    is_settling = state.gather_until - at <= SETTLE
+    if missing > 1 and (is_settling or len(state.members) <= missing):
+        return state  # to count them at each of thousands that come would take longer than they have
+    _, unaccounted = last.count(_seats(state))
     has_spares = state.policy.spares > 0 and len(state.members) < state.most_running
     may_come = unaccounted > bool(state.lost_seats) or has_spares
     may_be_confirmed = bool(state.lost_seats)  # that the last coordinator has ended: by its host, or by who called it
