@@ -6,7 +6,17 @@ import socket
 from collections.abc import Callable, Sequence
 
 from ddplaunch.control.handshake import Client, Key
-from ddplaunch.control.peer import HANDSHAKE_TIMEOUT, Greeting, Peer, Sockaddr, describe, endpoint_of, error_of, prepare
+from ddplaunch.control.peer import (
+    HANDSHAKE_TIMEOUT,
+    Greeting,
+    Peer,
+    Sockaddr,
+    describe,
+    endpoint_of,
+    error_of,
+    keep_rejections,
+    prepare,
+)
 from ddplaunch.loop.loop import WRITE, Loop
 
 CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes, at first
@@ -102,6 +112,7 @@ class Dialer:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             prepare(sock, self._user_timeout)
+            keep_rejections(sock, 1)
             if self._source is not None:
                 sock.bind((self._source, 0))
             sock.connect(address)
@@ -191,6 +202,7 @@ class _Attempt:
         if error := error_of(self._sock):
             self._fail(describe(error))
             return
+        keep_rejections(self._sock, 0)
         self._loop.unwatch(self._sock)
         self._timer.set(self._began + self.timeout)
 

@@ -242,7 +242,10 @@ CLOSED = "connection closed"  # after a whole message, so that the other side ha
 # a process that closes a connection and goes on may have had to drop its last message, since the connection was full
 CUT_SHORT = "connection closed in the middle of a message"
 RESET = "connection reset"
+REJECTED = "rejected by a firewall"
 
+# IP_RECVERR of include/uapi/linux/in.h, IPV6_RECVERR of in6.h
+_RECVERR = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}
 TCP_RTO_MAX_MS = 44  # include/uapi/linux/tcp.h
 _RTO_MAX = 1000  # milliseconds
 # of struct tcp_info there: the milliseconds since data, and since an acknowledgement, have arrived end its first 60 bytes
@@ -295,6 +298,20 @@ def describe(error: OSError) -> str:
     return why_failed(error)
 
 
+def keep_rejections(sock: socket.socket, keep: int) -> None:
+    """Have the kernel keep the ICMP messages about this socket, for `error_of`, or not: a connection is to survive them."""
+    with suppress(OSError):  # some sandboxes have none
+        sock.setsockopt(*_RECVERR[sock.family], keep)
+
+
+def _was_rejected(sock: socket.socket) -> bool:
+    """Whether an ICMP message has ended this connect(): a firewall on the way sends one, where the host itself sends RST."""
+    with suppress(OSError):
+        sock.recvmsg(1, 0, socket.MSG_ERRQUEUE)
+        return True
+    return False
+
+
 def error_of(sock: socket.socket) -> OSError | None:
     """Return the error of a connect() that could not finish at once; None if the socket is connected."""
     number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -306,4 +323,6 @@ def error_of(sock: socket.socket) -> OSError | None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError as error:  # it is connected no more
         return error
+    if number == errno.ECONNREFUSED and _was_rejected(sock):
+        return OSError(number, REJECTED)
     return OSError(number, os.strerror(number)) if number else None
