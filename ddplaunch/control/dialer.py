@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ddplaunch.control.handshake import Client, Key
 from ddplaunch.control.peer import (
@@ -31,6 +32,16 @@ _LOOK = 1.0  # seconds in which `answers` tries its targets again
 _PATIENCE = 5.0  # seconds in which one that accepts has to answer: a coordinator listens before it has imported all
 
 Target = tuple[int, Sockaddr]  # address family and socket address, as getaddrinfo gives them
+
+
+def target(address: str, port: int) -> Target:
+    """Return a numeric address and a port as a target; the scope of fe80::1%eth0 is the interface of that name on this host."""
+    if ":" not in address:
+        return socket.AF_INET, (address, port)
+    plain, _, interface = address.partition("%")
+    with suppress(OSError):  # there is none
+        return socket.AF_INET6, (plain, port, 0, socket.if_nametoindex(interface) if interface else 0)
+    return socket.AF_INET6, (plain, port)
 
 
 class Dialer:

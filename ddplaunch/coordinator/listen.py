@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.control.dialer import answers
+from ddplaunch.control.dialer import answers, target
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents
 from ddplaunch.coordinator.connections import Terms
@@ -81,9 +81,7 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
         return Incoming(loop, terms, coordinator, reporter.print).agents
 
     def answers_at(ports: Sequence[int]) -> bool:
-        address = rendezvous.listen or "127.0.0.1"
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return answers(request.key, [(family, (address, port)) for port in ports])
+        return answers(request.key, [target(rendezvous.listen or "127.0.0.1", port) for port in ports])
 
     ports = rendezvous.ports
     if rendezvous.coordinator:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
-from ddplaunch.control.dialer import Dialer, Target
+from ddplaunch.control.dialer import Dialer, Target, target
 from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
 from ddplaunch.control.peer import CLOSED, Peer
 from ddplaunch.coordinator import messages
@@ -98,8 +97,7 @@ class RemoteLink(Link):
 
     def aim_at(self, candidates: Sequence[messages.Candidate], *others: Target) -> None:
         """Look for a coordinator among the nodes that may have taken over, and at these other places."""
-        targets = [(AF_INET6 if ":" in one.address else AF_INET, (one.address, one.port)) for one in candidates]
-        self._dialer.set_targets([*targets, *others])
+        self._dialer.set_targets([*(target(one.address, one.port) for one in candidates), *others])
 
     def _resolve(self) -> None:
         """Look up all names again, in place of a look-up that is under way."""

@@ -7,11 +7,11 @@ none of them is left, it takes over itself; `supervise.electorate` says whether 
 from __future__ import annotations
 
 from signal import SIGTERM
-from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ddplaunch.control.dialer import target
 from ddplaunch.control.peer import endpoint_of
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.orders import Coordinates, CoordinatorLost, Generation, Moved, NodeEnd, TookOver
@@ -130,8 +130,7 @@ class SuccessionLink(RemoteLink):
         self._lost_at.set(now + self._rdzv_timeout)
         self._notice_at.set(now + FIRST_NOTICE)
         self._resolve_at.set(now + _BACK)
-        family = AF_INET6 if ":" in place.address else AF_INET
-        self._dialer.set_targets([(family, (place.address, place.port))])
+        self._dialer.set_targets([target(place.address, place.port)])
 
     def take(self, order: Order) -> None:
         """Take an order of the coordinator, be it here or elsewhere."""
@@ -318,8 +317,7 @@ class SuccessionLink(RemoteLink):
 
 
 def _endpoint(candidate: messages.Candidate) -> str:
-    host = f"[{candidate.address}]" if ":" in candidate.address else candidate.address
-    return f"{host}:{candidate.port}"
+    return endpoint_of(target(candidate.address, candidate.port)[1])
 
 
 def _of_term(succession: messages.Succession, term: int) -> messages.Succession:

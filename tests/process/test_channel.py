@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ddplaunch.control import dialer
-from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer, answers
+from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer, answers, target
 from ddplaunch.control.handshake import LIMIT, LIMIT_UNKNOWN, PROTOCOL, Client, Decoder, Server, Session, key, pack
 from ddplaunch.control.listener import Listener, Origins, crowding, origin_of
 from ddplaunch.control.peer import HANDSHAKE_TIMEOUT, MAX_QUEUED, Peer, error_of
@@ -627,6 +627,19 @@ def test_an_owner_may_close_while_it_receives(loop) -> None:
 
 
 # --- dialing
+
+
+@pytest.mark.parametrize(
+    ("address", "sockaddr"),
+    [
+        ("10.0.0.1", ("10.0.0.1", 1)),
+        ("fd00::1", ("fd00::1", 1, 0, 0)),
+        ("fe80::1%lo", ("fe80::1", 1, 0, socket.if_nametoindex("lo"))),
+        ("fe80::1%none", ("fe80::1", 1)),
+    ],
+)
+def test_an_address_that_another_node_has_given_is_a_target_here(address: str, sockaddr: tuple[object, ...]) -> None:
+    assert target(address, 1)[1] == sockaddr
 
 
 def test_a_dialer_tries_until_the_coordinator_is_there(loop) -> None:
