@@ -151,7 +151,8 @@ def goes_on(run: str) -> bool:
 
 def first_that_goes_on(run: str) -> str | None:
     """Return the folder of the first node whose agent still runs; None, too, where the file system has no locks to tell by."""
-    return next((part for part in sorted(parts_of(run)) if _is_written(part, for_sure=True)), None)
+    by_rank = sorted(parts_of(run), key=lambda part: (len(part), part))  # node-2, node-10
+    return next((part for part in by_rank if _is_written(part, for_sure=True)), None)
 
 
 def _is_written(part: str, *, for_sure: bool) -> bool:

@@ -1,11 +1,14 @@
 """Where a user's runs are kept, by the variables that say it."""
 
+import fcntl
 import os
 import pwd
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from ddplaunch.runlog.folders import runs_folder
+from ddplaunch.runlog.folders import first_that_goes_on, runs_folder
 
 OF_USER = f"{pwd.getpwuid(os.getuid()).pw_dir}/.local/state/ddplaunch/runs"
 
@@ -23,3 +26,13 @@ OF_USER = f"{pwd.getpwuid(os.getuid()).pw_dir}/.local/state/ddplaunch/runs"
 )
 def test_the_folder_of_runs(env, folder):
     assert runs_folder(env) == folder
+
+
+def test_the_node_that_answers_for_a_run_is_the_first_by_number(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        for rank in (0, 2, 10):
+            (tmp_path / f"node-{rank}").mkdir()
+            events = held.enter_context((tmp_path / f"node-{rank}/events.jsonl").open("w"))
+            if rank:  # node 0 is lost
+                fcntl.flock(events, fcntl.LOCK_EX)
+        assert first_that_goes_on(str(tmp_path)) == f"{tmp_path}/node-2"
