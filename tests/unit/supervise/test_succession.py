@@ -118,6 +118,12 @@ def test_a_coordinator_hands_over_to_nobody_when_all_are_told_to_leave(order: tu
     assert (state.status, of(HandOver, actions), of(Release, actions)) == (143, [], [Release(1, 15), Release(2, 15)])
 
 
+def test_a_coordinator_hands_over_to_no_spare() -> None:
+    spare = [*begun(1), Joined(member(1), 45.0), NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.0), stopping(0, 51.0)]
+    state, actions = history(replace(ELASTIC, max_nodes=2, spares=1), spare)
+    assert (state.status, of(HandOver, actions), len(of(EndJob, actions))) == (143, [], 1)
+
+
 def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
     told = [*begun(3), NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.0), stopping(1, 50.5), stopping(2, 50.5)]
     state, actions = history(ELASTIC, told)
