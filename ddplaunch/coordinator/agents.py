@@ -74,8 +74,8 @@ class Agents:
             if len(ranks) == hello.workers:
                 self.ranks[id] = ranks
 
-    def follows(self, id: int) -> bool:
-        """Whether this agent has to end its part of a generation of which this coordinator does not know the ranks."""
+    def has_unknown_ranks(self, id: int) -> bool:
+        """Whether this agent ends its part of a generation that this node has not begun, so that its ranks are not known."""
         return self.hellos[id].runs is not None and id not in self.ranks
 
     def announce(self, announced: Announce, members: Mapping[int, Member]) -> None:

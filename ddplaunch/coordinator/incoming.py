@@ -45,9 +45,7 @@ class Incoming:
         self._said_hello = 0  # agents, the departed included
         self._warned: set[int] = set()  # agents of which the user knows that something was dropped
         self._warnings: Counter[int] = Counter()  # how many each agent has sent
-        self._late: set[int] = (
-            set()
-        )  # agents that have lost another coordinator, and come when this one no longer waits
+        self._late: set[int] = set()  # agents of another coordinator, for which this one waits no longer
         self._has_warned = False  # of another coordinator of this job
         self._moved: Moved | None = None  # where the job goes on, if this coordinator was started for nothing
         self._connections = Connections(
@@ -140,7 +138,7 @@ class Incoming:
             case NodeEnd() if id in self._late:
                 self._late.discard(id)
                 self._admit(member_of(id, self.agents.hellos[id], is_new=True))
-            case NodeEnd() if self.agents.follows(id):
+            case NodeEnd() if self.agents.has_unknown_ranks(id):
                 self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now()))
             case NodeEnd(generation) | StacksAtEnd(generation):
                 if generation == self._coordinator.state.generation and id in self.agents.ranks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -57,16 +57,7 @@ def start(state: State, at: float) -> Result:
     committed = tuple(one for one in state.electorates if one.term != state.term or not state.unacknowledged)
     kept = {one.term for one in committed}
     seated = {member.id: Seat(term, rank) for rank, member in enumerate(ordered)}
-    members = Members.of(
-        replace(
-            member,
-            seats=(
-                *(seat for seat in member.seats if seat.term in kept),
-                *([seated[member.id]] if member.id in seated else ()),
-            ),
-        )
-        for member in state.members.values()
-    )
+    members = Members.of(_reseated(member, kept, seated.get(member.id)) for member in state.members.values())
     state = replace(
         state,
         phase=Phase.ANNOUNCING,
@@ -83,6 +74,12 @@ def start(state: State, at: float) -> Result:
     return state, (announced, *then)
 
 
+def _reseated(member: Member, kept: Collection[int], new: Seat | None = None) -> Member:
+    """Return the member with its seats in the electorates of these terms, and with a new one if there is one."""
+    seats = tuple(seat for seat in member.seats if seat.term in kept)
+    return replace(member, seats=seats if new is None else (*seats, new))
+
+
 def on_acknowledged(state: State, id: int, at: float) -> Result:
     """Note that a node knows who decides in the next generation, which begins with the last of them."""
     if id not in state.unacknowledged:
@@ -94,10 +91,7 @@ def _begin_if_acknowledged(state: State, at: float) -> Result:
     """Begin once all nodes know who decides; if others have joined meanwhile, let all know of these first."""
     if state.phase is not Phase.ANNOUNCING or state.unacknowledged:
         return state, ()
-    members = Members.of(
-        replace(member, seats=tuple(seat for seat in member.seats if seat.term == state.term))
-        for member in state.members.values()
-    )
+    members = Members.of(_reseated(member, {state.term}) for member in state.members.values())
     state = replace(state, members=members, electorates=state.electorates[-1:], took_over=False, lost_seats=())
     if any(not member.seats for member in rendezvous.taking_part(state).values()):
         return start(state, at)
