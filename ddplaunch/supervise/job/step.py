@@ -251,7 +251,8 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         if not _is_ending(state):  # all others leave, too
             state = replace(state, why=Why.SIGNALLED, signum=int(SIGTERM), halted=True)
     elif member.is_leaving:
-        state, then = go_on_if_ended(replace(state, members=state.members.without(event.id)), event.at)
+        state = with_ended(replace(state, members=state.members.without(event.id)), member.seats)
+        state, then = go_on_if_ended(state, event.at)
         return state, (actions.Release(event.id, SIGTERM), *then)
     state = replace(
         state,

@@ -100,6 +100,13 @@ def test_nodes_that_have_ended_are_not_going_on_elsewhere() -> None:
     assert (state.phase, state.generation) == (Phase.RUNNING, 1)
 
 
+def test_nodes_that_have_left_are_not_going_on_elsewhere() -> None:
+    told = [NodeStopping(id, Why.SIGNALLED, 15, 50.0) for id in (1, 2)]
+    ends = [stopping(id, 51.0) for id in (1, 2, SELF_ID)]
+    state, _ = history(ELASTIC, [*begun(3), *told, *ends, DeadlineReached(60.0)])
+    assert (state.phase, state.generation) == (Phase.RUNNING, 1)
+
+
 def test_until_all_know_of_the_next_generation_the_nodes_of_the_last_one_decide_too() -> None:
     # of three nodes, two are cut off before they know that another has joined: they may go on by themselves
     joined: list[Any] = [Joined(member(3), 50.0), *(stopping(id, 51.0) for id in range(3)), DeadlineReached(51.0)]
