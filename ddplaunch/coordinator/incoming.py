@@ -158,7 +158,8 @@ class Incoming:
             case node.ReportIdle() | node.PauseLimits() | Chunk():
                 self._coordinator.take(id, message)
             case Unfit(reason):
-                self._coordinator.feed(job.AgentLost(id, below(f"its health check failed: {reason}"), self._loop.now()))
+                lost = below(f"its health check failed: {reason}")
+                self._coordinator.feed(job.AgentLost(id, lost, self._loop.now(), has_ended=True))
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 # the same report in the same generation would be logged again
                 reports, made = self._reports.setdefault(id, set()), (self._coordinator.state.generation, message)

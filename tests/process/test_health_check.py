@@ -49,6 +49,20 @@ def test_a_node_that_is_unfit_at_a_restart_leaves_and_a_spare_takes_its_place(no
     assert remembered.why == "its health check failed: exit status 4: GPU 2 is off the bus"
 
 
+def test_nodes_that_are_unfit_are_not_taken_for_nodes_that_go_on_elsewhere(nodes, program):
+    check = f"test ! -e {nodes.home}/bad || {{ {BAD}; }}"
+    args = ("--max-restarts", 1, "--nproc-per-node", 1, program("restarts"), "stays_until_told")
+    first = nodes.node(*nodes.c10d("1:3"), "--node-rank", 0, *args)
+    sick = [nodes.node(*nodes.c10d("1:3"), "--node-rank", rank, "--health-check", check, *args) for rank in (1, 2)]
+    pids = [int(nodes.place(rank, 0)["pid"]) for rank in range(3)]
+    (nodes.home / "bad").touch()
+    os.kill(pids[1], SIGKILL)
+    assert nodes.statuses(*sick) == [122, 122]
+    first.says("start again on 1 node")
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses(first) == [0]
+
+
 @pytest.mark.parametrize("signum", [SIGINT, SIGHUP])
 def test_a_signal_while_the_check_before_the_start_runs_leaves_nothing_of_it(job, program, signum):
     check = "sleep 1000 & setsid sleep 1000 & touch $DDP_TEST_DIR/checks; wait"
