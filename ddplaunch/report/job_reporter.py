@@ -301,6 +301,8 @@ def _node_lost(state: State) -> str:
         lines += ["", f"  {count(ended, 'other worker')} of the job {'was' if ended == 1 else 'were'} stopped"]
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if "silent" in first else ""
     hint = f"hint: {slow}to go on without a node that was lost, `--nnodes MIN:MAX`"
-    if state.policy.has_successors:
+    if state.policy.has_successors and len(state.members) >= state.policy.min_nodes:
+        hint = ""  # the loss alone did not end the job
+    elif state.policy.has_successors:
         hint = f"hint: {slow}{count(len(state.members), 'node')} left, and `--nnodes` wants {state.policy.min_nodes}"
-    return "\n".join([*map(below, lines), "", hint]) + "\n"
+    return "\n".join([*map(below, lines), *(["", hint] if hint else [])]) + "\n"

@@ -202,7 +202,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         return end(replace(state, why=why, signum=signum, ended_idle=True))
     if state.gather_until is not None and why is not Why.FAILED:
         return _stop_gathering(state, why, signum, at)
-    if state.why is Why.NODE_JOINED or (state.why is Why.NODE_LEFT and why is not Why.FAILED):
+    if state.why is Why.NODE_JOINED or (why is not Why.FAILED and _was_to_go_on(state)):
         state = replace(state, why=why, signum=signum)  # the workers were being stopped for nothing worse
     return replace(state, halted=state.halted or why is not Why.FAILED), ()
 
@@ -226,9 +226,16 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
         return end(replace(state, why=why, signum=signum, ended_idle=True))
     if state.gather_until is not None:
         return _stop_gathering(state, why, signum, at)
-    if state.why in HARMLESS:
+    if _was_to_go_on(state):
         state = replace(state, why=why, signum=signum)
     return replace(state, halted=True), ()
+
+
+def _was_to_go_on(state: State) -> bool:
+    """Whether the workers are being stopped for what ends no job: nodes came or left, or were lost while enough remain."""
+    policy = state.policy
+    is_elastic = policy.has_successors and len(state.members) >= policy.min_nodes
+    return state.why in HARMLESS or (state.why is Why.NODE_LOST and is_elastic)
 
 
 def _stop_gathering(state: State, why: Why, signum: int, at: float) -> Result:

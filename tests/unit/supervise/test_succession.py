@@ -158,6 +158,25 @@ def test_a_coordinator_without_its_connection_to_what_was_typed_leaves_the_job_t
     assert (state.phase, len(of(EndJob, actions))) == (Phase.ENDED, 1)
 
 
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (NodeStopping(SELF_ID, Why.SIGNALLED, 2, 50.5), 130),
+        (NodeStopping(1, Why.SIGNALLED, 15, 50.5, by_cluster=True), 143),
+        (StopRequested(Why.SIGNALLED, 15, 50.5), 143),
+        (StopRequested(Why.TIMED_OUT, 15, 50.5), 124),
+    ],
+)
+@pytest.mark.parametrize(("least", "goes_on"), [(2, True), (3, False)])
+def test_a_job_that_is_stopped_while_its_workers_end_after_a_loss_says_so_if_it_was_to_go_on(
+    end: Any, status: int, least: int, goes_on: bool
+) -> None:
+    over = [AgentLost(2, LOST, 50.0), end, stopping(0, 51.0), stopping(1, 51.0)]
+    state, actions = history(replace(ELASTIC, min_nodes=least), [*begun(3), *over])
+    assert [one.status for one in of(EndJob, actions)] == [status if goes_on else exitcodes.NODE_LOST]
+    assert state.phase is Phase.ENDED
+
+
 def test_before_it_has_begun_it_ends_the_job_for_all() -> None:
     cut = [*met(2), NodeStopping(SELF_ID, Why.FRONT_LOST, 15, 20.0)]
     state, actions = history(replace(ELASTIC, dispatched=True, may_leave=False), cut)
