@@ -185,8 +185,9 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     """Stop all other nodes too, unless the job goes on without this node."""
     id, why, signum, at = event.id, event.why, event.signum, event.at
     if id != SELF_ID:
-        takes_no_part = state.members[id].node_rank is None
-        if why is Why.FRONT_LOST or (takes_no_part and not state.needs_all):
+        # one command has started all agents: a signal to one is for the job
+        stays_alone = state.members[id].node_rank is None and not state.needs_all and not state.policy.dispatched
+        if why is Why.FRONT_LOST or stays_alone:
             state, then = _on_agent_lost(state, id, CUT_OFF if state.policy.dispatched else OWN_END, at)
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))

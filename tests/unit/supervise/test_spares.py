@@ -78,6 +78,14 @@ def test_a_spare_that_is_lost_or_stops_ends_nothing() -> None:
     assert begun(lost) == begun(stopped) == [(0, 1)]
 
 
+def test_a_signal_to_the_command_that_started_all_nodes_stops_the_job_though_a_spare_has_it_first() -> None:
+    signals: list[Any] = [NodeStopping(id, Why.SIGNALLED, 2, 5.0) for id in (2, 0, 1)]
+    over_ssh = replace(SPARE, dispatched=True, may_leave=False)
+    _, actions = history(over_ssh, [*met(3), *signals, stopping(0, 5.1), stopping(1, 5.2)])
+    assert printed(actions) == ["c is a spare: it waits until a node is lost or leaves"]
+    assert [action.status for action in actions if isinstance(action, EndJob)] == [130]
+
+
 def test_a_node_that_leaves_is_replaced_by_a_spare() -> None:
     leaves: list[Any] = [NodeStopping(1, Why.SIGNALLED, 15, 5.0), ended(1, 5.1), stopping(0, 5.2), DeadlineReached(8.0)]
     assert begun(history(SPARE, [*met(3), *leaves])[1]) == [(0, 1), (0, 2)]
