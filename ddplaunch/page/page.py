@@ -110,8 +110,10 @@ def _verdict(run: Run) -> Html:
     else:
         kind = "good" if run.status == 0 else "failed"
         text = f"{run.outcome[:_LONGEST]}. Exit status {run.status}."
-    ranks = {life.rank for life in run.lives}
-    has, size = "has" if run.goes_on else "had", f"{count(len(ranks), 'worker')} on {count(len(run.nodes), 'node')}"
+    newest = max((life.generation for life in run.lives), default=0)
+    last = [(life.rank, life.node) for life in run.lives if life.generation == newest]
+    nodes = {node for _, node in last} or run.nodes
+    has, size = "has" if run.goes_on else "had", f"{count(len(last), 'worker')} on {count(len(nodes), 'node')}"
     where = f" It {has} {size}, and began at {_date(run.began)}."
     return tag("p", text, where, class_=f"verdict {kind}")
 

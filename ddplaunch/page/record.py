@@ -216,10 +216,10 @@ class _Node:
 def _said(row: _Row) -> str:
     """Return the words for an event in the list "What happened"; "" if the list leaves it out."""
     match row.event:
-        case "stop_sent":
-            return f"{row.name} to ranks {row.ranks}"
-        case "kill_sent":
-            return f"SIGKILL to ranks {row.ranks}"
+        case "stop_sent" | "kill_sent":
+            return f"{row.name or 'SIGKILL'} to rank{'' if row.ranks.isdigit() else 's'} {row.ranks}"
+        case "took_over":
+            return row.text or ""
         case "worker_raised":
             return f"rank {row.rank} raised {row.type}: {row.message}"
         case "job_suspended":
@@ -229,7 +229,8 @@ def _said(row: _Row) -> str:
         case "paused":
             return f"this node did not run for {duration(row.seconds or 0.0)}"
         case "generation_failed":
-            return f"generation {row.generation} failed: all workers start again in {row.wait or 0:g} s"
+            what = "ended" if row.rank is None else "failed"
+            return f"generation {row.generation} {what}: all workers start again in {row.wait or 0:g} s"
         case name if name in _NOTED:
             words = (row.host, row.text or row.reason or row.why or row.name or (row.signal and str(row.signal)) or "")
             return f"{name.replace('_', ' ')}: {' '.join(filter(None, words))}".removeprefix("notice: ").rstrip(": ")
@@ -258,7 +259,7 @@ def read(folder: str, points: int = 300) -> Run | None:
 def _joined(
     folder: str, nodes: list[Node], found: list[_Node], problems: list[str], *, going: bool, points: int
 ) -> Run:
-    """Put together what the nodes tell; of the job as a whole, node 0 tells."""
+    """Put together what the nodes tell; of the job as a whole, the first node of the last generation tells."""
     generations: dict[int, Generation] = {}
     for node in found:
         for number, one in node.generations.items():
@@ -266,14 +267,15 @@ def _joined(
             failed, wait = (known.failed_rank, known.wait) if known.wait is not None else (one.failed_rank, one.wait)
             generations[number] = Generation(number, min(known.began, one.began), failed, wait)
     firsts = [node.first for node in found if node.first is not None]
-    lasts = [node.last for node in found if node.last is not None]
+    newest = max(found, key=lambda node: (max(node.generations, default=-1), node.last is not None))
+    last = newest.last
     lives = sorted(
         (life for node in found for life in node.lives.values()), key=lambda life: (life.rank, life.generation)
     )
     moments = [life.began for life in lives] + [one.began for one in generations.values()]
     ended = max((node.end for node in found), default=0.0)
     began = min(moments, default=ended)
-    if not lasts and not going:
+    if last is None and not going:
         problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
     ended = max(time.time(), ended) if going else ended
     clocks = [(node.folder, known.offset) for node, known in zip(nodes, found, strict=True)]
@@ -292,8 +294,8 @@ def _joined(
         began=began,
         ended=ended,
         goes_on=going,
-        outcome="" if going or not lasts else lasts[0].text or lasts[0].why,
-        status=None if going or not lasts else lasts[0].status,
+        outcome="" if going or last is None else last.text or last.why,
+        status=None if going or last is None else last.status,
         nodes=tuple(nodes),
         generations=tuple(generations[number] for number in sorted(generations)),
         lives=tuple(lives),

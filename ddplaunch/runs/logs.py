@@ -20,7 +20,7 @@ from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import moves
 from ddplaunch.process.files import open_regular, read_json
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.runlog.folders import goes_on, short
+from ddplaunch.runlog.folders import goes_on, parts_of, short
 from ddplaunch.runlog.log import offset_at
 from ddplaunch.runs import find, remote_logs
 from ddplaunch.runs.find import Known, heading, meant, newest_first, of_folder, of_running, several
@@ -268,18 +268,25 @@ def _heading(run: Known, others: list[Known]) -> str:
 
 def how_it_ended(folder: str) -> str:
     """Say how the run that has left this folder ended."""
-    status = _read(folder, "summary.json", "status")
+    status = _summary(folder).get("status")
     return f"has ended with status {status}" if isinstance(status, int) else _KILLED
 
 
 def first_failure(folder: str) -> str:
     """Say what failed first in that run, and where; "" if nothing did, or nothing is known of it."""
-    failure = _read(folder, "summary.json", "first_failure")
+    failure = _summary(folder).get("first_failure")
     if not isinstance(failure, dict):
         return ""
     rank, how, error, host = (failure.get(name) for name in ("rank", "how", "error", "host"))
     there = f" on {printable(str(host))}" if host and host != os.uname().nodename else ""
     return f"rank {rank}{there} failed: {printable(str(error or how))}" if isinstance(rank, int) else ""
+
+
+def _summary(folder: str) -> dict[str, Any]:
+    """The summary of the first node that was there at the last start: others may have been lost or left before."""
+    found = [read_json(f"{part}/summary.json") for part in sorted(parts_of(folder))]
+    kept = [each for each in found if isinstance(each, dict)]
+    return max(kept, key=lambda each: starts if isinstance(starts := each.get("restarts"), int) else 0, default={})
 
 
 def _read(folder: str, name: str, key: str) -> object:

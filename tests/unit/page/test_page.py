@@ -146,7 +146,7 @@ def test_the_page_says_what_happened(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     text = page_of(restarted(folder, generations=3, plan=plan(), summary=failure("ValueError: bad batch")))
     for words in ("k7qx: train.py", "2 workers finished in 9 s", "2 restarts", "Rank 1 on alpha: ValueError: bad batch",
-                  "SIGTERM to ranks 0", "1 MiB", "rank 1: exit status 3"):  # fmt: skip
+                  "SIGTERM to rank 0", "1 MiB", "rank 1: exit status 3"):  # fmt: skip
         assert words in text
     assert text.count('class="restart"') == 2
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.page.page import page
 from ddplaunch.page.record import read
 from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, started, worker
 
@@ -85,6 +86,20 @@ def test_the_nodes_of_a_shared_home_are_one_run(tmp_path: Path) -> None:
     assert [node.host for node in run.nodes] == ["alpha", "beta"]
     assert [(life.rank, life.node, life.ended) for life in run.lives] == [(0, 0, BEGAN + 5), (1, 1, BEGAN + 5)]
     assert run.generations[0].failed_rank == 1
+
+
+def test_the_end_of_a_job_is_that_of_its_last_generation_whichever_node_has_left_before(tmp_path: Path) -> None:
+    left = event(5, "job_ended", status=143, why="left", seconds=5.0)
+    taken_over = event(5, "took_over", text="beta takes over from node 0 (alpha), which leaves (SIGTERM)")
+    recorded(tmp_path / "run/node-0", started(), generation(0, 0), worker(0, 0), exited(5, 0), left)
+    recorded(tmp_path / "run/node-1", started(), generation(0, 0), worker(0, 1), exited(5, 1), taken_over,
+             event(5, "generation_failed", generation=0, rank=None, wait=0.0),
+             generation(6, 1), worker(7, 0), exited(9, 0), ended(9))  # fmt: skip
+    run = read(str(tmp_path / "run"))
+    assert run is not None
+    assert run.status == 0
+    assert [mark.text for mark in run.marks] == [taken_over["text"], "generation 0 ended: all workers start again in 0 s"]
+    assert "It had 1 worker on 1 node" in page(run, BEGAN + 10)
 
 
 def test_a_suspension_is_a_gap(tmp_path: Path) -> None:
