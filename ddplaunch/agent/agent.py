@@ -219,6 +219,8 @@ class Agent:
                 self._report_job()
                 self._reporter.took_over(text)
                 self._run_socket.took_over()
+            case orders.Retired():
+                self._run_socket.retired()
             case orders.Coordinates():
                 context.queue.put(CONTROL, b'{"type":"coordinates"}')
             case orders.Listening(port):

@@ -193,6 +193,7 @@ class _Front:
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left."""
         if not self.is_done and has_ended(self._agent):
+            self.output.agent_has_ended = True
             child.sweep(self._agent, self._pipes)
             self._watch_time()
 
@@ -238,6 +239,7 @@ class FrontOutput:
             self._fds[CONTROL] = control
         self.written = 0  # bytes
         self.failed: str | None = None  # why output could not be written
+        self.agent_has_ended = False
         self._rewraps = rewraps
         self._area: StatusArea | None = None  # since the first bar
         self._terminals: tuple[bytes, ...] = ()  # where lines have to stand above the area, on the last of them

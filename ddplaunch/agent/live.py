@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 
 from ddplaunch.agent.front import FrontOutput
-from ddplaunch.agent.pipes import BARS, CONTROL, MESSAGE, SOCKET, STDERR
+from ddplaunch.agent.pipes import BARS, CONTROL, MESSAGE, NOWHERE, SOCKET, STDERR
 from ddplaunch.process.linux import detach, signal_at_end_of
 from ddplaunch.process.terminal import Modes, modes, set_modes
 
@@ -134,13 +134,18 @@ class LiveOutput(FrontOutput):
     # --- the process that makes the rows
 
     def _look_at(self, place: bytes) -> None:
-        """Show rows about the run whose socket is at this place; after another place, the run is the same."""
-        if self._viewer is None:
+        """Show rows about the run whose socket is at this place; after another place, the run is the same.
+
+        NOWHERE ends the rows: another node answers for the job.
+        """
+        if place == NOWHERE:
+            self._end_rows()
+        elif self._viewer is None:
             folder, _, name = os.fsdecode(place).partition("\0")
             self._start_viewer(folder, name)
-            return
-        with suppress(OSError):  # it has ended, which is then read
-            self._viewer.send(MOVED + place)
+        else:
+            with suppress(OSError):  # it has ended, which is then read
+                self._viewer.send(MOVED + place)
 
     def _start_viewer(self, folder: str, name: str) -> None:
         """Start the process that makes the rows, and take the keyboard; without the terminal's modes there are no keys."""
@@ -199,11 +204,17 @@ class LiveOutput(FrontOutput):
         elif reply:
             self._hold(reply[1:])
         else:
-            self._poll.unregister(viewer)
-            viewer.close()
+            self._end_rows()
+            if not self.agent_has_ended:  # which ends this process too
+                self._hold(_LOST.encode())
+
+    def _end_rows(self) -> None:
+        """Show no rows any more, and give the keyboard back."""
+        if self._viewer is not None:
+            self._poll.unregister(self._viewer)
+            self._viewer.close()
             self._viewer = self._asked_at = None
             self._show_rows([])
-            self._hold(_LOST.encode())
             self._leave_keyboard()
             self.give_back()
 

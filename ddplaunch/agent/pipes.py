@@ -26,6 +26,7 @@ OURS = b"w"
 BARS = b"p"
 # where the socket of the run lies, "FOLDER\0NAME": from there come the rows of --live
 SOCKET = b"s"
+NOWHERE = b"\0"  # in place of a socket
 CONTROL = b"c"  # JSON, see remote/messages.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone

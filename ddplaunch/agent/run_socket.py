@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ddplaunch.agent.context import AgentContext
-from ddplaunch.agent.pipes import CONTROL, SOCKET
+from ddplaunch.agent.pipes import CONTROL, NOWHERE, SOCKET
 from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.errors import expendable
@@ -86,6 +86,11 @@ class RunSocket:
             self._register()
         elif self._link is not None:
             self.open(self._link)
+
+    def retired(self) -> None:
+        """Answer for the job no longer: its coordinator is elsewhere."""
+        if self._context.inputs.spec.live:
+            self._context.queue.put(SOCKET, NOWHERE)
 
     def _on_connection(self) -> None:
         """Hand the listening socket to `RunClients`, which is imported when the first client connects."""

@@ -129,6 +129,10 @@ class TookOver(Struct, frozen=True):
     text: str
 
 
+class Retired(Struct, frozen=True):
+    """The coordinator is here no longer: the job goes on elsewhere."""
+
+
 class Coordinates(Struct, frozen=True):
     """A coordinator that has taken over here begins a generation: who has started the agents follows it from now on."""
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ddplaunch.control.dialer import target
 from ddplaunch.control.peer import endpoint_of
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import Coordinates, CoordinatorLost, Generation, Moved, NodeEnd, TookOver
+from ddplaunch.coordinator.orders import Coordinates, CoordinatorLost, Generation, Moved, NodeEnd, Retired, TookOver
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, RemoteLink
 from ddplaunch.net.port import listen
 from ddplaunch.supervise import job, node
@@ -123,7 +123,9 @@ class SuccessionLink(RemoteLink):
         if self._begun is not None or self._has_ended:
             return
         self._disconnect()
-        self._retired, self.coordinator = self.coordinator or self._retired, None
+        if self.coordinator is not None:
+            self._retired, self.coordinator = self.coordinator, None
+            self._loop.post(Retired())
         self._was_moved, self._succession = True, None
         self._queries = self._queries or ((place.address, place.port),)
         now = self._loop.now()

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tests.nodes import ENOUGH, Node, Nodes
+from tests.process.terminal import Lasting, Screen
 
+COLUMNS = 120
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
 
 
@@ -230,6 +232,21 @@ def test_a_node_0_that_is_started_again_joins_the_job_and_so_do_nodes_that_come_
     late = node_of(2, "2:3")
     assert generation(nodes, 4, 3) == [second, again, late]
     finish(nodes, second, again, late)
+
+
+def test_a_node_0_that_is_started_again_with_live_shows_no_rows_once_it_has_joined(nodes, start, program):
+    first, second, third = start(3, "2:3")
+    kill(first)
+    assert generation(nodes, 1, 2) == [second, third]
+    where = (*nodes.c10d("2:3"), "--rdzv-conf", "is_host=1", "--node-rank", 0)
+    again = Lasting(
+        nodes, "--live", *where, "--nproc-per-node", 1, program("restarts"), "stays_until_told", columns=COLUMNS
+    )
+    screen = Screen(again, COLUMNS)
+    nodes.sign("place-2-2", ENOUGH)
+    assert not any("waits for its nodes" in row for row in screen.until(lambda _: again.cooks()))
+    finish(nodes, second, third)
+    assert "finished" in screen.at_end()[-1]
 
 
 def test_a_node_0_that_has_begun_before_it_is_found_is_named_and_neither_ends(nodes, start, node_of):

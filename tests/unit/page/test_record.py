@@ -98,7 +98,10 @@ def test_the_end_of_a_job_is_that_of_its_last_generation_whichever_node_has_left
     run = read(str(tmp_path / "run"))
     assert run is not None
     assert run.status == 0
-    assert [mark.text for mark in run.marks] == [taken_over["text"], "generation 0 ended: all workers start again in 0 s"]
+    assert [mark.text for mark in run.marks] == [
+        taken_over["text"],
+        "generation 0 ended: all workers start again in 0 s",
+    ]
     assert "It had 1 worker on 1 node" in page(run, BEGAN + 10)
 
 
