@@ -107,7 +107,7 @@ class SimulatedCoordinator(Coordinator):
         may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
         may_leave &= event.why is Why.SIGNALLED and event.signum == SIGTERM and not event.by_cluster
         may_leave &= (policy.replaceable or staying >= policy.min_nodes) and not is_ending
-        may_go = member.node_rank is None and not before.needs_all  # it has no part that anybody could miss
+        may_go = member.node_rank is None and not before.needs_all and not policy.dispatched  # nobody could miss it
         may_go |= event.why is Why.FRONT_LOST  # which is a loss
         if has_left is not (event.id != SELF_ID and (may_leave or may_go)):
             raise Violation(f"a node leaves only where it may: {member.host}, after {event}")
