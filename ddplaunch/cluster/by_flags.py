@@ -113,16 +113,18 @@ def _incomplete(spec: JobSpec, hostname: str) -> Allocation:
             hint=f"add --node-rank: 0 on node 0, {spec.nnodes[1] - 1} on the last; or let node 0 assign the ranks: "
             f"--rdzv-backend c10d --rdzv-endpoint {spec.master_addr or spec.rdzv_endpoint}",
         )
-    max_nodes = spec.nnodes[1]
+    min_nodes, max_nodes = spec.nnodes
     hosts = ",".join("abcd"[:max_nodes]) + (",..." if max_nodes > 4 else "")
     spares = f" --spares {spec.spares}" if spec.spares else ""
-    options = f"--nnodes {max_nodes - spec.spares}{spares}"
+    most = max_nodes - spec.spares
+    options = f"--nnodes {most if min_nodes == most else f'{min_nodes}:{most}'}{spares}"
+    others = spares if min_nodes == most else f" {options}"  # where the hosts say how many nodes there are
     raise LaunchError(
         f"{nodes}: neither the hosts nor the rank of this node are given",
         hint="\n".join((
             "give them in one of four ways:",
-            f"  over ssh:         ddplaunch --hosts {hosts}{spares} SCRIPT",
-            f"  in a Slurm job:   srun --nodes {max_nodes} --ntasks-per-node 1 ddplaunch{spares} SCRIPT",
+            f"  over ssh:         ddplaunch --hosts {hosts}{others} SCRIPT",
+            f"  in a Slurm job:   srun --nodes {max_nodes} --ntasks-per-node 1 ddplaunch{others} SCRIPT",
             f"  on each by hand:  ddplaunch {options} --node-rank 0 --master-addr HOST SCRIPT",
             f"  on this machine:  ddplaunch {options} --simulate SCRIPT",
         )),
