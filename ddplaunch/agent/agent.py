@@ -385,7 +385,7 @@ class Agent:
         self._begin(generation)
         if why:
             host = self._context.inputs.node.host
-            failure = StartFailure(min(generation.ranks), host, why, exitcodes.NODE_LOST)
+            failure = StartFailure(min(generation.ranks), host, f"its health check failed: {why}", exitcodes.NODE_LOST)
             self._step(node.StartFailed(failure, self._loop.now()))
 
     def _begin_unchecked(self) -> None:

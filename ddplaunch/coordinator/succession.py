@@ -269,10 +269,11 @@ class SuccessionLink(RemoteLink):
         )
         hello = self._next_hello(candidates[self._position or 0].address)
         self.coordinator = take_over(self._request, inheritance, hello, self._loop, self._reporter, self.take)
+        who, _, how = self._lost.partition(": ")
+        # ahead of all events that wait: with how the workers have ended, the job goes on or ends, and this node reports that
+        self._loop.handle(TookOver(f"{hello.host} takes over from {who}, which is lost: {how}"))
         if self._end_of_node is not None:
             self.coordinator.take(SELF_ID, self._end_of_node)
-        who, _, how = self._lost.partition(": ")
-        self._loop.post(TookOver(f"{hello.host} takes over from {who}, which is lost: {how}"))
 
     def _on_opened(self, peer: Peer) -> None:
         """Follow this coordinator, which comes before this node if this node has taken over; no other can."""

@@ -63,6 +63,16 @@ def test_nodes_that_are_unfit_are_not_taken_for_nodes_that_go_on_elsewhere(nodes
     assert nodes.statuses(first) == [0]
 
 
+def test_node_0_that_is_unfit_at_a_restart_ends_the_job(job):
+    check = f"test ! -e {job.home}/bad || {{ {BAD}; }}"
+    job.behave("0=default", options=("--health-check", check, "--max-restarts", 1))
+    (job.home / "bad").touch()
+    os.kill(next(iter(job.pids().values())), SIGKILL)
+    result = job.wait(10)
+    assert result.status == 122
+    assert "could not be started: its health check failed: exit status 4: GPU 2 is off the bus" in result.err
+
+
 @pytest.mark.parametrize("signum", [SIGINT, SIGHUP])
 def test_a_signal_while_the_check_before_the_start_runs_leaves_nothing_of_it(job, program, signum):
     check = "sleep 1000 & setsid sleep 1000 & touch $DDP_TEST_DIR/checks; wait"

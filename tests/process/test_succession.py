@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import until
 from tests.nodes import ENOUGH, Node, Nodes
 from tests.process.terminal import Lasting, Screen
 
@@ -121,6 +122,19 @@ def test_two_may_be_killed_at_once(nodes, start):
     kill(first, second)
     assert generation(nodes, 1, 2) == [third, fourth]
     finish(nodes, third, fourth)
+
+
+def test_a_node_whose_workers_have_ended_by_then_reports_first_that_it_takes_over(nodes, start):
+    first, second, third = start(3, "1:3")
+    signal_all(SIGSTOP, second)  # which is to take over
+    kill(first)
+    worker = Path(f"/proc/{nodes.place(2, 0)['pid']}")
+    until(lambda: not worker.exists(), "the worker to end")
+    kill(second)
+    second.process.send_signal(SIGCONT)
+    assert generation(nodes, 1, 1) == [third]
+    finish(nodes, third)
+    assert 0 < third.err.index("takes over from node 0") < third.err.index("all workers start again on 1 node")
 
 
 def test_sigterm_to_node_0_is_that_node_leaving(nodes, start):
