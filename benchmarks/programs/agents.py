@@ -20,7 +20,6 @@ from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.orders import Generation, JobEnd, NodeEnd
 from ddplaunch.loop import loop
-from ddplaunch.plan import Seat
 from ddplaunch.process.clock import Clock
 from ddplaunch.supervise.node import ReportStopping, StopOrdered
 from ddplaunch.supervise.outcome import Traces, Why, WorkerExit
@@ -47,8 +46,7 @@ class Agent:
         """Say hello."""
         self.peer = peer
         peer.received, peer.closed = self.received, self.closed
-        seat = Seat(f"host{self.place}", 1)
-        hello = messages.Hello(self.place, seat, "gloo", "no accelerator", "127.0.0.1", FACTS)
+        hello = messages.Hello(self.place, f"host{self.place}", 1, "gloo", "no accelerator", "127.0.0.1", FACTS)
         peer.send(messages.encode(hello))
 
     def received(self, payload: bytes) -> None:

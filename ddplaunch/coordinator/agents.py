@@ -82,7 +82,7 @@ class Agents:
         """Tell all what to go by if this coordinator is lost; the agents in its order are to acknowledge that."""
         candidates = tuple(
             Candidate(
-                seats=members[id].seats,
+                votes=members[id].votes,
                 host=self.hellos[id].host,
                 address=fields.host(self.connections.address(id)),
                 port=self.hellos[id].listens,
@@ -93,7 +93,7 @@ class Agents:
         self._announced = succession = Succession(
             run_id=self._terms.run_id,
             host=self.hellos[SELF_ID].host,
-            coordinator=members[SELF_ID].seats,
+            coordinator=members[SELF_ID].votes,
             candidates=candidates[:MAX_CANDIDATES],
             electorates=announced.electorates,
             history=announced.history,
@@ -102,7 +102,7 @@ class Agents:
             self.connections.admit(id)
         for id, member in members.items():
             if id != SELF_ID:
-                self.connections.send(id, messages.encode(replace(succession, seats=member.seats)))
+                self.connections.send(id, messages.encode(replace(succession, votes=member.votes)))
         for id in self.watchers:
             self.connections.send(id, messages.encode(succession))
 
@@ -226,7 +226,7 @@ def member_of(id: int, hello: Hello, *, is_new: bool = False) -> Member:
         workers=hello.workers,
         requested_rank=hello.requested_rank,
         node_rank=None if is_new or hello.runs is None else hello.runs.node_rank,
-        seats=() if is_new else hello.seats,
+        votes=() if is_new else hello.votes,
         agreed=(
             ("ddplaunch", facts.ddplaunch),
             ("Python", facts.python),

@@ -101,7 +101,7 @@ class Incoming:
             # an agent
             case messages.Hello() if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
                 self._connections.expel(id, "too many agents have come and gone")
-            case messages.Hello(seats=seats) if seats and self.agents.job_end is not None:
+            case messages.Hello(votes=votes) if votes and self.agents.job_end is not None:
                 self.agents.send((id,), self.agents.job_end)  # it has lost another coordinator, and comes late
             case messages.Hello(run_id=run_id) if run_id is not None and self._is_anew(run_id):
                 self._connections.send(id, messages.encode(messages.Anew()))

@@ -61,7 +61,7 @@ def prepare(
         if not rendezvous.coordinator:
             from ddplaunch.coordinator import remote_link  # noqa: F401
         if has_successors(allocation):
-            from ddplaunch.coordinator import knock, listen, succession  # noqa: F401
+            from ddplaunch.coordinator import listen, redirector, succession  # noqa: F401
     return JoinRequest(
         spec=spec,
         allocation=allocation,

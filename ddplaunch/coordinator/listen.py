@@ -154,7 +154,7 @@ def take_over(
     if inheritance.left:
         state = replace(state, regroup_at=loop.now() + REGROUP)
     for candidate in inheritance.ended:
-        state = succession.with_ended(state, candidate.seats)
+        state = succession.with_ended(state, candidate.votes)
     coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter, request.spec))
     terms = replace(_terms(request, coordinator), run_id=told.run_id, listening=inheritance.listening)
     agents = Incoming(loop, terms, coordinator, reporter.print).agents

@@ -52,7 +52,7 @@ from ddplaunch.fields import (
     text,
 )
 from ddplaunch.supervise import node
-from ddplaunch.supervise.electorate import Electorate, History, Seat
+from ddplaunch.supervise.electorate import Electorate, History, Vote
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
@@ -64,9 +64,9 @@ _FRAMES = 100
 _PART = 250  # characters of each part of a frame
 _LONGEST_AGO = 1e12
 MAX_CANDIDATES = 16  # of the nodes of a generation: the first may take over
-MAX_SEATS = 8  # of a node that has acknowledged generations which did not begin
+MAX_VOTES = 8  # of a node that has acknowledged generations which did not begin
 
-Seats = Annotated[tuple[Seat, ...], Meta(max_length=MAX_SEATS)]
+Votes = Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
 
 
 class NodeFacts(Struct, frozen=True):
@@ -99,7 +99,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     listens: Annotated[int, Meta(ge=0, le=65535)] = 0  # where others reach it, should it take over; 0: it will not
     # of a node that has lost another coordinator
     run_id: Name | None = None
-    seats: Seats = ()
+    votes: Votes = ()
     runs: Running | None = None  # whose end is still to be reported
 
 
@@ -136,7 +136,7 @@ class Pong(Struct, frozen=True, tag="pong"):
 class Candidate(Struct, frozen=True):
     """A node that may take over, and where it listens then."""
 
-    seats: Seats
+    votes: Votes
     host: Host
     address: Host
     port: Port
@@ -147,12 +147,12 @@ class Succession(Struct, frozen=True, kw_only=True, tag="succession"):
 
     run_id: Name
     host: Host  # of the coordinator
-    coordinator: Seats
-    seats: Seats = ()  # of the node that gets this
+    coordinator: Votes
+    votes: Votes = ()  # of the node that gets this
     candidates: Annotated[
         tuple[Candidate, ...], Meta(max_length=MAX_CANDIDATES)
     ]  # in the order in which they take over
-    electorates: Annotated[tuple[Electorate, ...], Meta(min_length=1, max_length=MAX_SEATS)]
+    electorates: Annotated[tuple[Electorate, ...], Meta(min_length=1, max_length=MAX_VOTES)]
     history: History
 
 

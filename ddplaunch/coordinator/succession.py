@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ddplaunch.control.dialer import Target
     from ddplaunch.control.peer import Peer
     from ddplaunch.coordinator.coordinator import Coordinator
-    from ddplaunch.coordinator.knock import Knock
     from ddplaunch.coordinator.link import JoinRequest, Link
     from ddplaunch.coordinator.orders import Order, Report
+    from ddplaunch.coordinator.redirector import Redirector
     from ddplaunch.loop.loop import Loop
     from ddplaunch.report.reporter import Reporter
 
@@ -62,7 +62,7 @@ class SuccessionLink(RemoteLink):
         self._old: Target | None = None  # where that coordinator was, unless it is known to have ended
         self._was_moved = False  # by a coordinator that was started when the job had another already
         self._retired: Coordinator | None = None  # that was here until it learned that the job goes on elsewhere
-        self._knock: Knock | None = None  # while the coordinator is here, and was elsewhere before
+        self._redirector: Redirector | None = None  # while the coordinator is here, and was elsewhere before
         self._gone: set[str] = set()  # endpoints at which nobody listens any more
         super().__init__(
             loop,
@@ -84,7 +84,7 @@ class SuccessionLink(RemoteLink):
         if not self._lost or self._succession is None:
             return hello
         succession = self._succession
-        return replace(hello, requested_rank=None, run_id=succession.run_id, seats=succession.seats, runs=self._running)
+        return replace(hello, requested_rank=None, run_id=succession.run_id, votes=succession.votes, runs=self._running)
 
     @property
     def _running(self) -> messages.Running | None:
@@ -147,12 +147,12 @@ class SuccessionLink(RemoteLink):
             self._succession = _of_term(self._succession, self._succession.electorates[-1].term)
             self._found()
             self._dialer.stop()
-            if self.coordinator is not None and self._knock is None and self.coordinator.state.policy.replaceable:
-                from ddplaunch.coordinator.knock import Knock  # imported by `join.prepare`
+            if self.coordinator is not None and self._redirector is None and self.coordinator.state.policy.replaceable:
+                from ddplaunch.coordinator.redirector import Redirector  # imported by `join.prepare`
 
                 own = self._next_hello(self._succession.host)
                 found = messages.GoesOn(own.host, own.listens)
-                self._knock = Knock(self._request, found, self._loop, self._reporter.print)
+                self._redirector = Redirector(self._request, found, self._loop, self._reporter.print)
         super().take(order)
 
     def send(self, report: Report) -> None:
@@ -203,7 +203,7 @@ class SuccessionLink(RemoteLink):
     def _position(self) -> int | None:
         """How many nodes take over before this one; None: this one does not."""
         assert self._succession is not None
-        found = (at for at, one in enumerate(self._succession.candidates) if one.seats == self._succession.seats)
+        found = (at for at, one in enumerate(self._succession.candidates) if one.votes == self._succession.votes)
         return next(found, None)
 
     def _before(self) -> tuple[messages.Candidate, ...]:
@@ -312,7 +312,7 @@ class SuccessionLink(RemoteLink):
 
     def close(self) -> None:
         """Close all that is open."""
-        for part in (self.coordinator, self._retired, self._knock):
+        for part in (self.coordinator, self._retired, self._redirector):
             if part is not None:
                 part.close()
         super().close()
@@ -324,15 +324,15 @@ def _endpoint(candidate: messages.Candidate) -> str:
 
 
 def _of_term(succession: messages.Succession, term: int) -> messages.Succession:
-    """Return the succession with the electorate of this term alone, and the seats in it."""
+    """Return the succession with the electorate of this term alone, and the votes in it."""
 
-    def kept(seats: messages.Seats) -> messages.Seats:
-        return tuple(seat for seat in seats if seat.term == term)
+    def kept(votes: messages.Votes) -> messages.Votes:
+        return tuple(vote for vote in votes if vote.term == term)
 
     return replace(
         succession,
         electorates=tuple(one for one in succession.electorates if one.term == term),
         coordinator=kept(succession.coordinator),
-        seats=kept(succession.seats),
-        candidates=tuple(replace(one, seats=kept(one.seats)) for one in succession.candidates),
+        votes=kept(succession.votes),
+        candidates=tuple(replace(one, votes=kept(one.votes)) for one in succession.candidates),
     )

@@ -21,8 +21,8 @@ from ddplaunch.fields import MAX_AGENTS, Duration, Line, Number
 MAX_SPENT = 1000  # restarts within the time of --max-restarts that are remembered
 
 
-class Seat(Struct, frozen=True, array_like=True):
-    """The place of a node in an electorate."""
+class Vote(Struct, frozen=True, array_like=True):
+    """The right of a node to decide, as this rank of an electorate."""
 
     term: Number
     rank: Number
@@ -35,17 +35,17 @@ class Electorate(Struct, frozen=True, array_like=True):
     size: Number
     ended: Annotated[tuple[Number, ...], Meta(max_length=MAX_AGENTS)] = ()  # ranks of those known to have ended
 
-    def without(self, seats: Iterable[Seat]) -> Electorate:
-        """Return the electorate once the nodes with these seats are known to have ended."""
-        return replace(self, ended=tuple(sorted({*self.ended, *self._ranks(seats)})))
+    def without(self, votes: Iterable[Vote]) -> Electorate:
+        """Return the electorate once the nodes with these votes are known to have ended."""
+        return replace(self, ended=tuple(sorted({*self.ended, *self._ranks(votes)})))
 
-    def count(self, seats: Iterable[Seat]) -> tuple[int, int]:
-        """Return how many of its nodes have these seats, and how many others are unaccounted for."""
-        present = self._ranks(seats)
+    def count(self, votes: Iterable[Vote]) -> tuple[int, int]:
+        """Return how many of its nodes have these votes, and how many others are unaccounted for."""
+        present = self._ranks(votes)
         return len(present), self.size - len(present | set(self.ended))
 
-    def _ranks(self, seats: Iterable[Seat]) -> set[int]:
-        return {seat.rank for seat in seats if seat.term == self.term and seat.rank < self.size}
+    def _ranks(self, votes: Iterable[Vote]) -> set[int]:
+        return {vote.rank for vote in votes if vote.term == self.term and vote.rank < self.size}
 
 
 class History(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.orders import NodeEnd
 from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS
 from ddplaunch.supervise import job
-from ddplaunch.supervise.electorate import Seat
+from ddplaunch.supervise.electorate import Vote
 from ddplaunch.supervise.outcome import Traces
 from tests.loops import FakeLoop
 from tests.unit.builders import worker_exit
@@ -151,7 +151,7 @@ def test_who_has_lost_another_coordinator_and_comes_late_may_say_at_length_how_i
     facts = messages.NodeFacts(ddplaunch="1", python="3", torch="2", script="", nnodes="1:3")
     hello = messages.Hello(
         requested_rank=None, host="c", workers=4, backend="gloo", backend_reason="", reached="a", facts=facts,
-        run_id="run-1", seats=(Seat(1, 2),), runs=messages.Running(1, 2),
+        run_id="run-1", votes=(Vote(1, 2),), runs=messages.Running(1, 2),
     )  # fmt: skip
     exits = tuple(worker_exit(rank, 1, stderr_tail="x" * 20_000) for rank in range(4))
     end = messages.encode(NodeEnd(1, exits, None, (), Traces(oom_kills=0, shm=None, log_folder=None)))

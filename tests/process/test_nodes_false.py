@@ -250,7 +250,7 @@ def test_a_node_that_has_lost_another_coordinator_learns_that_this_one_was_start
     node = nodes.node(*nodes.static("2:3", 0), *flags)
     nodes.listens(1)
     visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
-    had = {"run_id": "another", "seats": [[1, 1]], "runs": {"generation": 3, "node_rank": 1}}
+    had = {"run_id": "another", "votes": [[1, 1]], "runs": {"generation": 3, "node_rank": 1}}
     visitor.say(hello() | had)
     visitor.hear("anew")
     visitor.sock.close()

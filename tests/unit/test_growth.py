@@ -13,7 +13,7 @@ from ddplaunch.output.display import Display
 from ddplaunch.output.streams import ShownWorker, Stream
 from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.supervise import job, node
-from ddplaunch.supervise.electorate import Electorate, Seat
+from ddplaunch.supervise.electorate import Electorate, Vote
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 from tests.loops import FakeLoop
@@ -99,7 +99,7 @@ def take_over(nodes: int) -> None:
     policy = job.Policy(min_nodes=1, max_nodes=nodes, has_successors=True)
     state = job.succession.take_over(policy, past, (Electorate(1, nodes),), 0.0, 0.0, 25.0)
     for id in range(nodes):
-        member = job.Member(id=id, host="", workers=1, requested_rank=None, node_rank=id, seats=(Seat(1, id),))
+        member = job.Member(id=id, host="", workers=1, requested_rank=None, node_rank=id, votes=(Vote(1, id),))
         state, _ = job.step(state, job.Joined(member, 0.0))
     assert state.gather_until is None
 

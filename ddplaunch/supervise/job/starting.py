@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from ddplaunch.supervise.electorate import Electorate, Seat
+from ddplaunch.supervise.electorate import Electorate, Vote
 from ddplaunch.supervise.job import actions, rendezvous
 from ddplaunch.supervise.job.ending import Result, cut_off
 from ddplaunch.supervise.job.state import (
@@ -56,8 +56,8 @@ def start(state: State, at: float) -> Result:
     term = state.term + 1
     committed = tuple(one for one in state.electorates if one.term != state.term or not state.unacknowledged)
     kept = {one.term for one in committed}
-    seated = {member.id: Seat(term, rank) for rank, member in enumerate(ordered)}
-    members = Members.of(_reseated(member, kept, seated.get(member.id)) for member in state.members.values())
+    voting = {member.id: Vote(term, rank) for rank, member in enumerate(ordered)}
+    members = Members.of(_with_votes(member, kept, voting.get(member.id)) for member in state.members.values())
     state = replace(
         state,
         phase=Phase.ANNOUNCING,
@@ -67,17 +67,17 @@ def start(state: State, at: float) -> Result:
         members=members,
         term=term,
         electorates=(*committed, Electorate(term, len(ordered))),
-        unacknowledged=FrozenMap.of(dict.fromkeys(seated.keys() - {SELF_ID}, True)),
+        unacknowledged=FrozenMap.of(dict.fromkeys(voting.keys() - {SELF_ID}, True)),
     )
     announced = actions.Announce(tuple(member.id for member in ordered), state.electorates, history(state, at))
     state, then = _begin_if_acknowledged(state, at)
     return state, (announced, *then)
 
 
-def _reseated(member: Member, kept: Collection[int], new: Seat | None = None) -> Member:
-    """Return the member with its seats in the electorates of these terms, and with a new one if there is one."""
-    seats = tuple(seat for seat in member.seats if seat.term in kept)
-    return replace(member, seats=seats if new is None else (*seats, new))
+def _with_votes(member: Member, kept: Collection[int], new: Vote | None = None) -> Member:
+    """Return the member with its votes in the electorates of these terms, and with a new one if there is one."""
+    votes = tuple(vote for vote in member.votes if vote.term in kept)
+    return replace(member, votes=votes if new is None else (*votes, new))
 
 
 def on_acknowledged(state: State, id: int, at: float) -> Result:
@@ -91,11 +91,11 @@ def _begin_if_acknowledged(state: State, at: float) -> Result:
     """Begin once all nodes know who decides; if others have joined meanwhile, let all know of these first."""
     if state.phase is not Phase.ANNOUNCING or state.unacknowledged:
         return state, ()
-    members = Members.of(_reseated(member, {state.term}) for member in state.members.values())
-    state = replace(state, members=members, electorates=state.electorates[-1:], took_over=False, lost_seats=())
-    if any(not member.seats for member in rendezvous.taking_part(state).values()):
+    members = Members.of(_with_votes(member, {state.term}) for member in state.members.values())
+    state = replace(state, members=members, electorates=state.electorates[-1:], took_over=False, lost_votes=())
+    if any(not member.votes for member in rendezvous.taking_part(state).values()):
         return start(state, at)
-    ordered = sorted((member for member in members.values() if member.seats), key=lambda one: one.seats[0].rank)
+    ordered = sorted((member for member in members.values() if member.votes), key=lambda one: one.votes[0].rank)
     return _begin(state, ordered, at)
 
 

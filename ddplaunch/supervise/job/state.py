@@ -13,7 +13,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from ddplaunch.supervise.deadline import soonest
-from ddplaunch.supervise.electorate import Electorate, Seat
+from ddplaunch.supervise.electorate import Electorate, Vote
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
@@ -74,7 +74,7 @@ class Member(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left there
     is_leaving: bool = False  # it ends when none of this generation is left there, and the others go on
-    seats: tuple[Seat, ...] = ()  # its places in the electorates
+    votes: tuple[Vote, ...] = ()  # in the electorates
 
     @property
     def runs(self) -> bool:
@@ -228,7 +228,7 @@ class State(Struct, frozen=True, kw_only=True):
     ] = ()  # that of the last generation, and of one that not all nodes have acknowledged
     unacknowledged: FrozenMap[bool] = NO_NODE  # these nodes, by id
     took_over: bool = False  # from a coordinator that was lost, and has not begun a generation since
-    lost_seats: tuple[Seat, ...] = ()  # those of that coordinator, unless it is known to have ended
+    lost_votes: tuple[Vote, ...] = ()  # those of that coordinator, unless it is known to have ended
     gather_until: float | None = None  # when its nodes are no longer waited for; None: they are not
 
     # of this generation

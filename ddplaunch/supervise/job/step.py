@@ -65,7 +65,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.Acknowledged(id, term, at):
             return on_acknowledged(state, id, at) if term == state.term else (state, ())
         case events.CoordinatorEnded(at):
-            state = replace(with_ended(state, state.lost_seats), lost_seats=())
+            state = replace(with_ended(state, state.lost_votes), lost_votes=())
             return go_on_if_ended(gathered(state, at), at)
         case events.NodeGivenUp(at):
             state = replace(state, given_up=state.given_up + 1)
@@ -152,11 +152,11 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float, has_ended: boo
     member = state.members[id]
     state = replace(state, members=state.members.without(id))
     if has_ended:
-        state = gathered(with_ended(state, member.seats), at)
+        state = gathered(with_ended(state, member.votes), at)
     if state.phase in BETWEEN and state.needs_all:
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         return end(replace(state, why=Why.NODE_LOST, lost=(f"{named}: {reason}",), ended_idle=True))
-    was_to_begin = state.phase is Phase.ANNOUNCING and any(seat.term == state.term for seat in member.seats)
+    was_to_begin = state.phase is Phase.ANNOUNCING and any(vote.term == state.term for vote in member.votes)
     if was_to_begin:
         state = waiting(state, at)
     if state.phase is Phase.RENDEZVOUS:
@@ -259,7 +259,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         if not _is_ending(state):  # all others leave, too
             state = replace(state, why=Why.SIGNALLED, signum=int(SIGTERM), halted=True)
     elif member.is_leaving:
-        state = with_ended(replace(state, members=state.members.without(event.id)), member.seats)
+        state = with_ended(replace(state, members=state.members.without(event.id)), member.votes)
         state, then = go_on_if_ended(state, event.at)
         return state, (actions.Release(event.id, SIGTERM), *then)
     state = replace(
@@ -322,7 +322,7 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
 def _has_heirs(state: State) -> bool:
     """Whether another node of this generation can take over from this one, and does not leave too. A spare cannot."""
     others = (one for one in state.members.values() if one.id != SELF_ID and not one.is_leaving)
-    return state.policy.has_successors and len(state.electorates) == 1 and any(one.seats for one in others)
+    return state.policy.has_successors and len(state.electorates) == 1 and any(one.votes for one in others)
 
 
 def _on_own_leaving(state: State, at: float) -> Result:

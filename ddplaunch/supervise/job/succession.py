@@ -7,7 +7,7 @@ from itertools import chain
 from msgspec.structs import replace
 
 from ddplaunch.fields import line
-from ddplaunch.supervise.electorate import MAX_SPENT, Electorate, History, Seat
+from ddplaunch.supervise.electorate import MAX_SPENT, Electorate, History, Vote
 from ddplaunch.supervise.job.state import Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
@@ -45,7 +45,7 @@ def take_over(
     """Return the state of a coordinator that takes over and waits for the other nodes, so many seconds at most.
 
     What ran is being stopped on all of them. `since` is when `past` was announced. It leaves out the next `skipped` terms, a
-    number drawn by chance: a seat counts by its term, and other coordinators may go on from the same electorate.
+    number drawn by chance: a vote counts by its term, and other coordinators may go on from the same electorate.
     """
     return State(
         policy=policy,
@@ -70,15 +70,15 @@ def take_over(
     )
 
 
-def without_coordinator(state: State, lost: str, seats: tuple[Seat, ...], *, has_ended: bool) -> State:
-    """Note how the last coordinator, which had these seats, was lost: "node 0 (a): connection closed"."""
-    state = replace(state, lost=(lost,), lost_seats=seats)
-    return with_ended(replace(state, lost_seats=()), seats) if has_ended else state
+def without_coordinator(state: State, lost: str, votes: tuple[Vote, ...], *, has_ended: bool) -> State:
+    """Note how the last coordinator, which had these votes, was lost: "node 0 (a): connection closed"."""
+    state = replace(state, lost=(lost,), lost_votes=votes)
+    return with_ended(replace(state, lost_votes=()), votes) if has_ended else state
 
 
-def with_ended(state: State, seats: tuple[Seat, ...]) -> State:
-    """Note that the agent of the node with these seats has ended."""
-    return replace(state, electorates=tuple(one.without(seats) for one in state.electorates))
+def with_ended(state: State, votes: tuple[Vote, ...]) -> State:
+    """Note that the agent of the node with these votes has ended."""
+    return replace(state, electorates=tuple(one.without(votes) for one in state.electorates))
 
 
 def gathered(state: State, at: float) -> State:
@@ -86,14 +86,14 @@ def gathered(state: State, at: float) -> State:
     if state.gather_until is None:
         return state
     last = state.electorates[-1]
-    missing = last.size - len(last.ended) - len(state.members)  # at least: a member may have no seat
+    missing = last.size - len(last.ended) - len(state.members)  # at least: a member may have no vote
     is_settling = state.gather_until - at <= SETTLE
     if missing > 1 and (is_settling or len(state.members) <= missing):
         return state  # to count them at each of thousands that come would take longer than they have
-    _, unaccounted = last.count(_seats(state))
+    _, unaccounted = last.count(_votes(state))
     has_spares = state.policy.spares > 0 and len(state.members) < state.most_running
-    may_come = unaccounted > bool(state.lost_seats) or has_spares
-    may_be_confirmed = bool(state.lost_seats)  # that the last coordinator has ended: by its host, or by who called it
+    may_come = unaccounted > bool(state.lost_votes) or has_spares
+    may_be_confirmed = bool(state.lost_votes)  # that the last coordinator has ended: by its host, or by who called it
     is_enough = may_go_on(state) and len(state.members) >= state.policy.min_nodes
     if not may_come and (is_enough or not may_be_confirmed):
         return replace(state, gather_until=None)
@@ -102,13 +102,13 @@ def gathered(state: State, at: float) -> State:
 
 def may_go_on(state: State) -> bool:
     """Whether no other coordinator can go on with nodes of this job."""
-    counts = [electorate.count(_seats(state)) for electorate in state.electorates]
+    counts = [electorate.count(_votes(state)) for electorate in state.electorates]
     return all(present >= unaccounted + state.took_over for present, unaccounted in counts)
 
 
 def why_not(state: State) -> str:
     """Return why this coordinator may not go on."""
-    counts = [electorate.count(_seats(state)) for electorate in state.electorates]
+    counts = [electorate.count(_votes(state)) for electorate in state.electorates]
     present, unaccounted = max(counts, key=lambda found: found[1] - found[0])
     what = "more nodes than" if state.took_over else "as many nodes as"
     return (
@@ -121,5 +121,5 @@ def _of_nodes(number: int) -> str:
     return "1 node" if number == 1 else f"{number} nodes"
 
 
-def _seats(state: State) -> list[Seat]:
-    return list(chain.from_iterable(member.seats for member in state.members.values()))
+def _votes(state: State) -> list[Vote]:
+    return list(chain.from_iterable(member.votes for member in state.members.values()))

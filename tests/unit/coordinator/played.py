@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ddplaunch.coordinator import messages
-from ddplaunch.supervise.electorate import Electorate, History, Seat
+from ddplaunch.supervise.electorate import Electorate, History, Vote
 
 HISTORY = History(
     generation=0,
@@ -52,14 +52,14 @@ class PlayedCoordinator:
 
 def succession(*names: str) -> messages.Succession:
     candidates = tuple(
-        messages.Candidate(seats=(Seat(1, rank),), host=name, address="10.0.0.2", port=4000 + rank)
+        messages.Candidate(votes=(Vote(1, rank),), host=name, address="10.0.0.2", port=4000 + rank)
         for rank, name in enumerate(names, 1)
     )
     electorates = (Electorate(1, 1 + len(names)),)
     return messages.Succession(
         run_id="run-1",
         host="a",
-        coordinator=(Seat(1, 0),),
+        coordinator=(Vote(1, 0),),
         candidates=candidates,
         electorates=electorates,
         history=HISTORY,

@@ -11,7 +11,7 @@ from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.messages import Hello, NodeFacts
 from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.supervise import job
-from ddplaunch.supervise.electorate import Seat
+from ddplaunch.supervise.electorate import Vote
 from tests.loops import FakeLoop
 
 HELLO = Hello(
@@ -22,7 +22,7 @@ HELLO = Hello(
     backend_reason="",
     reached="b",
     facts=NodeFacts(ddplaunch="1", python="3", torch="2", script="", nnodes="1:3"),
-    seats=(Seat(1, 2),),
+    votes=(Vote(1, 2),),
 )
 
 

@@ -50,7 +50,7 @@ HELLO = {
     "facts": {"ddplaunch": "1", "python": "3", "torch": "2", "script": "a.py", "nnodes": "2"},
     "listens": 4711,
     "run_id": "k7qx",
-    "seats": [[1, 2], [2, 1]],
+    "votes": [[1, 2], [2, 1]],
     "runs": {"generation": 3, "node_rank": 2},
 }
 BEGIN: dict[str, Any] = {
@@ -122,8 +122,8 @@ TO_AGENT: list[dict[str, Any]] = [
         "run_id": "run",
         "host": "a",
         "coordinator": [[1, 0]],
-        "seats": [[1, 2], [2, 1]],
-        "candidates": [{"seats": [[1, 1]], "host": "b", "address": "::1", "port": 4711}],
+        "votes": [[1, 2], [2, 1]],
+        "candidates": [{"votes": [[1, 1]], "host": "b", "address": "::1", "port": 4711}],
         "electorates": [[1, 3, [2]], [2, 2, []]],
         "history": {
             "generation": 1,

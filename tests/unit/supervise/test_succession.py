@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
-from ddplaunch.supervise.electorate import Electorate, Seat
+from ddplaunch.supervise.electorate import Electorate, Vote
 from ddplaunch.supervise.job import (
     SELF_ID,
     Acknowledged,
@@ -56,7 +56,7 @@ def test_a_generation_begins_once_all_its_nodes_know_who_decides() -> None:
     assert of(Announce, actions)[0].electorates == (Electorate(1, 3),)
     state, actions = history(ELASTIC, begun(3))
     assert [action.order for action in of(BeginGeneration, actions)] == [(0, 1, 2)]
-    assert [one.seats for one in state.members.values()] == [(Seat(1, 0),), (Seat(1, 1),), (Seat(1, 2),)]
+    assert [one.votes for one in state.members.values()] == [(Vote(1, 0),), (Vote(1, 1),), (Vote(1, 2),)]
 
 
 def test_an_acknowledgement_of_another_term_counts_for_nothing() -> None:
@@ -194,12 +194,12 @@ def taken_over(
     state = succession.take_over(
         replace(ELASTIC, **policy), succession.history(past, 40.0), past.electorates, 40.0, at, 25.0, skipped=skipped
     )
-    state = succession.without_coordinator(state, f"node 0 (a): {LOST}", (Seat(1, 0),), has_ended=has_ended)
-    return after(state, Joined(member(SELF_ID, node_rank=own, seats=(Seat(1, own),)), at))
+    state = succession.without_coordinator(state, f"node 0 (a): {LOST}", (Vote(1, 0),), has_ended=has_ended)
+    return after(state, Joined(member(SELF_ID, node_rank=own, votes=(Vote(1, own),)), at))
 
 
 def follower(id: int, rank: int, at: float = 100.5) -> Joined:
-    return Joined(member(id, node_rank=rank, seats=(Seat(1, rank),)), at)
+    return Joined(member(id, node_rank=rank, votes=(Vote(1, rank),)), at)
 
 
 def after(state: State, *events: Any) -> State:
@@ -216,12 +216,12 @@ def test_it_goes_on_once_the_others_are_there_and_have_ended() -> None:
     assert state.electorates == (Electorate(2, 2),)
 
 
-def test_a_seat_that_another_coordinator_has_given_meanwhile_does_not_count() -> None:
+def test_a_vote_that_another_coordinator_has_given_meanwhile_does_not_count() -> None:
     """Node 0 was cut off while it announced the next electorate, of term 2, to node 2 alone."""
     state = after(taken_over(3, skipped=70), follower(1, 2), stopping(0, 101.0), ended(1, 101.0))
     here = after(state, DeadlineReached(102.0))
     (_, announced) = here.electorates
-    assert announced.count([Seat(2, 1)]) == (0, 2)
+    assert announced.count([Vote(2, 1)]) == (0, 2)
     begun = after(here, Acknowledged(1, 72, 103.0))
     assert (begun.phase, begun.electorates) == (Phase.RUNNING, (Electorate(72, 2),))
 
@@ -309,7 +309,7 @@ def test_two_coordinators_never_both_go_on(
 
     def state(side: str, knows: set[int], *, took_over: bool) -> State:
         followers = [rank for rank in nodes if sides[rank] == side and rank not in gone]
-        members = [member(0, seats=(Seat(1, rank),)) for rank in followers]
+        members = [member(0, votes=(Vote(1, rank),)) for rank in followers]
         ended = tuple(rank for rank in nodes if rank in gone & knows)
         found, _ = history(ELASTIC, ())
         for id, one in enumerate(members):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 AGAIN = 4.0  # seconds from one look to the next: less than --last-call, after which a new coordinator begins
 
 
-class Knock(RemoteLink):
+class Redirector(RemoteLink):
     """Keeps a connection to such a coordinator; while there is none, looks for it from time to time."""
 
     _resolve_again = AGAIN
