@@ -187,7 +187,7 @@ class SuccessionLink(RemoteLink):
         now = self._loop.now()
         if not self._lost:
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
-            self._loop.post(
+            self._loop.handle(  # reported ahead of who takes over
                 CoordinatorLost(f"{self._lost.replace(': ', ' is lost: ', 1)}. Looking for the node that takes over")
             )
             self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs

@@ -94,7 +94,8 @@ def test_the_next_node_takes_over_from_one_that_is_killed_and_answers_for_the_jo
     assert nodes.statuses(first) == [122]
     assert generation(nodes, 1, 2) == [second, third]
     host = os.uname().nodename
-    assert f"ddplaunch: {host} takes over from node 0 ({host}), which is lost: connection " in second.err
+    over = f"ddplaunch: {host} takes over from node 0 ({host}), which is lost: connection "
+    assert 0 < second.err.index("Looking for the node that takes over") < second.err.index(over)
     assert "takes over from" not in third.err
 
     run_id = next(state_of(nodes, 1).glob("ddplaunch/runs/*")).name
