@@ -227,7 +227,9 @@ class JobReporter:
         if state.lost and (state.why is Why.NODE_LOST or first is None):
             return _node_lost(state)
         if first is None:
-            return "error: the ddplaunch that had started the job was killed\n"
+            alone = state.policy.may_leave  # each node was started by a command of its own
+            whose = f"of {state.members[SELF_ID]}" if alone else "that had started the job"
+            return f"error: the ddplaunch {whose} was killed\n"
         try:
             return self._full_report(first, state, traces, ending, restarts)
         except Exception as error:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
