@@ -150,7 +150,7 @@ def _restarts(run: Run) -> Html | None:
         why = (
             f"rank {one.failed_rank}: {failed[0].how}" if failed else "a node left or joined, or the rank is not known"
         )
-        rows.append((str(one.number), duration(following.began - one.began), why[:_LONGEST], f"{one.wait or 0:g} s"))
+        rows.append((str(one.number), duration(following.began - one.began), why[:_LONGEST], duration(one.wait or 0.0)))
     if len(rows) > _MOST_GENERATIONS:
         half = _MOST_GENERATIONS // 2
         rows[half:-half] = [("...", "", f"{len(rows) - 2 * half} more", "")]

@@ -230,7 +230,8 @@ def _said(row: _Row) -> str:
             return f"this node did not run for {duration(row.seconds or 0.0)}"
         case "generation_failed":
             what = "ended" if row.rank is None else "failed"
-            return f"generation {row.generation} {what}: all workers start again in {row.wait or 0:g} s"
+            later = f" in {duration(row.wait)}" if row.wait else ""
+            return f"generation {row.generation} {what}: all workers start again{later}"
         case name if name in _NOTED:
             words = (row.host, row.text or row.reason or row.why or row.name or (row.signal and str(row.signal)) or "")
             return f"{name.replace('_', ' ')}: {' '.join(filter(None, words))}".removeprefix("notice: ").rstrip(": ")
