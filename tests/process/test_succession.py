@@ -109,6 +109,13 @@ def test_the_next_node_takes_over_from_one_that_is_killed_and_answers_for_the_jo
     assert (whole["status"], whole["why"], whole["restarts"]) == (0, "finished", 1)
 
 
+def test_it_takes_over_as_well_if_the_command_that_was_typed_is_killed(nodes, start):
+    first, second, third = start(3, "2:3")
+    os.kill(first.process.pid, SIGKILL)
+    assert generation(nodes, 1, 2) == [second, third]
+    finish(nodes, second, third)
+
+
 def test_one_after_the_other_may_be_killed(nodes, start):
     first, second, third = start(3, "1:3")
     kill(first)

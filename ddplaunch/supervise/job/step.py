@@ -195,7 +195,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
             return _on_node_leaving(state, event)
     elif _has_heirs(state) and _leaves_job(state, event):
         return _on_own_leaving(state, at)
-    elif why is Why.FRONT_LOST and state.policy.dispatched and state.electorates:
+    elif why is Why.FRONT_LOST and state.electorates:
         return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
@@ -349,7 +349,7 @@ def _hand_over(state: State) -> Result:
 
 
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
-    """Have another node take over, since this one is cut off from the command that started it; end the job here.
+    """Have another node take over, since the command that started this one is lost or was killed; end the job here.
 
     Others that have lost this one may be looking for it, and are to find nobody.
     """

@@ -149,11 +149,14 @@ def test_a_coordinator_that_leaves_ends_the_job_that_is_to_end_meanwhile(end: An
     assert (state.phase, of(HandOver, actions), len(of(EndJob, actions))) == (Phase.ENDED, [], 1)
 
 
+@pytest.mark.parametrize("dispatched", [True, False])
 @pytest.mark.parametrize("others", [2, 0])
-def test_a_coordinator_without_its_connection_to_what_was_typed_leaves_the_job_to_the_others(others: int) -> None:
+def test_a_coordinator_without_the_command_that_was_typed_leaves_the_job_to_the_others(
+    others: int, dispatched: bool
+) -> None:
     lost = [AgentLost(id, LOST, 49.0, has_ended=False) for id in range(1, 3 - others)]
     cut: list[Any] = [*lost, NodeStopping(SELF_ID, Why.FRONT_LOST, 15, 50.0), stopping(0, 51.0)]
-    state, actions = history(replace(ELASTIC, dispatched=True, may_leave=False), [*begun(3), *cut])
+    state, actions = history(replace(ELASTIC, dispatched=dispatched, may_leave=False), [*begun(3), *cut])
     assert of(HandOver, actions) == [HandOver(0)]
     assert (state.phase, len(of(EndJob, actions))) == (Phase.ENDED, 1)
 
