@@ -365,7 +365,8 @@ class Agent:
 
     def _on_order_to_begin(self, generation: orders.Generation) -> None:
         """Begin a generation; if it is a restart, once the node has passed its health check."""
-        if self._context.inputs.spec.health_check is None or generation.number == 0:
+        is_ending = self._state.signum or self._state.front_lost
+        if self._context.inputs.spec.health_check is None or generation.number == 0 or is_ending:
             self._begin(generation)
             return
         if self._health is None:

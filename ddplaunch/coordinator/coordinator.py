@@ -376,7 +376,10 @@ class Coordinator:
         self._has_ended = True
         self._over.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
-        if self._agents is not None:
+        if self._agents is not None and self.state.is_cut_off:
+            self._agents.send(tuple(self._agents.watchers), replace(end, text=text))
+            self._agents.desert()
+        elif self._agents is not None:
             # a command that has started the agents requeues the job, unless its shell has ended at the same SIGTERM
             is_left_to_us = requeue == SIGTERM and self._agents.requeues_after_sigterm
             end = replace(end, is_watched=bool(self._agents.watchers) and not is_left_to_us)

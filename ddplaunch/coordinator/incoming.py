@@ -22,8 +22,9 @@ from ddplaunch.coordinator.orders import Forward, Moved, NodeEnd, SentReport, Un
 from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise import job, node
-from ddplaunch.supervise.job import Member
+from ddplaunch.supervise.job import Member, Phase
 from ddplaunch.supervise.job.rendezvous import why_refused as why_not_admitted
+from ddplaunch.supervise.job.succession import may_go_on
 from ddplaunch.supervise.outcome import Why
 
 _NO_MEMBER = -1  # no member's id
@@ -101,6 +102,8 @@ class Incoming:
             # an agent
             case messages.Hello() if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
                 self._connections.expel(id, "too many agents have come and gone")
+            case messages.Hello(votes=votes) if votes and self._is_cut_off:
+                self._connections.drop(id)  # the job may go on with others, for which it looks then
             case messages.Hello(votes=votes) if votes and self.agents.job_end is not None:
                 self.agents.send((id,), self.agents.job_end)  # it has lost another coordinator, and comes late
             case messages.Hello(run_id=run_id) if run_id is not None and self._is_anew(run_id):
@@ -114,7 +117,10 @@ class Incoming:
                 if self._coordinator.state.gather_until is not None:
                     self.agents.take_up(id, message)
                     self._admit(member_of(id, message))
-                elif message.runs is not None:
+                    return
+                if message.votes:
+                    self.agents.returned.add(id)
+                if message.runs is not None:
                     self._late.add(id)  # it has come too late for that generation, and first has to end its part of it
                 else:
                     self._admit(member_of(id, message, is_new=True))
@@ -167,12 +173,20 @@ class Incoming:
                     reports.add(made)
                     self._coordinator.take(id, message)
 
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether this coordinator begins nothing any more, but others may."""
+        state = self._coordinator.state
+        is_going = state.gather_until is None and state.phase is not Phase.ENDED
+        return state.is_cut_off or (is_going and not may_go_on(state))
+
     def _on_lost(self, id: int, reason: str, has_ended: bool) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end."""
         for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
             known.pop(id, None)
         self._warned.discard(id)
         self._late.discard(id)
+        self.agents.returned.discard(id)
         del self._warnings[id]
         if self.agents.job_end is not None or self._moved is not None:
             return  # peers close as ordered
@@ -236,11 +250,12 @@ class Incoming:
         self._coordinator.take(id, report)
 
     def _admit(self, member: Member) -> None:
-        """Admit a new agent as a member, or have it wait until all others have answered a ping if its node rank is not free.
+        """Admit a new agent as a member, or have it wait until all others have answered a ping.
 
-        A host may be back after a power cut, or a pod may have started again, before the coordinator has noticed the loss.
+        It waits if its node rank is not free: a host may be back after a power cut, or a pod may have started again, before
+        the coordinator has noticed the loss. And if it has lost this coordinator: the others may have, too, and go on elsewhere.
         """
-        if why_not_admitted(self._coordinator.state, member) is None:
+        if member.id not in self.agents.returned and why_not_admitted(self._coordinator.state, member) is None:
             self._join(member)
         else:
             self.agents.waiting[member.id] = member
@@ -248,13 +263,16 @@ class Incoming:
 
     def _admit_waiting(self) -> None:
         """Admit waiting agents whose node rank is free; once no rank can become free any more, have the job refuse the rest."""
-        members = self._coordinator.state.members.values()
-        is_clear = self._connections.all_answered and not any(member.is_leaving for member in members)
+        state, answered = self._coordinator.state, self._connections.all_answered
+        is_clear = answered and not any(member.is_leaving for member in state.members.values())
         for id, member in list(self.agents.waiting.items()):
+            if id in self.agents.returned and (not answered or state.phase is Phase.ENDED):
+                continue
             if why_not_admitted(self._coordinator.state, member) is None or is_clear:
                 del self.agents.waiting[id]
                 self._join(member)
 
     def _join(self, member: Member) -> None:
+        self.agents.returned.discard(member.id)
         self.agents.introduce(member.id)
         self._coordinator.feed(job.Joined(member, self._loop.now()))

@@ -19,8 +19,6 @@ from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.supervise import node
-from ddplaunch.supervise.outcome import CUT_OFF
-from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.orders import Order, Report
@@ -180,13 +178,15 @@ class RemoteLink(Link):
                 self._on_succession(message)
                 self._send(messages.Acknowledged(message.electorates[-1].term))
             case messages.GivenUp(reason):
-                when = self._loop.clock.paused(self._heartbeat_timeout)
-                lost = f"this node was {when}, and the coordinator (node 0)" if when else f"{_LOST}: it"
-                self._lose(f"{lost} goes on without this node: {reason}")
+                lost = f"it goes on without this node: {reason}"
+                if when := self._loop.clock.paused(self._heartbeat_timeout):
+                    self._lose(f"this node was {when}, and the coordinator (node 0) was lost: {lost}")
+                else:
+                    self._lose_coordinator(lost, has_ended=False)
             case messages.Anew():
                 self._on_anew()
             case messages.Deserted():
-                self._lose_coordinator("it follows another node", has_ended=False)
+                self._lose_coordinator("it leaves the job to other nodes", has_ended=False)
             case messages.HandedOver(signum):
                 self._on_handed_over(signum)
             case _:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # seconds in which a node before this one takes over: it may notice the loss a heartbeat later; one more for each before it
 PATIENCE = 2.0
 _BACK = 5.0  # seconds until a node that was sent elsewhere, and reaches nobody there, looks where it looked before
+# seconds after a loss in which no other node can take over, begin a generation and bring the job to its end
+AT_ONCE = 3.0
 _LATE = 10.0  # seconds, beyond those that one that takes over waits for the others, until none is looked for
 
 
@@ -63,7 +65,9 @@ class SuccessionLink(RemoteLink):
         self._was_moved = False  # by a coordinator that was started when the job had another already
         self._retired: Coordinator | None = None  # that was here until it learned that the job goes on elsewhere
         self._redirector: Redirector | None = None  # while the coordinator is here, and was elsewhere before
+        self._lost_until = 0.0  # until then, who refuses a connection cannot have gone on without this node, and ended
         self._gone: set[str] = set()  # endpoints at which nobody listens any more
+        self._ended: set[str] = set()  # of these, those whose agents ended at once
         super().__init__(
             loop,
             key=request.key,
@@ -104,7 +108,7 @@ class SuccessionLink(RemoteLink):
 
     def _found(self) -> None:
         """Forget the coordinator that was lost, since there is another."""
-        self._lost, self._left, self._gone = "", False, set()
+        self._lost, self._left, self._gone, self._ended = "", False, set(), set()
         self._give_up_at.cancel()
 
     def lead(self, coordinator: Coordinator) -> Link:
@@ -142,7 +146,7 @@ class SuccessionLink(RemoteLink):
         if isinstance(order, Generation) and self._succession is not None:
             if self._lost and self.coordinator is not None:
                 self._loop.post(Coordinates())
-            self._begun, self._end_of_node, self._stopping = order, None, None
+            self._begun, self._end_of_node = order, None
             # all nodes have acknowledged the last electorate: the one before decides nothing any more
             self._succession = _of_term(self._succession, self._succession.electorates[-1].term)
             self._found()
@@ -176,10 +180,8 @@ class SuccessionLink(RemoteLink):
         if succession is None or self._has_ended:
             super()._lose_coordinator(reason, has_ended=has_ended)
             return
-        if self._peer is not None:
-            if not has_ended:
-                self._send(messages.Deserted())
-            self._old = None if has_ended else self._dialer.reached
+        if not has_ended:
+            self._send(messages.Deserted())
         self._disconnect()
         if self._stopping is not None:  # this node was to leave, or to end the job
             super().send(self._stopping)
@@ -187,12 +189,15 @@ class SuccessionLink(RemoteLink):
         now = self._loop.now()
         if not self._lost:
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
+            self._old = None if has_ended else self._dialer.reached
             self._loop.handle(  # reported ahead of who takes over
                 CoordinatorLost(f"{self._lost.replace(': ', ' is lost: ', 1)}. Looking for the node that takes over")
             )
             self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs
-        if not self._give_up_at.is_set:
-            self._give_up_at.set(now + 2 * self._heartbeat_timeout + _LATE)
+        elif has_ended and self._dialer.reached == self._old:
+            self._old, self._lost_has_ended = None, True
+        self._lost_until = now + AT_ONCE
+        self._give_up_at.set(now + 2 * self._heartbeat_timeout + _LATE)
         self._look_for_successor()
 
     def _wake_without(self, when: str, reason: str) -> None:
@@ -229,9 +234,12 @@ class SuccessionLink(RemoteLink):
         if not self._lost or reason != CONNECTION_REFUSED or where in self._gone:
             return
         self._gone.add(where)
+        has_ended = self._loop.now() <= self._lost_until and not self._loop.clock.paused(AT_ONCE)
+        if has_ended:
+            self._ended.add(where)
         if self._old is not None and where == endpoint_of(self._old[1]):
-            self._old, self._lost_has_ended = None, True
-            if self.coordinator is not None:
+            self._old, self._lost_has_ended = None, has_ended
+            if self.coordinator is not None and has_ended:
                 self.coordinator.last_one_ended()
         if self.coordinator is None:
             self._look_for_successor()
@@ -264,7 +272,7 @@ class SuccessionLink(RemoteLink):
             lost=self._lost,
             lost_has_ended=self._lost_has_ended,
             left=self._left,
-            ended=tuple(one for one in candidates if _endpoint(one) in self._gone),
+            ended=tuple(one for one in candidates if _endpoint(one) in self._ended),
             listening=self._listening.dup(),
         )
         hello = self._next_hello(candidates[self._position or 0].address)
@@ -276,7 +284,10 @@ class SuccessionLink(RemoteLink):
             self.coordinator.take(SELF_ID, self._end_of_node)
 
     def _on_opened(self, peer: Peer) -> None:
-        """Follow this coordinator, which comes before this node if this node has taken over; no other can."""
+        """Follow this coordinator, unless this node has taken over, and has enough nodes to go on or has ended."""
+        if self.coordinator is not None and self.coordinator.state.gather_until is None:
+            peer.close()
+            return
         self._stop_timers()
         if self.coordinator is not None:
             self.coordinator.desert()

@@ -89,7 +89,8 @@ def _restart_or_end(state: State, at: float) -> Result:
 def cut_off(state: State) -> Result:
     """End the job here, since nodes that are cut off may be going on with it."""
     hint = "`ddplaunch ps` on the other nodes shows whether it goes on there; if it does not, start it again"
-    return end(replace(state, why=Why.NODE_LOST, ended_idle=state.phase is not Phase.STOPPING), why_not(state), hint)
+    ended_idle = state.phase is not Phase.STOPPING
+    return end(replace(state, why=Why.NODE_LOST, ended_idle=ended_idle, is_cut_off=True), why_not(state), hint)
 
 
 def _end_after_notice(state: State) -> Result:

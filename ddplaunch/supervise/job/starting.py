@@ -50,6 +50,8 @@ def start(state: State, at: float) -> Result:
     """Begin the next generation with all members but spares; before that, if another may take over, let them know who decides."""
     if not may_go_on(state):
         return cut_off(state)
+    if at < state.regroup_at:
+        return replace(waiting(state, at), phase_deadline=state.regroup_at), ()
     ordered = rendezvous.by_node_rank(rendezvous.taking_part(state))
     if not state.policy.has_successors:
         return _begin(state, ordered, at)

@@ -268,6 +268,7 @@ class State(Struct, frozen=True, kw_only=True):
 
     # of the end
     status: int | None = None
+    is_cut_off: bool = False  # it has ended here alone: other nodes may go on
     requeue: int = 0  # the notice after which the job should go back into the queue
     ended_idle: bool = False  # there were no workers then: `node_exits` are of the generation before
 
@@ -313,8 +314,9 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def unneeded_spares(self) -> tuple[int, ...]:
         """The ids of the spares that have not taken part in any generation; () before the first one, when no node is a spare."""
-        may_have = self.policy.spares > 0 and self.generation >= 0
-        return tuple(member.id for member in self.members.values() if member.node_rank is None) if may_have else ()
+        if not self.policy.spares or self.generation < 0:
+            return ()
+        return tuple(one.id for one in self.members.values() if one.node_rank is None and not one.votes)
 
     @property
     def needs_all(self) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+from msgspec.structs import replace
+
 from ddplaunch.control.handshake import Key
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.messages import Hello, NodeFacts
 from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.supervise import job
-from ddplaunch.supervise.electorate import Vote
+from ddplaunch.supervise.electorate import Electorate, Vote
 from tests.loops import FakeLoop
 
 HELLO = Hello(
@@ -26,23 +29,56 @@ HELLO = Hello(
 )
 
 
+TERMS = Terms(
+    max_nodes=3,
+    run_id="run-1",
+    address=None,
+    key=Key(b"key"),
+    listen="127.0.0.1",
+    ports=(0,),
+    has_front=False,
+    heartbeat_timeout=10.0,
+)
+STATE = job.State(policy=job.Policy(min_nodes=1, max_nodes=3))
+
+
+def incoming_for(state: job.State, events: list[Any]) -> Any:
+    coordinator = SimpleNamespace(state=state, feed=events.append)
+    return Incoming(FakeLoop(), TERMS, cast(Any, coordinator), print)
+
+
 def test_who_has_lost_node_0_and_comes_when_the_job_has_ended_learns_how_it_has_ended() -> None:
-    loop, sent = FakeLoop(), list[Any]()
-    terms = Terms(
-        max_nodes=3,
-        run_id="run-1",
-        address=None,
-        key=Key(b"key"),
-        listen="127.0.0.1",
-        ports=(0,),
-        has_front=False,
-        heartbeat_timeout=10.0,
-    )
-    coordinator = SimpleNamespace(state=job.State(policy=job.Policy(min_nodes=1, max_nodes=3)), feed=sent.append)
-    incoming = Incoming(loop, terms, cast(Any, coordinator), print)
+    sent = list[Any]()
+    incoming = incoming_for(STATE, sent)
     end = JobEnd(status=130, why="signalled")
     incoming.agents.end(end, ())
-    incoming.agents.send = lambda ids, order: sent.append((ids, order))  # type: ignore[method-assign]  # no connection is there
+    incoming.agents.send = lambda ids, order: sent.append((ids, order))  # no connection is there
     incoming._on_message(3, HELLO)
     incoming.agents.close()
     assert sent == [((3,), end)]
+
+
+@pytest.mark.parametrize("fields", [{"is_cut_off": True}, {"electorates": (Electorate(1, 3),)}])
+def test_a_coordinator_that_may_not_go_on_takes_nobody_back(fields: dict[str, Any]) -> None:
+    fed = list[Any]()
+    incoming = incoming_for(replace(STATE, **fields), fed)
+    incoming._connections.drop = fed.append
+    incoming._on_message(3, HELLO)
+    incoming.agents.close()
+    assert fed == [3]
+
+
+def test_who_has_lost_a_coordinator_is_taken_back_once_all_others_have_answered() -> None:
+    fed = list[Any]()
+    incoming = incoming_for(STATE, fed)
+    incoming._connections._connections[1] = SimpleNamespace(
+        heartbeat=SimpleNamespace(unanswered=1), peer=SimpleNamespace(close=list)
+    )
+    incoming._on_message(3, HELLO)
+    incoming._admit_waiting()
+    assert fed == []
+    incoming._connections._connections[1].heartbeat.unanswered = 0
+    incoming._admit_waiting()
+    incoming.agents.close()
+    (joined,) = fed
+    assert joined.member.votes == ()

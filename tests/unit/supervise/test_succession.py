@@ -267,6 +267,19 @@ def test_of_two_the_one_goes_on_that_is_told_of_the_other_ones_end() -> None:
     assert (state.phase, state.generation) == (Phase.RUNNING, 2)
 
 
+def test_no_generation_begins_at_once_when_a_node_leaves_before_it() -> None:
+    again: list[Any] = [Joined(member(3), 50.0), *(stopping(id, 51.0) for id in range(3)), DeadlineReached(51.0)]
+    state, _ = history(ELASTIC, [*begun(3), *again, NodeStopping(2, Why.SIGNALLED, 15, 52.0)])
+    assert (state.phase, state.deadline) == (Phase.RENDEZVOUS, 54.0)
+    assert after(state, DeadlineReached(54.0)).phase is Phase.ANNOUNCING
+
+
+def test_a_node_that_was_to_take_part_was_needed() -> None:
+    state = taken_over(3, min_nodes=2, max_nodes=4, spares=1)
+    state = after(state, Joined(member(1, votes=(Vote(1, 2),)), 100.5), Joined(member(2), 101.0))
+    assert state.unneeded_spares == (2,)
+
+
 def test_one_that_is_cut_off_from_what_was_typed_before_the_others_have_come_leaves_it_to_them() -> None:
     cut = NodeStopping(SELF_ID, Why.FRONT_LOST, 15, 101.0)
     state, actions = job_step(after(taken_over(3, dispatched=True, min_nodes=2), stopping(0, 100.5)), cut)

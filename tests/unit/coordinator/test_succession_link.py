@@ -1,0 +1,193 @@
+"""What a node does that has lost the coordinator: whom it follows, and when it takes an agent for ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddplaunch.control.handshake import Key
+from ddplaunch.coordinator import listen, messages
+from ddplaunch.coordinator.messages import Candidate, Deserted, GivenUp, HandedOver, Succession
+from ddplaunch.coordinator.orders import Generation
+from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED
+from ddplaunch.coordinator.succession import AT_ONCE, SuccessionLink
+from ddplaunch.supervise import node
+from ddplaunch.supervise.electorate import Electorate, History, Vote
+from ddplaunch.supervise.outcome import Why
+from tests.loops import FakeLoop
+from tests.unit.coordinator.test_incoming import HELLO
+
+NODES = {rank: (f"10.0.0.{rank}", 4000) for rank in range(3)}
+PAST = History(
+    generation=1,
+    restarts=0,
+    spent=(),
+    time_left=None,
+    best_step=-1,
+    in_vain=0,
+    short_lives=0,
+    import_failure="",
+    failed_machine="",
+    same_exception="",
+)
+
+
+class Peer:
+    """The side of a connection that this node has."""
+
+    local_address = "10.0.0.9"
+
+    def __init__(self, rank: int) -> None:
+        self.address = NODES[rank][0]
+        self.sent: list[Any] = []
+        self.is_open = True
+
+    def send(self, payload: bytes) -> None:
+        self.sent.append(messages.for_coordinator(payload))
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class Bed:
+    """The link of the node with this rank, which has lost nothing yet; node 0 is the coordinator."""
+
+    def __init__(self, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop, self.inherited, self.dialed = FakeLoop(), list[Any](), list[Any]()
+        monkeypatch.setattr(listen, "take_over", self._take_over)
+        self.coordinator: Any = SimpleNamespace(
+            state=SimpleNamespace(gather_until=1.0), close=lambda: None, told=[], take=lambda *_: None
+        )
+        self.coordinator.last_one_ended = lambda: self.coordinator.told.append("ended")
+        self.coordinator.desert = lambda: self.coordinator.told.append("deserts")
+        spec = SimpleNamespace(heartbeat_timeout=10.0, may_shorten_silence=False, rdzv_timeout=60.0)
+        rendezvous = SimpleNamespace(source=None, listen="127.0.0.1")
+        request: Any = SimpleNamespace(spec=spec, rendezvous=rendezvous, key=Key(b"key"))
+        self.link = SuccessionLink(request, lambda _: HELLO, self.loop, SimpleNamespace())  # type: ignore[arg-type]
+        self.link._dialer = self  # type: ignore[assignment]
+        self.reached: Any = None
+        self.open(0)
+        votes = {rank: (Vote(1, rank),) for rank in NODES}
+        candidates = tuple(
+            Candidate(votes=votes[rank], host=f"n{rank}", address=NODES[rank][0], port=4000) for rank in (1, 2)
+        )
+        told = Succession(
+            run_id="run-1",
+            host="n0",
+            coordinator=votes[0],
+            votes=votes[rank],
+            candidates=candidates,
+            electorates=(Electorate(1, 3),),
+            history=PAST,
+        )
+        self.hear(told)
+
+    def _take_over(self, _request: object, inheritance: Any, *_: object) -> Any:
+        inheritance.listening.close()
+        self.inherited.append(inheritance)
+        return self.coordinator
+
+    def set_targets(self, targets: Any) -> None:
+        self.dialed = [address for _, address in targets]
+
+    def stop(self) -> None:
+        self.dialed = []
+
+    def open(self, rank: int) -> Peer:
+        self.reached, peer = (2, NODES[rank]), Peer(rank)
+        self.link._on_opened(peer)  # type: ignore[arg-type]
+        return peer
+
+    def hear(self, message: Any) -> None:
+        self.link._on_message(messages.encode(message))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass in steps, so that none of it is a pause of this process."""
+        for _ in range(int(2 * seconds)):
+            self.loop._sleepless.time += 0.5
+            self.loop.post(None)
+            self.loop.run_once()
+
+    def refuses(self, rank: int, *, after: float = 0.0) -> None:
+        self.wait(after)
+        self.link._on_refused(f"{NODES[rank][0]}:4000", CONNECTION_REFUSED)
+
+
+@pytest.fixture
+def beds(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made: list[Bed] = []
+
+    def make(rank: int) -> Bed:
+        made.append(Bed(rank, monkeypatch))
+        return made[-1]
+
+    yield make
+    for bed in made:
+        bed.link.close()
+
+
+def test_who_is_given_up_looks_for_the_others(beds: Any) -> None:
+    bed = beds(2)
+    bed.hear(GivenUp("silent for 10 s"))
+    assert (bed.link.end, bed.dialed) == (None, [NODES[1], NODES[0]])
+
+
+@pytest.mark.parametrize(("after", "has_ended"), [(AT_ONCE - 0.5, True), (AT_ONCE + 0.5, False)])
+def test_a_refusal_proves_an_end_only_before_that_node_can_have_gone_on_with_others(
+    beds: Any, after: float, has_ended: bool
+) -> None:
+    bed = beds(2)
+    bed.link._lose_coordinator("connection reset", has_ended=False)
+    bed.refuses(1, after=after)
+    (inheritance,) = bed.inherited
+    assert len(inheritance.ended) == has_ended
+    bed.refuses(0)
+    assert bed.coordinator.told == ["ended"] * has_ended
+
+
+def test_the_end_of_a_node_that_took_over_is_not_that_of_node_0(beds: Any) -> None:
+    bed = beds(2)
+    bed.link._lose_coordinator("silent for 10 s", has_ended=False)
+    bed.open(1)
+    bed.link._lose_coordinator("silent for 10 s", has_ended=False)
+    bed.refuses(1)
+    assert not bed.inherited[0].lost_has_ended
+    assert bed.dialed == [NODES[0]]
+
+
+def test_who_took_over_waits_as_long_as_its_coordinator_does(beds: Any) -> None:
+    bed = beds(1)
+    bed.hear(HandedOver(15))
+    bed.wait(100.0)
+    assert bed.inherited[0].lost_has_ended
+    assert bed.link.end is None
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_took_over_follows_another_only_while_it_waits_for_the_others(beds: Any, waits: bool) -> None:
+    bed = beds(1)
+    bed.link._lose_coordinator("silent for 10 s", has_ended=False)
+    bed.coordinator.state.gather_until = 1.0 if waits else None
+    peer = bed.open(0)
+    assert peer.is_open == waits
+    assert bed.coordinator.told == ["deserts"] * waits
+
+
+def test_a_coordinator_that_follows_another_has_not_ended(beds: Any) -> None:
+    bed = beds(2)
+    bed.link._lose_coordinator("connection closed", has_ended=True)
+    peer = bed.open(1)
+    bed.hear(Deserted())
+    assert isinstance(peer.sent[-1], Deserted)
+    bed.refuses(1, after=AT_ONCE + 0.5)
+    assert bed.inherited[0].ended == ()
+
+
+def test_a_node_that_is_to_end_does_so_when_it_loses_the_coordinator(beds: Any) -> None:
+    bed = beds(2)
+    bed.link.send(node.ReportStopping(Why.SIGNALLED, 2))
+    bed.link.take(Generation(number=0, restarts=0, port=1, agreed=None))  # which crosses the report
+    bed.link._lose_coordinator("connection closed", has_ended=True)
+    assert bed.link.end.status == 130
