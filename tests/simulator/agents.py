@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ddplaunch.agent.agent import Agent
 from ddplaunch.cluster import Rendezvous
@@ -22,6 +22,9 @@ from tests.simulator.world import Killed, Process, Silent, Violation, Worker, Wo
 from tests.unit.builders import worker_exit
 from tests.unit.supervise.phases import checked
 
+if TYPE_CHECKING:
+    from tests.simulator.coordinator import SimulatedCoordinator
+
 AT_WORK = (Phase.RUNNING, Phase.SETTLING)
 STOPS = frozenset({int(SIGINT), int(SIGTERM), int(SIGHUP), int(SIGQUIT)})
 TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
@@ -29,15 +32,16 @@ SLACK = 1.0  # seconds by which the clock may take a pause for time
 
 
 class SimulatedAgent(Agent):
-    """The agent of a node, with the coordinator if it is node 0."""
+    """The agent of a node, with the coordinator if that is here."""
 
     link: Link
 
     def __init__(self, world: World, number: int) -> None:
         scenario = world.scenario
         self.world, self.number = world, number
-        self.is_member = number == 0  # the coordinator has it on its list
+        self.follows: SimulatedCoordinator | None = None  # when it ends
         self.is_disturbed = False  # it, its link or the coordinator was paused, cut or killed
+        self.was_killed = False
         self.is_stuck = number == scenario.stuck
         self.status: int | None = None
         self.fuse: int | None = None  # actions until it is killed
@@ -72,9 +76,11 @@ class SimulatedAgent(Agent):
             plan=Silent(nnodes=scenario.policy.max_nodes),
             begin=self._start_workers,
             start_no_more=lambda: setattr(self, "_unstarted", frozenset()),
-            reap=lambda state: list(state.exits),
+            reap=self._reap,
         )
         self._health = None
+        self._reports_job = True  # nobody outside is told
+        self._job: Any = Silent(inputs=inputs)
         self._exits = []
         policy = node.Policy(
             ranks=frozenset(range(scenario.workers)),
@@ -99,7 +105,7 @@ class SimulatedAgent(Agent):
             allocation=Silent(
                 name=str(self),
                 node_rank=self.number if scenario.ranked or self.number == 0 else None,
-                nnodes=(1, 1),  # whatever the job is: no other node takes over
+                nnodes=(scenario.policy.min_nodes, scenario.policy.max_nodes),
                 task=None,
                 has_front=False,
                 endpoint=Silent(address=None),
@@ -136,7 +142,25 @@ class SimulatedAgent(Agent):
         self.world.note(self, f"exits with {self.status}")
         if any(worker.agent is self and not self.is_stuck for worker in self.world.workers):
             raise Violation(f"nothing is left: {self} exits while its workers run")
+        self.follows = self.followed()
+        self.link.close()
+        opened: list[object] = [socket for (number, _), socket in self.world.sockets.items() if number == self.number]
+        opened += [one for one in self.process.dialers if one._attempts or one._next.is_set]
+        opened += [peer for peer in self.world.peers if peer.process is self.process and peer._is_open]
+        if opened:
+            raise Violation(f"nothing is left: {self} exits with {opened}")
         self._leave(silently=False)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it knows who may take over."""
+        return getattr(self.link, "_succession", None) is not None
+
+    def followed(self) -> SimulatedCoordinator | None:
+        """Return the coordinator that this agent has, or is connected to."""
+        peer = getattr(self.link, "_peer", None)
+        link = self.link if peer is None or self.link.coordinator is not None else peer.other.process.agent.link
+        return cast("SimulatedCoordinator | None", link.coordinator)
 
     def _leave(self, *, silently: bool) -> None:
         self.process.end(silently=silently)
@@ -243,6 +267,10 @@ class SimulatedAgent(Agent):
         else:
             Worker(self, generation, rank)
             self._loop.post(node.WorkerStarted(rank, self._loop.now()))
+
+    def _reap(self, state: node.State) -> list[Any]:
+        workers, self._generations.workers = self._generations.workers, None
+        return [] if workers is None else list(state.exits)
 
     def worker_ended(self, worker: Worker, code: int | None, signum: int | None, error: WorkerError | None) -> None:
         stopped_with, stopped_at = worker.stopped or (None, None)

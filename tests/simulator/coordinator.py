@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from signal import SIGTERM
 
 from ddplaunch.coordinator.coordinator import Coordinator
@@ -11,14 +12,14 @@ from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, Phase
 from ddplaunch.supervise.job.ending import MAY_RESTART
 from ddplaunch.supervise.outcome import Why
-from tests.simulator.world import Process, Violation
+from tests.simulator.world import Process, Run, Violation
 from tests.unit.supervise.phases import checked
 
 REGROUP = 2.0  # seconds from SIGTERM to a node that leaves to the next generation, at the least
 
 
 class SimulatedCoordinator(Coordinator):
-    """The coordinator of the job, in the process of an agent."""
+    """A coordinator of the job, in the process of an agent."""
 
     def __init__(self, loop: Process, state: job.State, draft: Plan, reporter: JobReporter) -> None:
         self.world, self.own = loop.world, loop.agent
@@ -26,11 +27,21 @@ class SimulatedCoordinator(Coordinator):
         self.left_at: dict[int, float] = {}  # when agents left the job
         self.at_end: frozenset[int] = frozenset()  # agents that were members when the job ended, and connected
         self.spares: frozenset[int] = frozenset()  # agents that were never needed
+        self.members: frozenset[int] = frozenset()  # agents on its list
         self._stopping: set[int] = set()  # ids of nodes that stop, or were ordered to
+        self._acknowledged: set[tuple[int, int]] = set()  # ids of nodes, and terms
+        self.world.coordinators.append(self)
+        if state.took_over:
+            self.world.fire()
         super().__init__(loop, state, draft, reporter)
 
     def __str__(self) -> str:
-        return "coordinator"
+        return f"coordinator-{self.own.number}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it decides for the job, or has until it ended."""
+        return self.own.process.is_alive and self.own.link.coordinator is self
 
     # --- the decision
 
@@ -44,9 +55,7 @@ class SimulatedCoordinator(Coordinator):
         before: job.State = getattr(self, "_checked_state", state)
         checked(before, (state, ()))
         self._checked_state = state
-        hosts = {member.host for member in state.members.values()}
-        for agent in self.world.agents.values():
-            agent.is_member = str(agent) in hosts
+        self.members = frozenset(_number(member.host) for member in state.members.values())
         stands = {
             Phase.RENDEZVOUS: state.rdzv_deadline is None and state.phase_deadline is None,
             Phase.PAUSING: state.phase_deadline is None,
@@ -61,6 +70,10 @@ class SimulatedCoordinator(Coordinator):
         self.world.note(self, event)
         if isinstance(event, job.NodeStopping):
             self._stopping.add(event.id)
+        if isinstance(event, job.Joined) and event.member.runs:
+            self._stopping.add(event.member.id)  # as all do that have lost a coordinator
+        if isinstance(event, job.Acknowledged):
+            self._acknowledged.add((event.id, event.term))
         before = self.state
         super().feed(event)
         if isinstance(event, job.NodeStopping) and event.id in before.members and before.phase is not Phase.ENDED:
@@ -73,6 +86,9 @@ class SimulatedCoordinator(Coordinator):
         match action:
             case job.BeginGeneration(number, order):
                 self._check_begin(number, order)
+            case job.Announce(order):
+                self.world.announced.append(self._numbers(order))
+                self.world.fire()
             case job.StopNodes(ids):
                 self._stopping.update(ids)
             case job.KillNodes(ids) if not self._stopping.issuperset(ids):
@@ -84,6 +100,13 @@ class SimulatedCoordinator(Coordinator):
             case job.EndJob():
                 self._check_end()
         super()._carry_out(action)
+        if isinstance(action, job.BeginGeneration) and self.state.generation == action.generation:  # its port was free
+            members = [self.state.members[id] for id in action.order]
+            size = sum(member.workers for member in members)
+            self.world.runs[action.generation] = Run(action.generation, self, self._numbers(action.order), size)
+
+    def _numbers(self, ids: Iterable[int]) -> frozenset[int]:
+        return frozenset(_number(self.state.members[id].host) for id in ids)
 
     def _check_begin(self, number: int, order: tuple[int, ...]) -> None:
         """Raise Violation if other nodes should take part in this generation, or none yet."""
@@ -94,6 +117,10 @@ class SimulatedCoordinator(Coordinator):
             raise Violation(f"a generation has MIN to MAX nodes: {number} begins with {len(order)}")
         if order[0] != SELF_ID or len(set(order)) < len(order) or any(state.members[id].is_leaving for id in order):
             raise Violation(f"node 0 is the coordinator's, and nobody is there twice or leaves: {number} has {order}")
+        if policy.has_successors and not self._acknowledged >= {(id, state.term) for id in order if id != SELF_ID}:
+            raise Violation(f"a generation begins once all its nodes know who decides: {number} begins with {order}")
+        if number in self.world.runs:
+            raise Violation(f"generations train in their order: {number} begins twice")
         if any(at + REGROUP > now + 1e-6 for at in self.left_at.values()):
             raise Violation(f"a node leaves only where it may: {number} begins at once after {self.left_at}")
 
@@ -109,7 +136,9 @@ class SimulatedCoordinator(Coordinator):
         may_leave &= (policy.replaceable or staying >= policy.min_nodes) and not is_ending
         may_go = member.node_rank is None and not before.needs_all and not policy.dispatched  # nobody could miss it
         may_go |= event.why is Why.FRONT_LOST  # which is a loss
-        if has_left is not (event.id != SELF_ID and (may_leave or may_go)):
+        if event.id == SELF_ID:
+            may_go, may_leave = False, may_leave and policy.has_successors and len(before.electorates) == 1
+        if has_left is not (may_leave or may_go):
             raise Violation(f"a node leaves only where it may: {member.host}, after {event}")
         if has_left and may_leave and not may_go:
             self.left_at[_number(member.host)] = self._loop.now()

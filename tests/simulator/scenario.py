@@ -12,18 +12,24 @@ from ddplaunch.supervise import job
 
 MOST_NODES = 5  # agents that a scenario begins with; later ones have higher numbers
 _KINDS = (
-    *("kill", "kill", "crash", "reset", "cut", "cut", "pause", "partition", "slow", "join", "join"),
+    *("kill", "kill", "kill", "crash", "reset", "cut", "sever", "pause", "partition", "slow", "join", "join"),
     *("sigterm", "sigterm", "signal", "twice", "twice", "front", "start", "port", "withdraw"),
     *("fail", "fail", "killed", "raise"),
 )
 
 
+COORDINATOR = -1  # whichever agent has it then
+
+
 class Fault(Struct, frozen=True, repr_omit_defaults=True):
-    """Something that happens to one agent, its link or its workers."""
+    """Something that happens to one agent, its links or its workers."""
 
     at: float  # seconds
     kind: str
     agent: int = 0
+    other: int = 0  # at the other end of the link, of "reset", "sever" and "slow"
+    group: tuple[int, ...] = ()  # of "partition": those that are cut off from the rest
+    awaits: bool = False  # it waits until a coordinator next takes over, or announces a generation
     lasts: float = 0.0  # seconds
     after: int = 0  # of "kill": actions that the agent carries out yet
     signum: int = 0
@@ -57,11 +63,12 @@ def scenario(seed: int) -> Scenario:
     """Return the scenario of a seed."""
     dice = Random(seed)
     least = dice.choice((1, 2, 2, 3))
-    more, spares = dice.choice(((0, 0), (1, 0), (2, 0), (1, 1), (0, 1), (1, 2)))
+    more, spares = dice.choice(((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (0, 1), (1, 2)))
     has_notice = dice.random() < 0.2
     policy = job.Policy(
         min_nodes=least,
         max_nodes=least + more + spares,
+        has_successors=more + spares > 0,
         spares=spares,
         max_restarts=dice.choice((0, 1, 3)),
         rdzv_timeout=dice.choice((15.0, 40.0)),
@@ -80,26 +87,34 @@ def scenario(seed: int) -> Scenario:
     kinds = [*_KINDS, *(["notice"] * 3 if has_notice else []), *(["stop"] if policy.dispatched else [])]
     if policy.timeout or policy.hang_timeout:
         kinds += ["hang", "hang"]
-    begun = 0
+    begun, at = 0, 0.0
     for _ in range(dice.choice((0, 1, 2, 3, 4, 6))):
-        kind, at = dice.choice(kinds), dice.choice((dice.uniform(0.0, 6.0), dice.uniform(0.0, 60.0)))
-        agent = dice.randrange(starts + begun)
-        if agent == 0 and kind in ("kill", "crash", "pause") and dice.random() < 0.6:
+        kind = dice.choice(kinds)
+        at = dice.choice((dice.uniform(0.0, 6.0), dice.uniform(0.0, 60.0), at + dice.uniform(0.0, 15.0)))
+        agent, other = dice.randrange(starts + begun), dice.choice((0, dice.randrange(starts)))
+        if policy.has_successors and dice.random() < 0.3:
+            agent = COORDINATOR
+        elif agent == 0 and kind in ("kill", "crash", "pause") and dice.random() < 0.6:
             agent = dice.randrange(starts + begun)
         lasts = dice.choice((0.5, 4.0, 9.5, 12.0, 30.0)) * dice.uniform(0.5, 1.2)
+        group: tuple[int, ...] = ()
         if kind == "join":
             agent, lasts, begun = MOST_NODES + begun, 0.0, begun + 1
-        elif kind not in ("cut", "pause", "partition", "slow", "port"):
+        elif kind == "partition":
+            group = tuple(sorted(dice.sample(range(starts), dice.randint(1, max(1, starts - 1)))))
+        elif kind not in ("cut", "sever", "pause", "slow", "port", "crash"):
             lasts = 0.0
-        after = dice.choice((0, 0, 1, 2, 3, 5, 9)) if kind == "kill" else 0
+        after = dice.choice((0, 0, 1, 2, 3, 5, 9, 20)) if kind == "kill" else 0
         signum = {"signal": SIGINT, "stop": SIGINT, "sigterm": SIGTERM, "notice": SIGUSR1}.get(kind, 0)
         if kind == "twice":
             signum = dice.choice((SIGINT, SIGTERM))
-        faults.append(Fault(at, kind, agent, lasts, after, int(signum)))
+        awaits = policy.has_successors and kind != "join" and dice.random() < 0.2
+        faults.append(Fault(at, kind, agent, other, group, awaits, lasts, after, int(signum)))
+    delay = dice.choice((0.01, 0.3, 2.0))
     return Scenario(
         seed=seed,
         policy=policy,
-        heartbeat_timeout=dice.choice((10.0, 10.0, 3.0)),
+        heartbeat_timeout=dice.choice((10.0, 10.0, 3.0)) if delay < 1.0 else 10.0,
         grace_period=dice.choice((1.0, 4.0, 12.0)),
         stacks_within=dice.choice((0.0, 0.0, 3.0)),
         health_check=dice.random() < 0.15,
@@ -108,7 +123,7 @@ def scenario(seed: int) -> Scenario:
         program=dice.choice(("ends", "ends", "slow", "ignores", "daemons")),
         work=dice.choice((3.0, 12.0, 30.0)),
         follows=dice.choice((0.0, 0.5, 1.0)),
-        delay=dice.choice((0.01, 0.3, 2.0)),
+        delay=delay,
         stuck=dice.randrange(starts) if dice.random() < 0.04 else -1,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )

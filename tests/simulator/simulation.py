@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from signal import SIGINT, SIGKILL, SIGTERM
-from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
 from ddplaunch.agent import health
-from ddplaunch.coordinator import connections, coordinator, join, listen, remote_link
+from ddplaunch.control import dialer
+from ddplaunch.coordinator import connections, coordinator, join, listen, succession
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.node import Phase
 from ddplaunch.supervise.outcome import ClusterEnding, Why, WorkerError
 from tests.simulator.agents import SimulatedAgent
 from tests.simulator.coordinator import SimulatedCoordinator
-from tests.simulator.scenario import Fault, Scenario, scenario
-from tests.simulator.world import Dialer, Listener, Silent, Violation, World
+from tests.simulator.scenario import COORDINATOR, Fault, Scenario, scenario
+from tests.simulator.world import Attempt, Listener, Silent, Socket, Violation, World
 
 PATIENCE = 400.0  # seconds from the last fault in which every job ends: several generations, and a rendezvous in vain
 OWN_ERROR = WorkerError(type="ValueError", message="boom", traceback="")
@@ -32,6 +32,8 @@ class Simulation:
     def __init__(self, scenario: Scenario, trace: list[str] | None = None) -> None:
         self.scenario = scenario
         self.world = World(scenario, trace)
+        self.silent: set[int] = set()  # nodes that others may not have heard
+        self.partly_silent: set[int] = set()  # the same, but one of both ends of a broken link
         self._numbers = [fault.agent for fault in scenario.faults if fault.kind == "join"]
         for fault in scenario.faults:
             self.world.at(fault.at, self._happen, fault)
@@ -39,14 +41,16 @@ class Simulation:
 
     @property
     def coordinator(self) -> SimulatedCoordinator | None:
-        agent = self.world.agents.get(0)
-        return cast("SimulatedCoordinator | None", agent and agent.link.coordinator)
+        """The coordinator that came last, of those whose agents live."""
+        return next((one for one in reversed(self.world.coordinators) if one.is_here), None)
 
     def run(self) -> None:
         """Let everything happen; raise Violation at the first invariant that does not hold."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(connections, "Listener", Listener)
-            patch.setattr(remote_link, "Dialer", Dialer)
+            patch.setattr(dialer, "_Attempt", Attempt)
+            patch.setattr(dialer.Dialer, "_connect", lambda *_: None)
+            patch.setattr(succession, "listen", lambda *_: Socket(self.world.current, 2))
             patch.setattr(coordinator, "reserve", self.world.reserve)
             patch.setattr(join, "host_of", lambda allocation, _: allocation.name)
             patch.setattr(listen, "_policy", lambda _: self.scenario.policy)
@@ -55,7 +59,7 @@ class Simulation:
             asked = {"question": lambda _: self.world.dice.choice((None, ClusterEnding))}
             patch.setattr(listen, "JobReporter", lambda *_: Silent(**asked, ended=lambda *_: ("", None)))
             patch.setattr(health, "why_unfit", lambda _command, agent: agent.why_unfit)
-            is_over = self.world.run(self.scenario.quiet_from + PATIENCE, self._is_over)
+            is_over = self.world.run(PATIENCE, self._is_over)
         if not is_over:
             left = {str(one): one.state.phase.name for one in self.world.agents.values() if one.process.is_alive}
             phase = self.coordinator.state.phase.name if self.coordinator is not None else ""
@@ -81,12 +85,17 @@ class Simulation:
             agent.is_disturbed = fault.agent > 0 and (0 not in world.agents or world.agents[0].is_disturbed)
             agent.process.do(agent.join)
             return
-        found = world.agents.get(fault.agent)
+        if fault.awaits:
+            world.armed.append(lambda: self._happen(replace(fault, awaits=False)))
+            return
+        world.quiet_from = max(world.quiet_from, world.now + fault.lasts)
+        own = self.coordinator if fault.agent == COORDINATOR else None
+        found = own.own if own is not None else world.agents.get(fault.agent)
         if found is None or not found.process.is_alive:
             return
         agent = found
         self._disturb(fault, agent)
-        pair, mine = frozenset((fault.agent, 0)), [worker for worker in world.workers if worker.agent is agent]
+        pair, mine = frozenset((agent.number, fault.other)), [one for one in world.workers if one.agent is agent]
         match fault.kind:
             case "kill":
                 agent.fuse = fault.after
@@ -94,16 +103,20 @@ class Simulation:
                 if not fault.after:
                     agent.kill()
             case "crash":
+                world.off_until[agent.number] = world.now + fault.lasts
                 agent.kill(power_fails=True)
+                world.at(world.now + fault.lasts, self._boot, agent)
             case "reset":
                 for peer in world.peers_of(pair):
                     peer.reset()
             case "slow":
                 world.slow_until[pair] = max(world.slow_until.get(pair, 0.0), world.now + fault.lasts)
+            case "sever":
+                world.cut([pair], fault.lasts)
             case "cut":
-                self._cut_off({fault.agent}, fault.lasts)
+                self._cut_off({agent.number}, fault.lasts)
             case "partition":
-                self._cut_off({number for number in self._numbers if number >= max(1, fault.agent)}, fault.lasts)
+                self._cut_off(set(fault.group), fault.lasts)
             case "pause":
                 agent.process.pause(fault.lasts)
             case "sigterm" | "signal" | "notice":
@@ -146,10 +159,10 @@ class Simulation:
 
     def _check_killed(self, agent: SimulatedAgent, signum: int) -> None:
         """Raise Violation if workers of this node live after a second signal there; or any, unless the node leaves by it."""
-        own = self.coordinator
-        assert own is not None
-        leaves = agent.number in own.left_at and signum == SIGTERM
-        is_alone = agent.is_disturbed or own.own.is_disturbed or leaves
+        own = agent.followed()
+        has_handed_over = own is not None and own.own is agent  # so that the others do not hear of it
+        leaves = own is not None and agent.number in own.left_at and (signum == SIGTERM or has_handed_over)
+        is_alone = agent.is_disturbed or own is None or own.own.is_disturbed or leaves
         for worker in self.world.workers:
             other = worker.agent
             was_reached = other is agent or not (is_alone or other.is_disturbed)
@@ -160,12 +173,31 @@ class Simulation:
         if (own := self.coordinator) is not None:
             own.own.process.do(lambda: own.feed(event(own.own.process.now())))
 
+    def _boot(self, agent: SimulatedAgent) -> None:
+        """Have a node that had no power answer again: it knows of no connection."""
+        for peer in self.world.peers:
+            if peer.other.process is agent.process:
+                peer.reset()
+
     def _disturb(self, fault: Fault, agent: SimulatedAgent) -> None:
-        """Note which agents may lose the coordinator by this."""
-        if fault.kind in ("kill", "crash", "reset", "cut", "pause", "partition", "slow"):
-            agent.is_disturbed = True
-            for number, other in self.world.agents.items():
-                other.is_disturbed |= agent.number == 0 or (fault.kind == "partition" and number >= agent.number)
+        """Note which agents may lose the coordinator by this, and which may be silent for others."""
+        agents, kind = self.world.agents, fault.kind
+        if kind == "partition":
+            touched = {*fault.group}
+        elif kind in ("reset", "sever", "slow"):
+            touched = {agent.number, fault.other}
+        elif kind in ("kill", "crash", "cut", "pause"):
+            touched = {agent.number}
+        else:
+            return
+        if kind == "kill":
+            agent.was_killed = True
+        else:
+            self.silent |= touched
+            self.partly_silent |= touched - {agent.number} or touched
+        hosts = {one.own.number for one in self.world.coordinators if one.is_here}
+        for number in agents if hosts & touched or kind == "partition" else touched & agents.keys():
+            agents[number].is_disturbed = True
 
     def _cut_off(self, numbers: set[int], lasts: float) -> None:
         """Cut these nodes off from all others."""
@@ -176,33 +208,75 @@ class Simulation:
 
     def _judge(self) -> None:
         """Raise Violation if a node has ended with a wrong status."""
-        own = self.coordinator
-        assert own is not None
-        status = own.state.status
-        if status is not None:
-            self._judge_job(own, status)
+        for one in self.world.coordinators:
+            if one.state.status is not None:
+                self._judge_job(one, one.state.status)
         for number, agent in self.world.agents.items():
             if agent.status is None:
                 continue  # killed
-            link, end = agent.link, agent.link.end
+            link, end, own = agent.link, agent.link.end, agent.follows
             assert end is not None
-            was_reached = not isinstance(link, RemoteLink) or link.is_reached
+            was_reached = not isinstance(link, RemoteLink) or link.coordinator is not None or link.is_reached
             if end.why in ("left", "refused"):
-                is_right = agent.status == own.refused[number]
+                is_right = own is not None and agent.status == own.refused[number]
             elif end.why == "lost":
-                is_gone = not own.own.process.is_alive and number not in own.at_end
+                is_gone = own is None or (not own.own.process.is_alive and number not in own.at_end)
                 is_right = agent.status == exitcodes.NODE_LOST and (agent.is_disturbed or is_gone)
             elif agent.was_impatient or (end.why in ENDS_OF_JOB and not was_reached):  # stopped here alone
                 is_right = agent.status > 128 or agent.status == exitcodes.NODE_LOST
             elif end.why in ENDS_OF_JOB:
-                is_right = agent.status == (exitcodes.OK if number in own.spares else status)
+                assert own is not None
+                is_right = agent.status == (exitcodes.OK if number in own.spares else own.state.status)
             else:
                 is_right = agent.status == end.status
             if not is_right:
                 raise Violation(f"every node ends with the right status: {agent} with {agent.status} ({end})")
+        self._judge_majority()
+
+    def _judge_majority(self) -> None:
+        """Raise Violation if nodes were cut off that should have gone on."""
+        agents, world = self.world.agents, self.world
+        if any(one.state.why in (Why.SIGNALLED, Why.FRONT_LOST) for one in world.coordinators):
+            return  # not all may have learned of that
+        if world.announced and self._has_majority(self.silent):
+            for number in world.announced[-1]:
+                agent = agents[number]
+                if number not in self.silent and self._stayed(agent) and self._was_cut_off(agent):
+                    raise Violation(f"a majority goes on: {agent} does not")
+        has_lost = any(agent.status is None for agent in agents.values())
+        if world.announced and not has_lost and self._has_majority(self.partly_silent):
+            ended = [agents[number] for number in world.announced[-1] if self._stayed(agents[number])]
+            if ended and all(map(self._was_cut_off, ended)):
+                raise Violation(f"a majority goes on: none of {', '.join(map(str, ended))} does")
+
+    def _has_majority(self, silent: set[int]) -> bool:
+        """Whether of all generations that were to begin, more nodes were there to the end than others may have missed."""
+        for nodes in self.world.announced:
+            stayed = {number for number in nodes - silent if self._stayed(self.world.agents[number])}
+            missed = len(nodes) - len(stayed)
+            if len(nodes) == 2 and not nodes & silent:
+                missed = 0  # its end was seen
+            if len(stayed) <= missed or len(stayed) < self.scenario.policy.min_nodes:
+                return False
+        return True
+
+    def _stayed(self, agent: SimulatedAgent) -> bool:
+        """Whether an agent that may follow any coordinator has ended as its last one, or was cut off."""
+        if agent.status is None or agent.was_impatient or not (agent.link.coordinator or agent.is_told):
+            return False
+        return self._was_cut_off(agent) or (agent.follows is not None and agent.follows.state.status == agent.status)
+
+    def _was_cut_off(self, agent: SimulatedAgent) -> bool:
+        end, own = agent.link.end, agent.follows
+        assert end is not None
+        return end.why == "lost" or (own is not None and own.state.is_cut_off and end.why in ENDS_OF_JOB)
 
     def _judge_job(self, own: SimulatedCoordinator, status: int) -> None:
         state, policy, faults = own.state, self.scenario.policy, self.scenario.faults
+        if own.own.number in own.left_at:
+            if status != 128 + SIGTERM:
+                raise Violation(f"every node ends with the right status: {own.own} leaves with {status}")
+            return
         kinds = {fault.kind for fault in faults}
         # SIGTERM to a node that has left ends no job; a second signal may be another one
         sent = {fault.signum for fault in faults if fault.signum != SIGTERM or fault.agent not in own.left_at}

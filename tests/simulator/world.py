@@ -12,17 +12,20 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from ddplaunch.control.dialer import Dialer
+from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.port import PortTaken
-from ddplaunch.process.clock import LATE, Clock
+from ddplaunch.process.clock import LATE, Clock, Pause
 from ddplaunch.supervise.outcome import WorkerError
 from tests.loops import FakePending
 from tests.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
     from tests.simulator.agents import SimulatedAgent
+    from tests.simulator.coordinator import SimulatedCoordinator
 
 FOLLOWS = WorkerError(
     type="RuntimeError", message="[gloo/transport/tcp/pair.cc:1] Connection closed by peer", traceback=""
@@ -50,15 +53,22 @@ class World:
         self.dice = Random(scenario.seed + 1)
         self.now = 0.0
         self.agents: dict[int, SimulatedAgent] = {}
-        self.listeners: dict[int, Listener] = {}  # by the number of the node
+        self.coordinators: list[SimulatedCoordinator] = []  # all that there have ever been
+        self.runs: dict[int, Run] = {}  # all generations that have begun, by number
+        self.current: Process  # the one that does something
+        self.sockets: dict[tuple[int, int], Socket] = {}  # by the number of the node and the port
+        self.off_until: dict[int, float] = {}  # nodes without power
         self.peers: list[Peer] = []
         self.cut_until: dict[Pair, float] = {}
         self.slow_until: dict[Pair, float] = {}
         self.port_taken_until = 0.0
         self.workers: list[Worker] = []  # those that live
-        self.started: set[tuple[int, int]] = set()  # generation and rank of all that ever did
+        self.started: set[tuple[int, int]] = set()  # generation and rank of all that there have ever been
         self.statuses: dict[tuple[int, int], int] = {}  # of those that have ended, by the same
         self.hangs = False  # no worker makes progress, until the next generation
+        self.announced: list[frozenset[int]] = []  # nodes that were to begin a generation
+        self.armed: list[Callable[[], object]] = []  # faults that wait for a coordinator that takes over, or announces
+        self.quiet_from = scenario.quiet_from
         self._trace = trace
         self._due: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
@@ -70,9 +80,9 @@ class World:
     def soon(self, most: float, call: Callable[..., object], *arguments: Any) -> None:
         self.at(self.now + self.dice.random() * most, call, *arguments)
 
-    def run(self, until: float, is_over: Callable[[], bool]) -> bool:
+    def run(self, patience: float, is_over: Callable[[], bool]) -> bool:
         due, calls, since = self._due, 0, -1.0
-        while due and due[0][0] <= until:
+        while due and due[0][0] <= self.quiet_from + patience:
             self.now, _, call, arguments = heappop(due)
             calls += 1
             if self.now > since + 0.01:
@@ -87,6 +97,12 @@ class World:
     def note(self, who: object, what: object) -> None:
         if self._trace is not None:
             self._trace.append(f"{self.now:8.3f}  {who}: {what}")
+
+    def fire(self) -> None:
+        """Have all faults happen soon that have waited for this."""
+        armed, self.armed = self.armed, []
+        for fault in armed:
+            self.soon(3 * self.scenario.delay, fault)
 
     def reserve(self, *_: Any, again: bool = False) -> Any:
         if self.now < self.port_taken_until and again:
@@ -127,6 +143,7 @@ class Process(Loop):
         no_files: Any = Silent(get_map=dict, select=lambda _: [])
         super().__init__(Clock(lambda: self.world.now), no_files)
         self.is_alive, self.is_paused = True, False
+        self.dialers: set[Dialer] = set()  # all that have dialed
         self._backlog: list[Callable[[], object]] = []
         self._wakes_at = inf
 
@@ -135,7 +152,7 @@ class Process(Loop):
         if self.is_paused:
             self._backlog.append(call)
         elif self.is_alive:
-            self.clock._seen = self.world.now  # it was asleep, and not paused
+            self.clock._seen, self.world.current = self.world.now, self  # it was asleep, and not paused
             try:
                 call()
                 self.run_once()
@@ -167,7 +184,10 @@ class Process(Loop):
     def _resume(self) -> None:
         """Go on: with what has come meanwhile, of which no order is known, then with what is due."""
         self.is_paused = False
-        self.now()  # the clock sees the pause
+        missed = self.clock._missed
+        now = self.now()  # the clock sees the pause
+        if self.clock._missed > missed:
+            self.clock.pause = Pause(self.clock._missed - missed, now)
         backlog, self._backlog = self._backlog, []
         for call in [*backlog, lambda: None]:
             self.do(call)
@@ -175,7 +195,8 @@ class Process(Loop):
     def end(self, *, silently: bool) -> None:
         """Be gone: the kernel closes all connections; or `silently`, as after a loss of power."""
         self.is_alive = False
-        self.world.listeners.pop(self.number, None)
+        for socket in [one for (number, _), one in self.world.sockets.items() if number == self.number]:
+            socket.end()
         for peer in self.world.peers:
             if peer.process is self:
                 peer.vanish() if silently else peer.close()
@@ -195,7 +216,8 @@ class Peer:
         self.received: Callable[[bytes], None] = lambda _payload: None
         self.closed: Callable[[str], None] = lambda _reason: None
         self._is_open = True
-        self._under_way: deque[bytes | str] = deque()  # to this side; a text says why the connection has ended
+        # to this side; a text says why the connection has ended, a call is the end of the handshake
+        self._under_way: deque[bytes | str | Callable[[], object]] = deque()
         self._last = 0.0  # when the last of it arrives
         self._world.peers.append(self)
 
@@ -230,7 +252,7 @@ class Peer:
         for _ in self._under_way:
             self._schedule()
 
-    def _take(self, item: bytes | str, most: float | None = None) -> None:
+    def _take(self, item: bytes | str | Callable[[], object], most: float | None = None) -> None:
         self._under_way.append(item)
         self._schedule(most)
 
@@ -246,60 +268,147 @@ class Peer:
             item = self._under_way.popleft()
             self.process.do(lambda: self._hand_over(item))
 
-    def _hand_over(self, item: bytes | str) -> None:
+    def _hand_over(self, item: bytes | str | Callable[[], object]) -> None:
         if self._is_open and isinstance(item, bytes):
             self.received(item)
-        elif self._is_open:
+        elif self._is_open and isinstance(item, str):
             self._is_open = False
-            self.closed(str(item))
+            self.closed(item)
+        elif self._is_open and not isinstance(item, bytes | str):
+            item()
 
 
 def address_of(number: int) -> str:
     return f"10.0.0.{number}"
 
 
+class Socket:
+    """Stands for a socket that listens: the kernel accepts connections there, which wait until somebody takes them."""
+
+    def __init__(self, process: Process, port: int) -> None:
+        self.process, self.port = process, port
+        self.listener: Listener | None = None
+        self._waiting: list[Attempt] = []
+        self._holders = 1
+        process.world.sockets[process.number, port] = self
+
+    def getsockname(self) -> tuple[str, int]:
+        return address_of(self.process.number), self.port
+
+    def dup(self) -> Socket:
+        self._holders += 1
+        return self
+
+    def close(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self.end()
+
+    def end(self) -> None:
+        self.process.world.sockets.pop((self.process.number, self.port), None)
+        for attempt in self._waiting:
+            attempt.fail_later("connection reset")
+
+    def offer(self, attempt: Attempt) -> None:
+        self._waiting.append(attempt)
+        self.process.do(self.accept)
+
+    def accept(self) -> None:
+        """Take all connections that wait, if somebody is there to do so."""
+        while self._waiting and self.listener is not None:
+            attempt = self._waiting.pop(0)
+            if not attempt.is_over:
+                self.listener.opened(attempt.connect(self.process))
+
+
 class Listener:
-    """Stands for `control.listener.Listener`, with a handshake that takes no time."""
+    """Stands for `control.listener.Listener`."""
 
-    port = 1
-
-    def __init__(self, loop: Process, _key: object, *, opened: Callable[[Peer], None], **_: object) -> None:
-        self.process, self.opened = loop, opened
-        loop.world.listeners[loop.number] = self
+    def __init__(
+        self, loop: Process, _key: object, *, opened: Callable[[Peer], None], listening: Any = None, **_: object
+    ) -> None:
+        self.opened, self._socket = opened, listening or Socket(loop, 1)
+        self._socket.listener, self.port = self, self._socket.port
+        loop.timer(loop.now(), self._socket.accept)
 
     def report_refusal(self, *_: str) -> None:
-        """Nobody reads it, nor closes the listener of a process that lives."""
+        """Nobody reads it."""
 
-    close = report_refusal
+    def close(self) -> None:
+        if self._socket.listener is self:
+            self._socket.listener = None
+            self._socket.close()
 
 
-class Dialer:
-    """Stands for `control.dialer.Dialer`: tries each second, until a node listens and is not cut off."""
+class Attempt:
+    """Stands for `control.dialer._Attempt`: one connection from connect() to the end of the handshake."""
 
-    def __init__(self, loop: Process, _key: object, *, opened: Callable[[Peer], None], **_: object) -> None:
-        self._process, self._opened = loop, opened
-        self._timer = loop.timer(None, self._attempt)
-        self.stop = self._timer.cancel
+    def __init__(self, dialer: Dialer, _socket: object, target: Any, timeout: float) -> None:
+        self.target, self.timeout = target, timeout
+        self.is_over = self.is_accepted = self.was_silent = False
+        self._dialer, self._process = dialer, cast("Process", dialer.loop)
+        self._world = self._process.world
+        self._node, self._port = int(target[1][0].rpartition(".")[2]), target[1][1]
+        self._timer = self._process.timer(self._process.now() + timeout, self._on_timeout)
+        self._peer: Peer | None = None  # until the dialer has it
+        self._process.dialers.add(dialer)
+        self._world.soon(min(0.9, self._world.scenario.delay), self._arrive)
 
-    def set_targets(self, targets: Any) -> None:
-        self._nodes = [int(address[0].rpartition(".")[2]) for _, address in targets]
-        self._timer.set(self._process.now())
+    def _arrive(self) -> None:
+        """Reach the kernel of the other node, unless that is off or cut off."""
+        world, is_off = self._world, self._world.now < self._world.off_until.get(self._node, 0.0)
+        if self.is_over or is_off or world.is_cut(frozenset((self._process.number, self._node))):
+            return
+        socket = world.sockets.get((self._node, self._port))
+        if socket is None:
+            self.fail_later(CONNECTION_REFUSED)
+        else:
+            self.is_accepted = True
+            socket.offer(self)
 
-    def _attempt(self) -> None:
-        world, process = self._process.world, self._process
-        for node in self._nodes:
-            listener = world.listeners.get(node)
-            if (
-                listener is not None
-                and not listener.process.is_paused
-                and not world.is_cut(frozenset((process.number, node)))
-            ):
-                here, there = Peer(process, node), Peer(listener.process, process.number)
-                here.other, there.other = there, here
-                listener.process.do(partial(listener.opened, there))
-                self._opened(here)
-                return
-        self._timer.set(process.now() + 1.0)
+    def connect(self, other: Process) -> Peer:
+        """Complete the handshake; return the other side, where that is so at once."""
+        here = self._peer = Peer(self._process, self._node)
+        here.other = there = Peer(other, self._process.number)
+        there.other = here
+        here._take(self._win, min(0.9, self._world.scenario.delay))
+        return there
+
+    def _win(self) -> None:
+        peer, self._peer = self._peer, None
+        self.discard()
+        self._dialer.won(cast("Any", self), cast("Any", peer))
+
+    def fail_later(self, reason: str) -> None:
+        self._world.soon(self._world.scenario.delay, self._process.do, partial(self._fail, reason))
+
+    def _on_timeout(self) -> None:
+        self.was_silent = self.is_accepted
+        self._fail("silent")
+
+    def _fail(self, reason: str) -> None:
+        if not self.is_over:
+            self.discard()
+            self._dialer.lost(cast("Any", self), reason)
+
+    def discard(self) -> None:
+        self.is_over = True
+        self._timer.cancel()
+        if self._peer is not None:
+            self._peer.close()
+
+
+class Run:
+    """A generation that has begun."""
+
+    def __init__(self, number: int, coordinator: SimulatedCoordinator, nodes: frozenset[int], size: int) -> None:
+        self.number, self.coordinator, self.nodes, self.size = number, coordinator, nodes, size
+        self.alive = 0  # workers
+        self.has_trained = False
+
+    @property
+    def trains(self) -> bool:
+        return self.alive == self.size
 
 
 class Worker:
@@ -310,6 +419,7 @@ class Worker:
         self.world = world = agent.world
         self.agent, self.generation, self.rank = agent, generation, rank
         self.born = world.now
+        run = world.runs[generation]
         self.stopped: tuple[int, float] | None = None
         self.has_raised = False
         if (generation, rank) in world.started:
@@ -317,10 +427,18 @@ class Worker:
         for other in world.workers:
             if other.generation != generation and other.agent is agent:
                 raise Violation(f"no worker of two generations runs on one node: {self} starts beside {other}")
-            if other.generation != generation and other.agent.is_member and agent.is_member:
+            if other.generation != generation and run.coordinator.members >= {other.agent.number, agent.number}:
                 raise Violation(f"no generation begins beside workers of a member: {self} starts while {other} runs")
         world.started.add((generation, rank))
         world.workers.append(self)
+        run.alive += 1
+        if run.trains:
+            run.has_trained = True
+            for one in world.runs.values():
+                if one is not run and one.trains:
+                    raise Violation(f"two generations never train at once: {generation} and {one.number}")
+                if one.number > generation and one.has_trained:
+                    raise Violation(f"generations train in their order: {generation} after {one.number}")
         world.at(world.now + world.scenario.work + world.dice.random(), self._finish)
 
     def __str__(self) -> str:
@@ -348,6 +466,7 @@ class Worker:
         if self not in world.workers:
             return
         world.workers.remove(self)
+        world.runs[self.generation].alive -= 1
         status = world.statuses[self.generation, self.rank] = code if code is not None else 128 + (signum or 0)
         world.note(self, f"ends with {status}")
         self.agent.worker_ended(self, code, signum, error)
