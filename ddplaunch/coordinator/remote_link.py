@@ -178,11 +178,12 @@ class RemoteLink(Link):
                 self._on_succession(message)
                 self._send(messages.Acknowledged(message.electorates[-1].term))
             case messages.GivenUp(reason):
-                lost = f"it goes on without this node: {reason}"
                 if when := self._loop.clock.paused(self._heartbeat_timeout):
-                    self._lose(f"this node was {when}, and the coordinator (node 0) was lost: {lost}")
+                    self._lose(
+                        f"this node was {when}, and the coordinator (node 0) goes on without this node: {reason}"
+                    )
                 else:
-                    self._lose_coordinator(lost, has_ended=False)
+                    self._on_given_up(f"it goes on without this node: {reason}")
             case messages.Anew():
                 self._on_anew()
             case messages.Deserted():
@@ -275,6 +276,9 @@ class RemoteLink(Link):
             self._peer.close()
             self._peer = self._sequence = None
         self._lost_at.cancel()
+
+    def _on_given_up(self, reason: str) -> None:
+        self._lose(f"{_LOST}: {reason}")
 
     def _wake_without(self, when: str, reason: str) -> None:
         """End this node, which was paused: it is lost to the coordinator, and not the coordinator to it."""
