@@ -19,6 +19,8 @@ from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.supervise import node
+from ddplaunch.supervise.outcome import CUT_OFF
+from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.orders import Order, Report

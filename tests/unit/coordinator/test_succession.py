@@ -97,6 +97,8 @@ def test_a_coordinator_that_gives_way_to_another_has_not_ended(link: Link) -> No
 
 def test_a_node_that_took_over_too_early_sends_its_followers_elsewhere(link: Link) -> None:
     done: list[str] = []
-    link.coordinator = cast(Any, SimpleNamespace(desert=lambda: done.append("deserted")))
+    link.coordinator = cast(
+        Any, SimpleNamespace(desert=lambda: done.append("deserted"), state=SimpleNamespace(gather_until=1.0))
+    )
     link.reaches()
     assert (done, link.coordinator) == (["deserted"], None)
