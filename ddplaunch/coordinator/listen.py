@@ -166,7 +166,7 @@ def take_over(
             coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, loop.now()))
 
         agents.expect_watcher(seconds_to_follow(terms.heartbeat_timeout), end)
-    loop.post(Listening(agents.port))
+    loop.handle(Listening(agents.port))  # ahead of all that this agent will report of the job
     return coordinator
 
 
