@@ -33,7 +33,8 @@ def test_a_picture_of_a_terminal_is_fresh_small_and_asks_no_other_host(drawn: Pa
     text = picture.read_text(encoding="utf-8")
     assert len(text) < 6000
     assert re.findall(r"https?://[^\"]+", text) == ["http://www.w3.org/2000/svg"]
-    assert words(picture) == words(drawn / picture.name), "python docs/screens.py"
+    # the last fact in the row of a job is left out where the others are a digit longer
+    assert words(picture) ^ words(drawn / picture.name) <= {"memory"}, "python docs/screens.py"
 
 
 def test_the_picture_of_the_page_is_small() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import events_in, until
 from tests.nodes import ENOUGH, Node, Nodes
 from tests.process.terminal import Lasting, Screen
+from tests.process.test_run_folder import check
 
 COLUMNS = 120
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
@@ -107,6 +108,9 @@ def test_the_next_node_takes_over_from_one_that_is_killed_and_answers_for_the_jo
     assert "2 workers on 2 nodes finished in " in second.err
     whole = summary(nodes, 1)
     assert (whole["status"], whole["why"], whole["restarts"]) == (0, "finished", 1)
+    (folder,) = state_of(nodes, 1).glob("ddplaunch/runs/*/node-*")
+    (event,) = events_in(folder, "took_over")
+    check(event)
 
 
 def test_it_takes_over_as_well_if_the_command_that_was_typed_is_killed(nodes, start):
