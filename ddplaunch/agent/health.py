@@ -44,7 +44,7 @@ class HealthGate:
         self._asked = self._loop.ask(self._question, f"no answer after {LIMIT:g} s", answered, within=LIMIT + _MARGIN)
 
     def release(self, number: int) -> Generation | None:
-        """Return the generation of this number if it still waits, and have it wait no longer."""
+        """Return the generation of this number if that still waits; it waits no longer."""
         if self._waits is None or self._waits.number != number:
             return None
         found, self._waits = self._waits, None

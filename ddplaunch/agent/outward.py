@@ -187,7 +187,7 @@ class Look:
 
 
 def _by_collectives(link: Link | None) -> Progress | None:
-    """Return about how far the collectives show the job to be; None if they do not show it, or another node knows."""
+    """Return about how far the job is, as its collectives show; None without such a sign, or on another node than node 0."""
     stragglers = link.coordinator.stragglers if link is not None and link.coordinator is not None else None
     steps = stragglers.last_steps if stragglers is not None else None
     return Progress(step=size(steps), total=None, source="collectives") if steps is not None else None

@@ -110,7 +110,7 @@ class Agents:
             self.connections.send(id, messages.encode(succession))
 
     def introduce(self, id: int) -> None:
-        """Tell a node that takes no part yet, or the command, which nodes may take over, so that it can follow them."""
+        """Tell a node that takes no part yet, or the command, which nodes may take over."""
         if self._announced is not None:
             self.connections.send(id, messages.encode(self._announced))
 

@@ -163,7 +163,7 @@ class Connections:
         return addresses.most_common(1)[0][0] if addresses else None
 
     def address(self, id: int) -> str:
-        """Return the address at which other nodes reach a peer: that it connects from, or ours if it is on this host."""
+        """Return the address at which other nodes reach a peer: where the peer connects from, or ours for a peer on this host."""
         peer = self._connections[id].peer
         if not is_loopback(peer.address):
             return peer.address

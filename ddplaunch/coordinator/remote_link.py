@@ -283,7 +283,7 @@ class RemoteLink(Link):
         self._lose(f"{_LOST}: {reason}")
 
     def _wake_without(self, when: str, reason: str) -> None:
-        """End this node, which was paused: it is lost to the coordinator, and not the coordinator to it."""
+        """End this node, which was paused, so that the coordinator has lost it."""
         self._lose(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
 
     def _lose(self, error: str) -> None:

@@ -61,7 +61,7 @@ class CoordinatorHost:
             self._loop.timer(self._loop.now() + self._fence, partial(self.agent_ended, host))
 
     def _confirm(self) -> None:
-        """Tell each successor, once, that those before it have ended."""
+        """Tell each successor, once, that all coordinators before that one have ended."""
         for at, host in enumerate(self._successors):
             if host not in self._confirmed and self._ended.issuperset((self.current, *self._successors[:at])):
                 self._confirmed.add(host)

@@ -1,4 +1,4 @@
-"""How a generation starts: with which members, once all of them know who decides should they lose each other. Pure."""
+"""How a generation starts: with which members, and after which announcement of its electorate. Pure."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def _was_to_go_on(state: State) -> bool:
 
 
 def _stop_gathering(state: State, why: Why, signum: int, at: float) -> Result:
-    """End a job that waits for the nodes of a coordinator that was lost, once these know, too: they would go on without it."""
+    """End a job that waits for the nodes of a lost coordinator, once these nodes know too. Else they would go on alone."""
     until = min(state.gather_until or at, at + SETTLE)
     return go_on_if_ended(gathered(replace(state, why=why, signum=signum, halted=True, gather_until=until), at), at)
 
@@ -326,7 +326,7 @@ def _has_heirs(state: State) -> bool:
 
 
 def _on_own_leaving(state: State, at: float) -> Result:
-    """Have another node take over, once the workers here have ended: they may save, as those of all nodes."""
+    """Have another node take over once the workers here have ended, which may save something, as all workers do."""
     own = replace(state.members[SELF_ID], is_leaving=True)
     announces = actions.Print(f"{own} leaves (SIGTERM): another node takes over")
     state = replace(state, members=state.members.with_member(own))
