@@ -427,7 +427,7 @@ class Worker:
         for other in world.workers:
             if other.generation != generation and other.agent is agent:
                 raise Violation(f"no worker of two generations runs on one node: {self} starts beside {other}")
-            if other.generation != generation and run.coordinator.members >= {other.agent.number, agent.number}:
+            if other.generation < generation and run.coordinator.members >= {other.agent.number, agent.number}:
                 raise Violation(f"no generation begins beside workers of a member: {self} starts while {other} runs")
         world.started.add((generation, rank))
         world.workers.append(self)

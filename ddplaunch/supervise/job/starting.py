@@ -57,6 +57,8 @@ def start(state: State, at: float) -> Result:
         return _begin(state, ordered, at)
     term = state.term + 1
     committed = tuple(one for one in state.electorates if one.term != state.term or not state.unacknowledged)
+    # before the first generation, nothing else decides between this coordinator and nodes that know of the first electorate
+    committed = committed or state.electorates[:1]
     kept = {one.term for one in committed}
     voting = {member.id: Vote(term, rank) for rank, member in enumerate(ordered)}
     members = Members.of(_with_votes(member, kept, voting.get(member.id)) for member in state.members.values())

@@ -274,6 +274,14 @@ def test_no_generation_begins_at_once_when_a_node_leaves_before_it() -> None:
     assert after(state, DeadlineReached(54.0)).phase is Phase.ANNOUNCING
 
 
+def test_before_the_first_generation_a_coordinator_that_is_cut_off_begins_nothing_alone() -> None:
+    # the other two may know that they decide, and go on
+    cut = [AgentLost(id, LOST, 50.0, has_ended=False) for id in (1, 2)]
+    state, actions = history(ELASTIC, [*met(3), DeadlineReached(40.0), *cut])
+    assert state.is_cut_off
+    assert of(BeginGeneration, actions) == []
+
+
 def test_a_node_that_was_to_take_part_was_needed() -> None:
     state = taken_over(3, min_nodes=2, max_nodes=4, spares=1)
     state = after(state, Joined(member(1, votes=(Vote(1, 2),)), 100.5), Joined(member(2), 101.0))
