@@ -167,11 +167,7 @@ def _written(path: str) -> Iterator[IO[bytes]]:
     beside = f"{path}.{os.getpid()}.part"
     try:
         check_replaceable(path)
-        made = open(beside, "xb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="name another file: --out FILE") from None
-    try:
-        with made:
+        with open(beside, "xb") as made:
             if path.endswith(".gz"):
                 with gzip.GzipFile("", "wb", compresslevel=1, fileobj=made, mtime=0) as packed:
                     yield packed
@@ -180,8 +176,8 @@ def _written(path: str) -> Iterator[IO[bytes]]:
         os.replace(beside, path)
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="name another file: --out FILE") from None
-    finally:
-        if os.path.exists(beside):
+    finally:  # also of a signal that comes while it is being opened
+        if os.path.lexists(beside):
             os.unlink(beside)
 
 

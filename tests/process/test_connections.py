@@ -65,11 +65,18 @@ class Crowd:
 
     def received(self, peer: Peer, payload: bytes) -> None:
         match messages.for_agent(payload):
-            case messages.Ping(sent, limit):
+            case messages.Ping(_, limit):
                 self.pings[peer] += 1
                 self.limits.add(limit)
                 if peer not in self.silent:
-                    peer.send(messages.encode(messages.Pong(sent, sent)))
+                    answer(peer, payload)
+
+
+def answer(peer: Peer, payload: bytes) -> None:
+    """Answer a ping, as an agent does."""
+    match messages.for_agent(payload):
+        case messages.Ping(sent):
+            peer.send(messages.encode(messages.Pong(sent, sent)))
 
 
 @pytest.fixture
@@ -138,27 +145,31 @@ def test_a_silent_host_is_lost_earlier_but_not_where_one_has_come_back_from_a_lo
 
 def test_who_has_lost_another_coordinator_and_comes_late_may_say_at_length_how_its_workers_have_ended() -> None:
     loop, fed, peers = FakeLoop(), list[object](), list[Peer]()
+
+    def opened(peer: Peer) -> None:
+        peers.append(peer)
+        peer.received = lambda payload: answer(peer, payload)
+
     state = job.State(policy=job.Policy(min_nodes=1, max_nodes=3), generation=2, phase=job.Phase.RUNNING)
     coordinator: Any = SimpleNamespace(state=state, feed=fed.append)
     terms = Terms(
         max_nodes=3, run_id="run-1", address=None, key=KEY, listen="127.0.0.1", ports=(0,), has_front=False,
         heartbeat_timeout=10.0,
     )  # fmt: skip
-    agents = Incoming(loop, terms, coordinator, print).agents
-    dialer = Dialer(loop, KEY, source=None, opened=peers.append, refused=lambda *_: None, user_timeout=60)
-    dialer.set_targets([(socket.AF_INET, ("127.0.0.1", agents.port))])
-    loop.until(lambda: peers)
-    facts = messages.NodeFacts(ddplaunch="1", python="3", torch="2", script="", nnodes="1:3")
-    hello = messages.Hello(
-        requested_rank=None, host="c", workers=4, backend="gloo", backend_reason="", reached="a", facts=facts,
-        run_id="run-1", votes=(Vote(1, 2),), runs=messages.Running(1, 2),
-    )  # fmt: skip
-    exits = tuple(worker_exit(rank, 1, stderr_tail="x" * 20_000) for rank in range(4))
-    end = messages.encode(NodeEnd(1, exits, None, (), Traces(oom_kills=0, shm=None, log_folder=None)))
-    assert len(end) > LIMIT_UNKNOWN
-    peers[0].send(messages.encode(hello))
-    peers[0].send(end)
-    loop.until(lambda: fed)
+    with closing(Incoming(loop, terms, coordinator, print).agents) as agents:
+        dialer = Dialer(loop, KEY, source=None, opened=opened, refused=lambda *_: None, user_timeout=60)
+        dialer.set_targets([(socket.AF_INET, ("127.0.0.1", agents.port))])
+        loop.until(lambda: peers)
+        with closing(peers[0]) as peer:
+            facts = messages.NodeFacts(ddplaunch="1", python="3", torch="2", script="", nnodes="1:3")
+            hello = messages.Hello(
+                requested_rank=None, host="c", workers=4, backend="gloo", backend_reason="", reached="a", facts=facts,
+                run_id="run-1", votes=(Vote(1, 2),), runs=messages.Running(1, 2),
+            )  # fmt: skip
+            exits = tuple(worker_exit(rank, 1, stderr_tail="x" * 20_000) for rank in range(4))
+            end = messages.encode(NodeEnd(1, exits, None, (), Traces(oom_kills=0, shm=None, log_folder=None)))
+            assert len(end) > LIMIT_UNKNOWN
+            peer.send(messages.encode(hello))
+            peer.send(end)
+            loop.until(lambda: fed)
     assert [type(event) for event in fed] == [job.Joined]
-    agents.close()
-    peers[0].close()

@@ -54,8 +54,9 @@ def test_each_generation_is_wrapped_and_a_fork_server_is_not_used(job, program, 
 def test_the_stacks_of_a_wrapped_worker_are_shown_and_it_is_stopped(job, verb, wrapper):  # noqa: F811
     job.behave(options=("--wrap", wrapper + "x"))
     until(lambda: len(notes(job)) == 2, "both")
-    until(lambda: "behave.py:" in verb("stacks").out, "the stacks of what the wrapper has started")
-    assert verb("stop").status == 0
+    name = job.folder.name  # there may be jobs of other tests, whose sockets are in the runtime folder of the user
+    until(lambda: "behave.py:" in verb("stacks", name).out, "the stacks of what the wrapper has started")
+    assert verb("stop", name).status == 0
     assert job.wait(10).status == 130
     job.nothing_left()
 
