@@ -65,9 +65,8 @@ def test_a_profile_that_a_signal_ends_leaves_nothing(job, program, tmp_path, sig
     process = job.start(program("attached"), "held")
     job.sign("ready-0")
     until((job.folder / run_socket.NAME).exists, "a socket")
-    profiling = subprocess.Popen(
-        job.argv("profile", "--out", tmp_path / "trace.json"), env=job.env, stderr=subprocess.DEVNULL
-    )
+    argv = job.argv("profile", "--out", tmp_path / "trace.json", job.folder.name)
+    profiling = subprocess.Popen(argv, env=job.env, stderr=subprocess.DEVNULL)
     until(lambda: list(tmp_path.glob("trace.json.*.part")), "the file of the trace")
     profiling.send_signal(signum)
     assert profiling.wait(10) == -signum
