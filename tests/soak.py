@@ -119,7 +119,8 @@ class Round:
         limits = ("--spares", self.spares, "--max-restarts", 1000, "--heartbeat-timeout", f"{SILENCE}s")
         self.workers.append(self.dice.randint(1, 2))
         quick = ("--rdzv-conf", "last_call_timeout=2", "--grace-period", "5s", "--nproc-per-node", self.workers[-1])
-        self.nodes.node(*self.nodes.c10d(f"1:{MOST}"), *limits, *quick, *PROGRAM, env=QUICK)
+        method = ("--start-method", self.dice.choice(("forkserver", "forkserver", "forkserver", "exec")))
+        self.nodes.node(*self.nodes.c10d(f"1:{MOST}"), *limits, *quick, *method, *PROGRAM, env=QUICK)
         if len(self.nodes.started) == 1:
             self.nodes.answers()  # the others find node 0, and none of them becomes it
         return "a node joins"

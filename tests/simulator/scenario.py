@@ -64,7 +64,7 @@ def scenario(seed: int) -> Scenario:
     dice = Random(seed)
     least = dice.choice((1, 2, 2, 3))
     more, spares = dice.choice(((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (0, 1), (1, 2)))
-    has_notice = dice.random() < 0.2
+    has_notice, is_dispatched = dice.random() < 0.2, dice.random() < 0.2
     policy = job.Policy(
         min_nodes=least,
         max_nodes=least + more + spares,
@@ -76,8 +76,8 @@ def scenario(seed: int) -> Scenario:
         timeout=dice.choice((None, None, 40.0)),
         hang_timeout=dice.choice((None, None, 6.0)),
         replaceable=dice.random() < 0.5,
-        may_leave=dice.random() < 0.7,
-        dispatched=dice.random() < 0.2,
+        may_leave=not is_dispatched and dice.random() < 0.8,
+        dispatched=is_dispatched,
         notices=frozenset({int(SIGUSR1)}) if has_notice else frozenset(),
     )
     if dice.random() < 0.1:

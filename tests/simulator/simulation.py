@@ -195,7 +195,7 @@ class Simulation:
             agent.was_killed = True
         else:
             self.silent |= touched
-            self.partly_silent |= touched - {agent.number} or touched
+            self.partly_silent |= {fault.other} if kind in ("reset", "sever", "slow") else touched
         hosts = {one.own.number for one in self.world.coordinators if one.is_here}
         for number in agents if hosts & touched or kind == "partition" else touched & agents.keys():
             agents[number].is_disturbed = True
@@ -265,7 +265,10 @@ class Simulation:
         """Whether an agent that may follow any coordinator has ended as its last one, or was cut off."""
         if agent.status is None or agent.was_impatient or not (agent.link.coordinator or agent.is_told):
             return False
-        return self._was_cut_off(agent) or (agent.follows is not None and agent.follows.state.status == agent.status)
+        own = agent.follows
+        if own is None or self._was_cut_off(agent):
+            return self._was_cut_off(agent)
+        return own.state.status == agent.status and own.own.number not in own.left_at  # else only that node has ended
 
     def _was_cut_off(self, agent: SimulatedAgent) -> bool:
         end, own = agent.link.end, agent.follows

@@ -24,7 +24,7 @@ from ddplaunch.supervise.job.starting import (
     waiting,
 )
 from ddplaunch.supervise.job.state import BETWEEN, SELF_ID, Member, Members, Phase, Policy, State
-from ddplaunch.supervise.job.succession import SETTLE, gathered, with_ended
+from ddplaunch.supervise.job.succession import SETTLE, gathered, with_begun, with_ended
 from ddplaunch.supervise.outcome import CUT_OFF, Why
 
 NEXT_NOTICE = 30.0  # seconds from one such line to the next
@@ -125,7 +125,7 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
     if state.phase is Phase.RENDEZVOUS:
         return start_if_enough(state, at, is_restart=state.generation >= 0)
     if state.gather_until is not None:
-        return go_on_if_ended(gathered(state, at), at)
+        return go_on_if_ended(gathered(with_begun(state, member), at), at)
     if state.spares:
         return state, (actions.Print(f"{member.host} is a spare: it waits until a node is lost or leaves"),)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddplaunch.fields import line
 from ddplaunch.supervise.electorate import MAX_SPENT, Electorate, History, Vote
-from ddplaunch.supervise.job.state import Phase, Policy, State
+from ddplaunch.supervise.job.state import Member, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
 SETTLE = (
@@ -79,6 +79,14 @@ def without_coordinator(state: State, lost: str, votes: tuple[Vote, ...], *, has
 def with_ended(state: State, votes: tuple[Vote, ...]) -> State:
     """Note that the agent of the node with these votes has ended."""
     return replace(state, electorates=tuple(one.without(votes) for one in state.electorates))
+
+
+def with_begun(state: State, member: Member) -> State:
+    """Drop the electorates before that of a generation which this member has begun: all nodes have acknowledged that one."""
+    terms = {vote.term for vote in member.votes}
+    if not member.runs or len(terms) != 1 or terms.isdisjoint(one.term for one in state.electorates):
+        return state
+    return replace(state, electorates=tuple(one for one in state.electorates if one.term >= min(terms)))
 
 
 def gathered(state: State, at: float) -> State:

@@ -229,6 +229,24 @@ def test_a_vote_that_another_coordinator_has_given_meanwhile_does_not_count() ->
     assert (begun.phase, begun.electorates) == (Phase.RUNNING, (Electorate(72, 2),))
 
 
+@pytest.mark.parametrize(
+    ("node_rank", "votes", "proves"),
+    [
+        (3, (Vote(2, 3),), True),
+        (None, (Vote(2, 3),), False),  # it has joined after the electorate before, and begun nothing
+        (3, (Vote(1, 4), Vote(2, 3)), False),
+        (3, (Vote(9, 3),), False),  # of another coordinator that has taken over
+    ],
+)
+def test_who_has_begun_a_generation_proves_that_the_electorate_before_decides_nothing_any_more(
+    node_rank: int | None, votes: tuple[Vote, ...], proves: bool
+) -> None:
+    known = (Electorate(1, 5, ended=(2,)), Electorate(2, 4))
+    state = replace(taken_over(5), electorates=known)
+    state = after(state, Joined(member(1, node_rank=node_rank, votes=votes), 100.5))
+    assert state.electorates == (known[1:] if proves else known)
+
+
 def test_it_waits_for_the_others_no_longer_than_it_must() -> None:
     enough = after(taken_over(5), follower(1, 2), follower(2, 3))
     assert enough.gather_until == 100.5 + succession.SETTLE
