@@ -119,7 +119,7 @@ class Round:
         limits = ("--spares", self.spares, "--max-restarts", 1000, "--heartbeat-timeout", f"{SILENCE}s")
         self.workers.append(self.dice.randint(1, 2))
         quick = ("--rdzv-conf", "last_call_timeout=2", "--grace-period", "5s", "--nproc-per-node", self.workers[-1])
-        method = ("--start-method", self.dice.choice(("forkserver", "forkserver", "forkserver", "exec")))
+        method = ("--start-method", self.dice.choice(("forkserver", "forkserver", "forkserver", "spawn")))
         self.nodes.node(*self.nodes.c10d(f"1:{MOST}"), *limits, *quick, *method, *PROGRAM, env=QUICK)
         if len(self.nodes.started) == 1:
             self.nodes.answers()  # the others find node 0, and none of them becomes it
