@@ -376,10 +376,12 @@ class Agent:
         self._health.check(generation)
 
     def _on_health(self, generation: orders.Generation, why: str) -> None:
-        """Begin the generation that waited for the health check; or leave the job, which ends if this is node 0."""
+        """Begin the generation that waited for the health check; or leave the job, which ends if no other node can go on."""
         assert self._link is not None
-        if why and self._link.coordinator is None:
+        coordinator = self._link.coordinator
+        if why and coordinator is None:
             self._report(Unfit(piece(why)))
+        if why and (coordinator is None or coordinator.leave_unfit(why)):
             text = f"error: this node is not fit for the job: --health-check: {why}\n"
             self._link.take(JobEnd(exitcodes.NODE_LOST, "unfit", text))
             return

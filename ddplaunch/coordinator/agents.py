@@ -130,9 +130,9 @@ class Agents:
         """Whether that command is still to come: it notices later than the agents that the last coordinator was lost."""
         return self._watcher_due.is_set and not self.watchers
 
-    def hand_over(self, signum: int) -> None:
+    def hand_over(self, signum: int, unfit: str) -> None:
         """Have another agent take over, and know no agent any more."""
-        self._dismiss(messages.HandedOver(signum))
+        self._dismiss(messages.HandedOver(signum, fields.line(unfit)))
 
     def desert(self) -> None:
         """Have the agents look for another coordinator, which this node follows, and know no agent any more."""

@@ -224,8 +224,9 @@ class Coordinator:
                 self._agents.announce(action, self.state.members)
             case job.BeginGeneration(number, order, restarts):
                 self._begin(number, order, restarts)
-            case job.HandOver(signum) if self._agents is not None:
-                self._agents.hand_over(signum)
+            case job.HandOver(signum, unfit) if self._agents is not None:
+                self._has_ended = self._has_ended or bool(unfit)
+                self._agents.hand_over(signum, unfit)
             case job.StopNodes(ids, signum, by_cluster, others_ended):
                 time_is_up = self.state.why is Why.TIMED_OUT
                 stop = node.StopOrdered(signum, self._loop.now(), time_is_up, by_cluster, others_ended=others_ended)
@@ -392,6 +393,11 @@ class Coordinator:
             self._agents.send(others, order)
         if len(others) < len(ids):
             self._take_order(order)
+
+    def leave_unfit(self, reason: str) -> bool:
+        """Leave the job to the other nodes, since this one has failed its health check; return whether they can go on."""
+        self.feed(job.OwnUnfit(reason))
+        return self.state.phase is job.Phase.ENDED
 
     def retire(self, successor: Moved) -> None:
         """Decide nothing any more: the own agent follows `successor`. Connections stay open."""

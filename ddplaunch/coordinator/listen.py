@@ -155,7 +155,9 @@ def take_over(
         state = replace(state, regroup_at=loop.now() + REGROUP)
     for candidate in inheritance.ended:
         state = succession.with_ended(state, candidate.votes)
-    coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter, request.spec))
+    job_reporter = JobReporter(reporter, request.spec)
+    job_reporter.coordinator_lost(told.host, inheritance.lost.partition(": ")[2])
+    coordinator = Coordinator(loop, state, request.draft, job_reporter)
     terms = replace(_terms(request, coordinator), run_id=told.run_id, listening=inheritance.listening)
     agents = Incoming(loop, terms, coordinator, reporter.print).agents
     agents.continue_with(inheritance.past)

@@ -175,7 +175,8 @@ class Anew(Struct, frozen=True, tag="anew"):
 class HandedOver(Struct, frozen=True, tag="handed_over"):
     """The coordinator to all agents: it leaves the job, and another is to take over."""
 
-    signum: SignalOrNone  # by which it leaves; 0: it is cut off from the command that started it
+    signum: SignalOrNone  # by which it leaves; 0: it is unfit, or cut off from the command that started it
+    unfit: Line = ""  # why its health check has failed
 
 
 class GoesOn(Struct, frozen=True, tag="goes_on"):

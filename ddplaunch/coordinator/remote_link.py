@@ -190,8 +190,8 @@ class RemoteLink(Link):
                 self._on_anew()
             case messages.Deserted():
                 self._lose_coordinator("it leaves the job to other nodes", has_ended=False)
-            case messages.HandedOver(signum):
-                self._on_handed_over(signum)
+            case messages.HandedOver(signum, unfit):
+                self._on_handed_over(signum, unfit)
             case _:
                 self.take(messages.on_arrival(message, self._loop.now()))
 
@@ -259,9 +259,12 @@ class RemoteLink(Link):
     def _on_succession(self, succession: messages.Succession) -> None:
         """Learn who takes over if the coordinator is lost."""
 
-    def _on_handed_over(self, signum: int) -> None:
-        """Lose a coordinator that leaves by this signal, or is cut off."""
-        why = f"it leaves ({signal_name(signum)})" if signum else f"it is {CUT_OFF}"
+    def _on_handed_over(self, signum: int, unfit: str) -> None:
+        """Lose a coordinator that leaves by this signal, is unfit, or is cut off."""
+        if unfit:
+            why = f"its health check failed: {unfit}"
+        else:
+            why = f"it leaves ({signal_name(signum)})" if signum else f"it is {CUT_OFF}"
         self._lose_coordinator(why, has_ended=True)
 
     def _on_anew(self) -> None:

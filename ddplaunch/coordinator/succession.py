@@ -248,9 +248,9 @@ class SuccessionLink(RemoteLink):
         if self.coordinator is None:
             self._look_for_successor()
 
-    def _on_handed_over(self, signum: int) -> None:
+    def _on_handed_over(self, signum: int, unfit: str) -> None:
         self._left = signum != 0
-        super()._on_handed_over(signum)
+        super()._on_handed_over(signum, unfit)
 
     def _on_anew(self) -> None:
         """Look elsewhere; the coordinator that was lost has ended, if another one listens in its place."""

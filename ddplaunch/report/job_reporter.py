@@ -41,9 +41,8 @@ class JobReporter:
         self.pace: float | None = None  # steps in a second
         self.steps: int | None = None  # about how many the last generation has made
         self._prepared = False
-        self._faults: dict[
-            str, tuple[str, str]
-        ] = {}  # of the machines, by host: a kind of runlog/bad_nodes.py, and why
+        # of the machines, by host: a kind of runlog/bad_nodes.py, and why
+        self._faults: dict[str, tuple[str, str]] = {}
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
@@ -65,9 +64,7 @@ class JobReporter:
             case job.AgentLost(id, reason, _) if id in before.members:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
-                kind = next((kind for begin, kind in _OF_MACHINE.items() if reason.startswith(begin)), None)
-                if kind == "unfit" or (kind is not None and before.phase is job.Phase.RUNNING):
-                    self._faults.setdefault(member.host, (kind, reason))
+                self._note_fault(member.host, reason, was_running=before.phase is job.Phase.RUNNING)
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
                 emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.name.lower())
@@ -82,6 +79,15 @@ class JobReporter:
         """Report that the job goes on without a node whose machine seems to be at fault."""
         self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
         self._faults.setdefault(member.host, ("unfit", reason))
+
+    def coordinator_lost(self, host: str, reason: str) -> None:
+        """Note that this node has taken over from one whose machine may be at fault."""
+        self._note_fault(host, reason, was_running=True)
+
+    def _note_fault(self, host: str, reason: str, *, was_running: bool) -> None:
+        kind = next((kind for begin, kind in _OF_MACHINE.items() if reason.startswith(begin)), None)
+        if kind == "unfit" or (kind is not None and was_running):
+            self._faults.setdefault(host, (kind, reason))
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Say that the job stops by a signal which came to another node, or to the command that has started the agents.

@@ -63,7 +63,27 @@ def test_nodes_that_are_unfit_are_not_taken_for_nodes_that_go_on_elsewhere(nodes
     assert nodes.statuses(first) == [0]
 
 
-def test_node_0_that_is_unfit_at_a_restart_ends_the_job(job):
+@pytest.mark.parametrize("nnodes", ["1:3", "2:3"])
+def test_node_0_that_is_unfit_at_a_restart_leaves_and_another_node_takes_over(nodes, program, nnodes):
+    check = f"test ! -e {nodes.home}/bad || {{ {BAD}; }}"
+    args = ("--max-restarts", 1, "--nproc-per-node", 1, program("restarts"), "stays_until_told")
+    sick = nodes.node(*nodes.c10d(nnodes), "--node-rank", 0, "--health-check", check, *args)
+    others = [nodes.node(*nodes.c10d(nnodes), "--node-rank", rank, *args) for rank in (1, 2)]
+    pids = [int(nodes.place(rank, 0)["pid"]) for rank in range(3)]
+    (nodes.home / "bad").touch()
+    os.kill(pids[1], SIGKILL)
+    assert nodes.statuses(sick) == [122]
+    assert "error: this node is not fit for the job: --health-check: exit status 4: GPU 2 is off the bus" in sick.err
+    others[0].says("takes over from node 0")
+    assert "is lost: its health check failed: exit status 4: GPU 2 is off the bus" in others[0].err
+    nodes.place(1, 2)
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses(*others) == [0, 0]
+    (remembered,) = bad_nodes.read(bad_nodes_file(nodes.env), time.time())
+    assert (remembered.kind, remembered.host) == ("unfit", os.uname().nodename)
+
+
+def test_node_0_that_is_unfit_at_a_restart_ends_a_job_that_cannot_go_on_without_it(job):
     check = f"test ! -e {job.home}/bad || {{ {BAD}; }}"
     job.behave("0=default", options=("--health-check", check, "--max-restarts", 1))
     (job.home / "bad").touch()

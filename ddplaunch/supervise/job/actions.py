@@ -19,7 +19,8 @@ class Announce(Struct, frozen=True):
 class HandOver(Struct, frozen=True):
     """Tell all other agents that this one leaves, so that another takes over."""
 
-    signum: int  # by which it leaves; 0: it is cut off from the command that started it
+    signum: int  # by which it leaves; 0: it is unfit, or cut off from the command that started it
+    unfit: str = ""  # why its health check has failed
 
 
 class BeginGeneration(Struct, frozen=True):

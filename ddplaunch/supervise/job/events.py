@@ -38,6 +38,12 @@ class CoordinatorEnded(Struct, frozen=True):
     at: float
 
 
+class OwnUnfit(Struct, frozen=True):
+    """The node of this coordinator has failed its health check, and has not begun the generation that runs."""
+
+    reason: str
+
+
 class NodeGivenUp(Struct, frozen=True):
     """A node has been given up by the command that starts the agents, and will not join."""
 
@@ -143,6 +149,6 @@ class DeadlineReached(Struct, frozen=True):
     at: float
 
 
-_OfMembers = Joined | AgentLost | Acknowledged | CoordinatorEnded | NodeGivenUp | Withdrawn
+_OfMembers = Joined | AgentLost | Acknowledged | CoordinatorEnded | NodeGivenUp | OwnUnfit | Withdrawn
 _OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused
 Event = _OfMembers | _OfNodes | StopRequested | BeginFailed | PortTaken | JobSuspended | JobResumed | DeadlineReached

@@ -72,6 +72,8 @@ def step(state: State, event: events.Event) -> Result:
             return start(state, at) if state.phase is Phase.RENDEZVOUS and is_complete(state) else (state, ())
         case events.Withdrawn():
             return _on_withdrawn(state, event)
+        case events.OwnUnfit(reason):
+            return _on_own_unfit(state, reason)
         # the generation
         case events.BeginFailed(failure):
             return end(replace(state, why=Why.FAILED, start_failure=failure))
@@ -285,8 +287,11 @@ def _leaves_job(state: State, event: events.NodeStopping) -> bool:
     policy = state.policy
     has_sigterm = event.why is Why.SIGNALLED and event.signum == SIGTERM and not event.by_cluster
     may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
-    can_go_on = policy.replaceable or _staying(state, event.id) >= policy.min_nodes
-    return has_sigterm and may_leave and not _is_ending(state) and can_go_on
+    return has_sigterm and may_leave and not _is_ending(state) and _goes_on_without(state, event.id)
+
+
+def _goes_on_without(state: State, id: int) -> bool:
+    return state.policy.replaceable or _staying(state, id) >= state.policy.min_nodes
 
 
 def _is_ending(state: State) -> bool:
@@ -346,6 +351,13 @@ def _hand_over(state: State) -> Result:
         actions.HandOver(SIGTERM),
         actions.Release(SELF_ID, SIGTERM),
     )
+
+
+def _on_own_unfit(state: State, reason: str) -> Result:
+    """Leave the job to the other nodes at once, since no worker has been started here; do nothing if they cannot go on."""
+    if not _has_heirs(state) or _is_ending(state) or not _goes_on_without(state, SELF_ID):
+        return state, ()
+    return replace(state, phase=Phase.ENDED, status=exitcodes.NODE_LOST), (actions.HandOver(0, reason),)
 
 
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:

@@ -139,10 +139,10 @@ TO_AGENT: list[dict[str, Any]] = [
         },
     },
     {"type": "given_up", "reason": "silent for 10 s"},
-    {"type": "handed_over", "signum": 15},
+    {"type": "handed_over", "signum": 15, "unfit": ""},
     {"type": "anew"},
     {"type": "moved", "address": "10.0.0.2", "port": 4711},
-    {"type": "handed_over", "signum": 0},
+    {"type": "handed_over", "signum": 0, "unfit": ""},
 ]
 CASES = [(messages.for_coordinator, message) for message in TO_COORDINATOR] + [
     (messages.for_agent, message) for message in TO_AGENT

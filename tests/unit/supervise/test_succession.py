@@ -21,6 +21,7 @@ from ddplaunch.supervise.job import (
     HandOver,
     Joined,
     NodeStopping,
+    OwnUnfit,
     Phase,
     Policy,
     Release,
@@ -140,6 +141,18 @@ def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
     assert of(HandOver, actions) == [HandOver(15)]
     assert of(Release, actions) == [Release(SELF_ID, 15)]
     assert (state.phase, state.status) == (Phase.ENDED, 143)
+
+
+def test_a_coordinator_whose_node_is_unfit_hands_over_at_once_where_the_others_can_go_on() -> None:
+    unfit = [*begun(3), OwnUnfit("no GPU")]
+    state, actions = history(ELASTIC, unfit)
+    assert (state.phase, state.status, of(HandOver, actions)) == (Phase.ENDED, 122, [HandOver(0, "no GPU")])
+    for policy in (
+        replace(ELASTIC, min_nodes=3, max_nodes=4, replaceable=False),
+        replace(ELASTIC, has_successors=False),
+    ):
+        state, actions = history(policy, unfit)
+        assert (state.phase, of(HandOver, actions)) == (Phase.RUNNING, [])
 
 
 @pytest.mark.parametrize("end", [NodeStopping(1, Why.SIGNALLED, 2, 50.5), StopRequested(Why.TIMED_OUT, 15, 50.5)])
