@@ -213,8 +213,8 @@ class Agent:
             # the coordinator
             case orders.LookingForCoordinator(text):
                 self._reporter.print(text)
-            case orders.CoordinatorLost(text):
-                self._reporter.coordinator_lost(text)
+            case orders.CoordinatorLost(text) | orders.Follows(text):
+                self._reporter.on_succession(text)
             case orders.TookOver(text):
                 self._report_job()
                 self._reporter.took_over(text)

@@ -123,6 +123,12 @@ class CoordinatorLost(Struct, frozen=True):
     text: str
 
 
+class Follows(Struct, frozen=True):
+    """A link has found another coordinator than before, or waits as a spare: in a sentence for the user."""
+
+    text: str
+
+
 class TookOver(Struct, frozen=True):
     """The coordinator is here from now on: why, for the user."""
 

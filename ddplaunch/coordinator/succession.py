@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from ddplaunch.control.dialer import target
 from ddplaunch.control.peer import endpoint_of
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import Coordinates, CoordinatorLost, Generation, Moved, NodeEnd, Retired, TookOver
+from ddplaunch.coordinator.orders import (
+    Coordinates,
+    CoordinatorLost,
+    Follows,
+    Generation,
+    Moved,
+    NodeEnd,
+    Retired,
+    TookOver,
+)
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, RemoteLink
 from ddplaunch.net.port import listen
 from ddplaunch.supervise import job, node
@@ -55,6 +64,7 @@ class SuccessionLink(RemoteLink):
         self._first_hello = hello
         self._succession: messages.Succession | None = None
         self._since = 0.0
+        self._is_spare = False
         self._begun: Generation | None = None
         self._end_of_node: NodeEnd | None = None  # of that generation, as reported
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
@@ -101,6 +111,12 @@ class SuccessionLink(RemoteLink):
     # --- while there is a coordinator
 
     def _on_succession(self, succession: messages.Succession) -> None:
+        if self._lost and self.coordinator is None:
+            self._loop.post(Follows(f"{succession.host} has taken over"))
+        is_spare = self._request.spec.spares > 0 and not succession.votes
+        if is_spare and not self._is_spare:
+            self._loop.post(Follows("this node is a spare: it waits until a node is lost or leaves"))
+        self._is_spare = is_spare
         self._succession, self._since = succession, self._loop.now()
         self.coordinator_host = succession.host
         self._begun = self._end_of_node = None

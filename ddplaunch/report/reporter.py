@@ -112,10 +112,10 @@ class Reporter:
         self._pause: Pause | None = None  # reported
         self._oom_kills_before = sysfs.oom_kills("/")
 
-    def coordinator_lost(self, text: str) -> None:
-        """Report that this node has lost the coordinator, and looks for the one that takes over."""
+    def on_succession(self, text: str) -> None:
+        """Report that this node has lost the coordinator, or follows another one, or waits as a spare."""
         self.emit("notice", text=text)
-        if self.reports_job:  # else who takes over says so where all nodes are shown
+        if self.reports_job:  # else the coordinator says so where all nodes are shown
             self.print(text)
 
     def took_over(self, text: str) -> None:

@@ -98,6 +98,8 @@ def test_the_next_node_takes_over_from_one_that_is_killed_and_answers_for_the_jo
     over = f"ddplaunch: {host} takes over from node 0 ({host}), which is lost: connection "
     assert 0 < second.err.index("Looking for the node that takes over") < second.err.index(over)
     assert "takes over from" not in third.err
+    assert f"ddplaunch: {host} has taken over\n" in third.err
+    assert "has taken over" not in second.err
 
     run_id = next(state_of(nodes, 1).glob("ddplaunch/runs/*")).name
     second_env = {**nodes.env, "XDG_STATE_HOME": str(state_of(nodes, 1))}
@@ -221,6 +223,7 @@ def test_a_spare_takes_the_place_of_node_0(nodes, start, node_of):
     first, second = start(2, "2", "--spares", 1)
     spare = node_of(2, "2", "--spares", 1)
     first.says("is a spare")
+    spare.says("this node is a spare: it waits until a node is lost or leaves")
     kill(first)
     assert generation(nodes, 1, 2) == [second, spare]
     finish(nodes, second, spare)

@@ -37,7 +37,7 @@ class Link(SuccessionLink):
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
-        spec = SimpleNamespace(heartbeat_timeout=HEARTBEAT, may_shorten_silence=False, rdzv_timeout=600.0)
+        spec = SimpleNamespace(heartbeat_timeout=HEARTBEAT, may_shorten_silence=False, rdzv_timeout=600.0, spares=0)
         rendezvous = Rendezvous(addresses=("10.0.0.1",), ports=(1,), coordinator=False, listen="127.0.0.1")
         request: Any = SimpleNamespace(spec=spec, rendezvous=rendezvous, key=Key(b"key"))
         super().__init__(request, lambda _: HELLO, self.loop, cast(Any, None))

@@ -62,7 +62,7 @@ class Bed:
         )
         self.coordinator.last_one_ended = lambda: self.coordinator.told.append("ended")
         self.coordinator.desert = lambda: self.coordinator.told.append("deserts")
-        spec = SimpleNamespace(heartbeat_timeout=10.0, may_shorten_silence=False, rdzv_timeout=60.0)
+        spec = SimpleNamespace(heartbeat_timeout=10.0, may_shorten_silence=False, rdzv_timeout=60.0, spares=0)
         rendezvous = SimpleNamespace(source=None, listen="127.0.0.1")
         request: Any = SimpleNamespace(spec=spec, rendezvous=rendezvous, key=Key(b"key"))
         self.link = SuccessionLink(request, lambda _: HELLO, self.loop, SimpleNamespace())  # type: ignore[arg-type]
