@@ -175,8 +175,8 @@ class Round:
         for signum in (signal.SIGSTOP, signal.SIGCONT):
             for pid in pids:
                 _signal(pid, signum)
-            if signum == signal.SIGSTOP:
-                time.sleep(SILENCE + 2.0)
+            # of two nodes, one that has just been paused cannot know what the other one did meanwhile, should that be lost now
+            time.sleep(SILENCE + 2.0)
         return "all stand for a while"
 
 

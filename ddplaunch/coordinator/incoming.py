@@ -199,8 +199,8 @@ class Incoming:
     # --- one kind of message each
 
     def _is_anew(self, run_id: str) -> bool:
-        """Whether this coordinator has no part in the run of a node that has lost its own."""
-        return run_id != self._terms.run_id or self._coordinator.state.generation < 0
+        """Whether this coordinator was started after that of a node which has lost its own: it has announced nothing yet."""
+        return run_id != self._terms.run_id or self._coordinator.state.term == 0
 
     def _on_goes_on(self, id: int, found: messages.GoesOn) -> None:
         """Leave the job to the coordinator that has taken over, if this one has begun nothing; send all agents there.

@@ -61,7 +61,7 @@ def prepare(
         if not rendezvous.coordinator:
             from ddplaunch.coordinator import remote_link  # noqa: F401
         if has_successors(allocation):
-            from ddplaunch.coordinator import listen, redirector, succession  # noqa: F401
+            from ddplaunch.coordinator import listen, redirector, succession_link  # noqa: F401
     return JoinRequest(
         spec=spec,
         allocation=allocation,
@@ -97,7 +97,7 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
     hello = partial(_hello, request)
     successor = None
     if has_successors(request.allocation):
-        from ddplaunch.coordinator.succession import SuccessionLink
+        from ddplaunch.coordinator.succession_link import SuccessionLink
 
         successor = SuccessionLink(request, hello, loop, reporter)
     if request.rendezvous.coordinator is not False:

@@ -25,9 +25,9 @@ from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
 from ddplaunch.remote.connections import QUIT_TIMEOUT, HostConnection, HostPhase, RemoteJob, Startup
 from ddplaunch.remote.console import Console
+from ddplaunch.remote.coordinator_host import CoordinatorHost
 from ddplaunch.remote.diagnose import HostError, HostStatuses
 from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, PROTOCOL, SIGNAL
-from ddplaunch.remote.succession import CoordinatorHost
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:  # only a job that others than simulated nodes run needs it

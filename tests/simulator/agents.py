@@ -58,6 +58,7 @@ class SimulatedAgent(Agent):
         self._run_socket = self._shutdown = silent
         self._reporter: Any = Silent(traces=TRACES, stopped=lambda _signum: "")
         self._spec: Any = Silent(
+            spares=world.scenario.policy.spares,
             health_check="check" if scenario.health_check else None,
             straggler_check=0.0,
             heartbeat_timeout=scenario.heartbeat_timeout,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ddplaunch import exitcodes
 from ddplaunch.agent import health
 from ddplaunch.control import dialer
-from ddplaunch.coordinator import connections, coordinator, join, listen, succession
+from ddplaunch.coordinator import connections, coordinator, join, listen, succession_link
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.node import Phase
@@ -50,7 +50,7 @@ class Simulation:
             patch.setattr(connections, "Listener", Listener)
             patch.setattr(dialer, "_Attempt", Attempt)
             patch.setattr(dialer.Dialer, "_connect", lambda *_: None)
-            patch.setattr(succession, "listen", lambda *_: Socket(self.world.current, 2))
+            patch.setattr(succession_link, "listen", lambda *_: Socket(self.world.current, 2))
             patch.setattr(coordinator, "reserve", self.world.reserve)
             patch.setattr(join, "host_of", lambda allocation, _: allocation.name)
             patch.setattr(listen, "os", Silent(urandom=self.world.dice.randbytes))
@@ -228,6 +228,8 @@ class Simulation:
             elif end.why in ENDS_OF_JOB:
                 assert own is not None
                 is_right = agent.status == (exitcodes.OK if number in own.spares else own.state.status)
+                # a spare that was cut off may come back when the job has ended
+                is_right |= agent.is_disturbed and agent.status == own.state.status
             else:
                 is_right = agent.status == end.status
             if not is_right:
@@ -237,7 +239,8 @@ class Simulation:
     def _judge_majority(self) -> None:
         """Raise Violation if nodes were cut off that should have gone on."""
         agents, world = self.world.agents, self.world
-        if any(one.state.why in (Why.SIGNALLED, Why.FRONT_LOST) for one in world.coordinators):
+        deciding = [one for one in world.coordinators if one.own.number not in one.left_at and not one.state.is_cut_off]
+        if any(one.state.status is not None or one.state.why in (Why.SIGNALLED, Why.FRONT_LOST) for one in deciding):
             return  # not all may have learned of that
         if world.announced and self._has_majority(self.silent):
             for number in world.announced[-1]:
@@ -282,7 +285,7 @@ class Simulation:
         kinds = {fault.kind for fault in faults}
         # SIGTERM to a node that has left ends no job; a second signal may be another one
         sent = {fault.signum for fault in faults if fault.signum != SIGTERM or fault.agent not in own.left_at}
-        sent |= {SIGINT} if "twice" in kinds else set()
+        sent |= {SIGINT, SIGTERM} if "twice" in kinds else set()
         last = [found for (generation, _), found in self.world.statuses.items() if generation == state.generation]
         is_right = {
             exitcodes.OK: bool(last) and not any(last),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ddplaunch.control.handshake import Key
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.incoming import Incoming
-from ddplaunch.coordinator.messages import Hello, NodeFacts
+from ddplaunch.coordinator.messages import Anew, Hello, NodeFacts, for_agent
 from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.supervise import job
 from ddplaunch.supervise.electorate import Electorate, Vote
@@ -66,6 +66,18 @@ def test_a_coordinator_that_may_not_go_on_takes_nobody_back(fields: dict[str, An
     incoming._on_message(3, HELLO)
     incoming.agents.close()
     assert fed == [3]
+
+
+@pytest.mark.parametrize(("term", "run_id", "sent"), [(0, "run-1", [Anew()]), (1, "run-1", []), (1, "run-2", [Anew()])])
+def test_a_coordinator_was_started_anew_if_it_has_announced_nothing_or_has_another_run(
+    term: int, run_id: str, sent: list[Any]
+) -> None:
+    told = list[Any]()
+    incoming = incoming_for(replace(STATE, term=term, generation=-1), [])
+    incoming._connections.send = lambda _id, payload: told.append(for_agent(payload))
+    incoming._on_message(3, replace(HELLO, run_id=run_id))
+    incoming.agents.close()
+    assert told == sent
 
 
 def test_who_has_lost_a_coordinator_is_taken_back_once_all_others_have_answered() -> None:

@@ -13,7 +13,7 @@ from ddplaunch.cluster import Rendezvous
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import CLOSED, RESET, Peer
 from ddplaunch.coordinator.messages import Deserted, Hello, NodeFacts, Ping
-from ddplaunch.coordinator.succession import SuccessionLink
+from ddplaunch.coordinator.succession_link import SuccessionLink
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import Why
 from tests.loops import FakeLoop

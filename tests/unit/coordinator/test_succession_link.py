@@ -9,10 +9,10 @@ import pytest
 
 from ddplaunch.control.handshake import Key
 from ddplaunch.coordinator import listen, messages
-from ddplaunch.coordinator.messages import Candidate, Deserted, GivenUp, HandedOver, Succession
+from ddplaunch.coordinator.messages import Candidate, Deserted, GivenUp, HandedOver, Ping, Succession
 from ddplaunch.coordinator.orders import Generation
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED
-from ddplaunch.coordinator.succession import AT_ONCE, SuccessionLink
+from ddplaunch.coordinator.succession_link import AT_ONCE, SuccessionLink
 from ddplaunch.supervise import node
 from ddplaunch.supervise.electorate import Electorate, History, Vote
 from ddplaunch.supervise.outcome import Why
@@ -145,6 +145,35 @@ def test_a_refusal_proves_an_end_only_before_that_node_can_have_gone_on_with_oth
     assert len(inheritance.ended) == has_ended
     bed.refuses(0)
     assert bed.coordinator.told == ["ended"] * has_ended
+
+
+def test_a_refusal_proves_no_end_of_a_node_that_was_silent_before(beds: Any) -> None:
+    bed = beds(2)
+    bed.wait(AT_ONCE + 0.5)
+    bed.link._lose_coordinator("silent for 3.5 s", has_ended=False)
+    bed.refuses(1)
+    assert not bed.inherited[0].ended
+
+
+def test_once_a_node_that_took_over_is_lost_too_a_refusal_proves_only_its_own_end(beds: Any) -> None:
+    bed = beds(2)
+    bed.link._lose_coordinator("connection reset", has_ended=False)
+    bed.wait(AT_ONCE + 0.5)
+    bed.open(1)
+    bed.hear(Ping(0.0, 10.0))
+    bed.link._lose_coordinator("connection reset", has_ended=False)
+    bed.refuses(0)
+    assert bed.link._ended == set()
+    bed.refuses(1)
+    assert bed.link._ended == {f"{NODES[1][0]}:4000"}
+
+
+def test_a_coordinator_learns_that_this_node_is_to_end_though_an_earlier_one_knew_it(beds: Any) -> None:
+    bed = beds(2)
+    bed.link.send(node.ReportStopping(Why.SIGNALLED, 2))
+    peer = bed.open(1)
+    bed.link.take(Generation(number=0, restarts=0, port=1, agreed=None))
+    assert peer.sent[-1] == node.ReportStopping(Why.SIGNALLED, 2)
 
 
 def test_the_end_of_a_node_that_took_over_is_not_that_of_node_0(beds: Any) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.remote.connections import HostConnection
+from ddplaunch.remote.coordinator_host import CoordinatorHost
 from ddplaunch.remote.protocol import COORDINATOR_ENDED
-from ddplaunch.remote.succession import CoordinatorHost
 from tests.loops import FakeLoop
 
 TIMEOUT = 10.0

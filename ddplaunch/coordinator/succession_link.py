@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 # seconds in which a node before this one takes over: it may notice the loss a heartbeat later; one more for each before it
 PATIENCE = 2.0
 _BACK = 5.0  # seconds until a node that was sent elsewhere, and reaches nobody there, looks where it looked before
-# seconds after a loss in which no other node can take over, begin a generation and bring the job to its end
+# seconds after the last word of a coordinator in which neither that one nor another node can lose this node, begin a generation
+# without it and bring the job to its end
 AT_ONCE = 3.0
 _LATE = 10.0  # seconds, beyond those that one that takes over waits for the others, until none is looked for
 
@@ -75,7 +76,9 @@ class SuccessionLink(RemoteLink):
         self._was_moved = False  # by a coordinator that was started when the job had another already
         self._retired: Coordinator | None = None  # that was here until it learned that the job goes on elsewhere
         self._redirector: Redirector | None = None  # while the coordinator is here, and was elsewhere before
-        self._lost_until = 0.0  # until then, who refuses a connection cannot have gone on without this node, and ended
+        # until then, who refuses a connection cannot have gone on without this node, and ended: all, or this endpoint alone
+        self._lost_until = 0.0
+        self._lost_last: tuple[str, float] = ("", 0.0)
         self._gone: set[str] = set()  # endpoints at which nobody listens any more
         self._ended: set[str] = set()  # of these, those whose agents ended at once
         super().__init__(
@@ -174,6 +177,8 @@ class SuccessionLink(RemoteLink):
                 found = messages.GoesOn(own.host, own.listens)
                 self._redirector = Redirector(self._request, found, self._loop, self._reporter.print)
         super().take(order)
+        if isinstance(order, Generation) and self._stopping is not None:
+            self.send(self._stopping)  # to a coordinator that has not known, or knew it of an earlier generation
 
     def send(self, report: Report) -> None:
         """Report to the coordinator; while there is none, keep how the workers of this node have ended."""
@@ -203,7 +208,11 @@ class SuccessionLink(RemoteLink):
             super().send(self._stopping)
             return
         now = self._loop.now()
+        until = self._heard_at + AT_ONCE
+        if self._dialer.reached is not None:
+            self._lost_last = endpoint_of(self._dialer.reached[1]), until
         if not self._lost:
+            self._lost_until = until
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
             self._old = None if has_ended else self._dialer.reached
             self._loop.handle(  # reported ahead of who takes over
@@ -212,7 +221,6 @@ class SuccessionLink(RemoteLink):
             self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs
         elif has_ended and self._dialer.reached == self._old:
             self._old, self._lost_has_ended = None, True
-        self._lost_until = now + AT_ONCE
         self._give_up_at.set(now + 2 * self._heartbeat_timeout + _LATE)
         self._look_for_successor()
 
@@ -254,7 +262,9 @@ class SuccessionLink(RemoteLink):
         if not self._lost or reason != CONNECTION_REFUSED or where in self._gone:
             return
         self._gone.add(where)
-        has_ended = self._loop.now() <= self._lost_until and not self._loop.clock.paused(AT_ONCE)
+        last, until = self._lost_last
+        until = until if where == last else self._lost_until
+        has_ended = self._loop.now() <= until and not self._loop.clock.paused(AT_ONCE)
         if has_ended:
             self._ended.add(where)
         if self._old is not None and where == endpoint_of(self._old[1]):
