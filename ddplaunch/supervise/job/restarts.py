@@ -103,13 +103,13 @@ _OF_THE_MACHINE = ("killed", "cuda")
 def sick_node(state: State) -> Member | None:
     """Return the node on which workers failed first, twice in a row and for reasons of the machine; None if there is none.
 
-    Node 0 cannot be left out, nor a node without which the job has too few.
+    Node 0 cannot be left out, nor a node without which the job has too few, nor one of several nodes on that machine.
     """
     host = failed_machine(state)
     if not host or host != state.failed_machine or len(state.members) <= state.policy.min_nodes:
         return None
-    found = [member for member in state.members.values() if member.host == host and member.id != SELF_ID]
-    return found[0] if len(found) == 1 else None
+    there = [member for member in state.members.values() if member.host == host]
+    return there[0] if len(there) == 1 and there[0].id != SELF_ID else None
 
 
 def failed_machine(state: State) -> str:

@@ -139,3 +139,13 @@ def test_a_node_whose_workers_fail_first_twice_in_a_row_is_left_out_and_a_spare_
 def test_a_node_that_the_job_needs_is_not_left_out() -> None:
     policy = replace(SPARE, max_restarts=9)
     assert begun(history(policy, [*met(2), *killed(1, 50.0), *killed(1, 150.0)])[1]) == [(0, 1)] * 3
+
+
+def test_of_several_nodes_on_a_machine_none_is_left_out() -> None:
+    """Node 0 and node 1 are on b; only the host of a worker that failed is known."""
+    first, *others = met(3)
+    assert isinstance(first, Joined)
+    assert first.member.id == 0
+    on_b = replace(first, member=replace(first.member, host="b"))
+    _, actions = history(replace(SPARE, max_restarts=9), [on_b, *others, *killed(1, 50.0), *killed(1, 150.0)])
+    assert begun(actions) == [(0, 1)] * 3
