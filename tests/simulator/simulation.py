@@ -166,7 +166,7 @@ class Simulation:
         is_alone = agent.is_disturbed or own is None or own.own.is_disturbed or leaves
         for worker in self.world.workers:
             other = worker.agent
-            was_reached = other is agent or not (is_alone or other.is_disturbed or other.state.front_lost)
+            was_reached = other is agent or not (is_alone or other.is_disturbed or other.state.why is Why.FRONT_LOST)
             if was_reached and not other.is_stuck and not other.process.is_paused:
                 raise Violation(f"a second signal kills at once: {worker} lives after one to {agent}")
 
