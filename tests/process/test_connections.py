@@ -150,7 +150,7 @@ def test_who_has_lost_another_coordinator_and_comes_late_may_say_at_length_how_i
         peers.append(peer)
         peer.received = lambda payload: answer(peer, payload)
 
-    state = job.State(policy=job.Policy(min_nodes=1, max_nodes=3), generation=2, phase=job.Phase.RUNNING)
+    state = job.State(policy=job.Policy(min_nodes=1, max_nodes=3), generation=2, term=1, phase=job.Phase.RUNNING)
     coordinator: Any = SimpleNamespace(state=state, feed=fed.append)
     terms = Terms(
         max_nodes=3, run_id="run-1", address=None, key=KEY, listen="127.0.0.1", ports=(0,), has_front=False,
