@@ -44,7 +44,7 @@ def test_a_way_is_measured_and_ports_that_do_not_answer_are_named(port, silent):
     assert 0 < way.latency < 1
     assert way.speed > 1e6
     assert way.mtu > 60_000
-    assert way.resent < 0.05  # on a busy machine TCP sends its last packet again
+    assert way.resent is None or way.resent < 0.05  # on a busy machine TCP sends its last packet again
     assert {one.port: one.why for one in way.blocked} == {
         silent: "the connection alone answers in 0.5 s",
         1: "connection refused",

@@ -26,6 +26,7 @@ CONNECT_TIMEOUT = 2.5  # seconds: the kernel sends a lost SYN again after 1 s
 ECHO_TIMEOUT = 2.0  # seconds
 PINGS = 21  # an odd number has a median
 _PARTS = 6  # of the time in which data are sent
+_ENOUGH = 1000  # packets, of which a lossy link loses a few: 1.5 MB
 _SILENCE = 5.0  # seconds after which a client is dropped
 _BLOCK = 1 << 18  # bytes
 _SEED, _PROOF = 16, 32  # bytes
@@ -231,8 +232,8 @@ def _latency(sock: socket.socket) -> float:
     return sorted(trips)[len(trips) // 2]
 
 
-def _speed(sock: socket.socket, seconds: float) -> tuple[float, float]:
-    """Send for so many seconds; return the bytes a second that arrived, and the share of packets that were sent again.
+def _speed(sock: socket.socket, seconds: float) -> tuple[float, float | None]:
+    """Send for so many seconds; return the bytes a second that arrived, and the share of packets that were sent again, if known.
 
     The speed is that of the best part of the time, since processors that are busy with something else make each part slower.
     """
@@ -257,7 +258,7 @@ def _speed(sock: socket.socket, seconds: float) -> tuple[float, float]:
         for (at_1, bytes_1), (at_2, bytes_2) in pairwise(marks)
         if at_2 - at_1 >= part / 2
     ]
-    return max(rates, default=0.0), min(1.0, resent / packets) if packets > PINGS else 0.0
+    return max(rates, default=0.0), min(1.0, resent / packets) if packets >= _ENOUGH else None
 
 
 def _tcp_info(sock: socket.socket) -> tuple[int, int, int]:

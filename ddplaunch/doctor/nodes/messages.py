@@ -116,7 +116,8 @@ class Way(Struct, frozen=True, kw_only=True, tag="way"):
     blocked: Annotated[tuple[Blocked, ...], Meta(max_length=MAX_PORTS)] = ()
     latency: Duration = 0.0  # seconds for a round trip, the median of several
     speed: Duration = 0.0  # bytes a second that the other node has confirmed
-    resent: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of the packets that were lost on the way
+    # share of the packets that were lost on the way; None: too few were sent to know
+    resent: Annotated[float, Meta(ge=0, le=1)] | None = None
     mtu: Number = 0  # bytes of the largest packet on this way; 0: not known
 
 

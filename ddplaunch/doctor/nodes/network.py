@@ -47,7 +47,7 @@ def best_of(before: Way | None, now: Way) -> Way:
         blocked=tuple(one for one in now.blocked if one.port in still),
         latency=min(before.latency, now.latency),
         speed=max(before.speed, now.speed),
-        resent=min(before.resent, now.resent),
+        resent=min((one.resent for one in (before, now) if one.resent is not None), default=None),
     )
 
 
@@ -69,7 +69,7 @@ def why_slow(way: Way, expected: Usual) -> str:
         reasons.append(f"{_speed(way.speed)}, usual here are {_speed(expected.speed)}")
     if way.latency > min(max(_LATE * expected.latency, expected.latency + _LATER), _LATEST):
         reasons.append(f"{_time(way.latency)} for a round trip, usual here are {_time(expected.latency)}")
-    if way.resent > _LOSSY:
+    if way.resent is not None and way.resent > _LOSSY:
         reasons.append(f"{way.resent:.1%} of the packets were lost on the way")
     return "; ".join(reasons)
 

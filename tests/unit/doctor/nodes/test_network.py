@@ -144,11 +144,15 @@ def test_unequal_interfaces_are_a_note():
 
 def test_a_second_measurement_keeps_the_better_of_each_figure():
     once = Way(address="x", latency=0.001, speed=1e9, blocked=(Blocked(1, "a"), Blocked(2, "b")), resent=0.1)
-    twice = Way(address="x", latency=0.0001, speed=1e8, blocked=(Blocked(2, "b"), Blocked(3, "c")))
+    twice = Way(address="x", latency=0.0001, speed=1e8, blocked=(Blocked(2, "b"), Blocked(3, "c")), resent=0.02)
     best = best_of(once, twice)
-    assert (best.latency, best.speed, best.resent, [one.port for one in best.blocked]) == (0.0001, 1e9, 0.0, [2])
+    assert (best.latency, best.speed, best.resent, [one.port for one in best.blocked]) == (0.0001, 1e9, 0.02, [2])
     assert best_of(once, CUT) is once
     assert best_of(CUT, once) is once
+
+
+def test_a_measurement_that_cannot_tell_whether_packets_are_lost_does_not_hide_that_they_are():
+    assert best_of(LOSSY, FINE).resent == best_of(FINE, LOSSY).resent == LOSSY.resent
 
 
 def test_the_usual_figures_stand_in_a_line():
