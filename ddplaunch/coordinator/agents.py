@@ -13,7 +13,7 @@ from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.control.questions import Ask
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
-from ddplaunch.coordinator.messages import MAX_CANDIDATES, Candidate, Hello, Succession
+from ddplaunch.coordinator.messages import MAX_CANDIDATES, Candidate, Hello, Succession, Votes
 from ddplaunch.coordinator.orders import Generation, JobEnd
 from ddplaunch.loop.loop import Loop, Timer
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
@@ -109,10 +109,10 @@ class Agents:
         for id in self.watchers:
             self.connections.send(id, messages.encode(succession))
 
-    def introduce(self, id: int) -> None:
-        """Tell a node that takes no part yet, or the command, which nodes may take over."""
+    def introduce(self, id: int, votes: Votes = ()) -> None:
+        """Tell a node that takes no part yet, but may have these votes, or the command, which nodes may take over."""
         if self._announced is not None:
-            self.connections.send(id, messages.encode(self._announced))
+            self.connections.send(id, messages.encode(replace(self._announced, votes=votes)))
 
     def watch(self, id: int) -> None:
         """Take the command that has started the agents; it may come late."""
@@ -189,6 +189,8 @@ class Agents:
         """Have these agents begin, each told its index in `order`."""
         message = messages.fitted(generation)
         assert message.agreed is not None
+        if self._announced is not None:
+            self._announced = self._announced.as_begun()
         for index, id in enumerate(order):
             self.connections.send(id, messages.encode(replace(message, agreed=replace(message.agreed, index=index))))
 
@@ -221,7 +223,7 @@ class Agents:
 
 
 def member_of(id: int, hello: Hello, *, is_new: bool = False) -> Member:
-    """Return the member that has sent this, with what all have to agree on; `is_new`: whatever part it had is over."""
+    """Return the member that has sent this, with what all have to agree on; `is_new`: its part in a generation is over."""
     facts = hello.facts
     return Member(
         id=id,
@@ -229,7 +231,7 @@ def member_of(id: int, hello: Hello, *, is_new: bool = False) -> Member:
         workers=hello.workers,
         requested_rank=hello.requested_rank,
         node_rank=None if is_new or hello.runs is None else hello.runs.node_rank,
-        votes=() if is_new else hello.votes,
+        votes=hello.votes,
         agreed=(
             ("ddplaunch", facts.ddplaunch),
             ("Python", facts.python),

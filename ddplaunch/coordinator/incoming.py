@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from signal import SIGTERM
 
+from msgspec.structs import replace
+
 from ddplaunch import fields
 from ddplaunch.control.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.control.streams import Chunk
@@ -273,6 +275,10 @@ class Incoming:
                 self._join(member)
 
     def _join(self, member: Member) -> None:
+        state = self._coordinator.state
+        known = {one.term for one in state.electorates}
+        if state.gather_until is None and any(vote.term not in known for vote in member.votes):
+            member = replace(member, votes=())  # another coordinator may have begun with them
         self.agents.returned.discard(member.id)
-        self.agents.introduce(member.id)
+        self.agents.introduce(member.id, member.votes)
         self._coordinator.feed(job.Joined(member, self._loop.now()))

@@ -155,6 +155,21 @@ class Succession(Struct, frozen=True, kw_only=True, tag="succession"):
     electorates: Annotated[tuple[Electorate, ...], Meta(min_length=1, max_length=MAX_VOTES)]
     history: History
 
+    def as_begun(self) -> Succession:
+        """Return what counts once the generation begins: the last electorate alone, which all its nodes have acknowledged."""
+        last = self.electorates[-1]
+
+        def kept(votes: Votes) -> Votes:
+            return tuple(vote for vote in votes if vote.term == last.term)
+
+        return replace(
+            self,
+            electorates=(last,),
+            coordinator=kept(self.coordinator),
+            votes=kept(self.votes),
+            candidates=tuple(replace(one, votes=kept(one.votes)) for one in self.candidates),
+        )
+
 
 class Acknowledged(Struct, frozen=True, tag="acknowledged"):
     """An agent to the coordinator: it knows the succession of this term."""

@@ -167,7 +167,7 @@ class SuccessionLink(RemoteLink):
                 self._loop.post(Coordinates())
             self._begun, self._end_of_node = order, None
             # all nodes have acknowledged the last electorate: the one before decides nothing any more
-            self._succession = _of_term(self._succession, self._succession.electorates[-1].term)
+            self._succession = self._succession.as_begun()
             self._found()
             self._dialer.stop()
             if self.coordinator is not None and self._redirector is None and self.coordinator.state.policy.replaceable:
@@ -362,18 +362,3 @@ class SuccessionLink(RemoteLink):
 
 def _endpoint(candidate: messages.Candidate) -> str:
     return endpoint_of(target(candidate.address, candidate.port)[1])
-
-
-def _of_term(succession: messages.Succession, term: int) -> messages.Succession:
-    """Return the succession with the electorate of this term alone, and the votes in it."""
-
-    def kept(votes: messages.Votes) -> messages.Votes:
-        return tuple(vote for vote in votes if vote.term == term)
-
-    return replace(
-        succession,
-        electorates=tuple(one for one in succession.electorates if one.term == term),
-        coordinator=kept(succession.coordinator),
-        votes=kept(succession.votes),
-        candidates=tuple(replace(one, votes=kept(one.votes)) for one in succession.candidates),
-    )

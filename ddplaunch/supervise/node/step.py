@@ -29,8 +29,9 @@ def step(state: State, event: events.Event) -> Result:
     """Return the state after `event`, and the actions to carry out."""
     match event:
         # the coordinator orders
-        case events.GenerationBegun(generation) if state.why in _NO_FURTHER:
-            return replace(state, generation=generation), (actions.ReportEnded(),)  # the order crossed our report
+        case events.GenerationBegun(generation) if state.why in _NO_FURTHER or (state.halted and state.signum):
+            # the order crossed our report, or comes from a coordinator that has not had it
+            return replace(state, generation=generation), (actions.ReportEnded(),)
         case events.GenerationBegun():
             return _on_generation_begun(state, event)
         case events.StopOrdered():

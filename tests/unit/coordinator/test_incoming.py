@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.control.handshake import Key
+from ddplaunch.coordinator.agents import member_of
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.messages import Anew, Hello, NodeFacts, for_agent
@@ -92,5 +93,22 @@ def test_who_has_lost_a_coordinator_is_taken_back_once_all_others_have_answered(
     incoming._connections._connections[1].heartbeat.unanswered = 0
     incoming._admit_waiting()
     incoming.agents.close()
+    assert len(fed) == 1
+
+
+@pytest.mark.parametrize(
+    ("votes", "kept"),
+    [((Vote(1, 2),), (Vote(1, 2),)), ((Vote(1, 2), Vote(7, 0)), ()), ((Vote(7, 0),), ())],
+    ids=["the same electorate", "and that of another coordinator", "another one alone"],
+)
+def test_who_is_taken_back_votes_unless_another_coordinator_may_have_begun_with_it(
+    votes: tuple[Vote, ...], kept: tuple[Vote, ...]
+) -> None:
+    fed, told = list[Any](), list[Any]()
+    incoming = incoming_for(replace(STATE, term=1, electorates=(Electorate(1, 3),)), fed)
+    incoming.agents.introduce = lambda id, votes: told.append((id, votes))
+    incoming._join(member_of(3, replace(HELLO, votes=votes), is_new=True))
+    incoming.agents.close()
     (joined,) = fed
-    assert joined.member.votes == ()
+    assert joined.member.votes == kept
+    assert told == [(3, kept)]
