@@ -51,17 +51,19 @@ _of_ranks = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, takes=_ONE_RUN)
 @_json
+@_run
 @click.pass_obj
-def ps(env: Env, as_json: bool) -> int:
+def ps(env: Env, as_json: bool, run: str | None) -> int:
     """Shows your jobs that run on this host or were started here, and their workers on all hosts: the state, CPU and memory of
     each, and for how long it has printed nothing. If another host answers for a job, the table says where to ask. A job that
-    does not answer within a second is marked.
+    does not answer within a second is marked. With RUN, it shows that job alone: its name, a part of its long name, its script,
+    or its folder.
     """  # noqa: D205 - the help of a verb is one paragraph
     from ddplaunch.runs import ps as verb
 
-    return show(verb.show(env, as_json=as_json))
+    return show(verb.show(env, run, as_json=as_json))
 
 
 @click.command(

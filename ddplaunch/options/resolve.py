@@ -15,7 +15,7 @@ from ddplaunch.options.parsers import VARIABLE, BadValue, duration
 from ddplaunch.options.table import ALIAS_OF, BY_NAME, Reach
 from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.spec import Given, JobSpec, Program, ProgramKind, Source, default
-from ddplaunch.words import why_failed
+from ddplaunch.words import did_you_mean, why_failed
 
 _LARGEST = 1 << 20  # characters of a file of variables
 # these differ from worker to worker: one value for all would be wrong for all but one
@@ -26,6 +26,9 @@ _FIELDS = frozenset(JobSpec.__struct_fields__)
 # of --rdzv-conf, besides those that _timeouts takes
 _MEANT = ("last_call_timeout", "is_host")
 _HEARTBEATS = ("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
+# what some torch since 2.4 reads there (torch/distributed/elastic/rendezvous)
+_RDZV_KEYS = ("timeout", "join_timeout", "close_timeout", "read_timeout", "store_type", "use_libuv", "rank", "protocol", "cert",
+              "key", "cacert", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", *_MEANT, *_HEARTBEATS)  # fmt: skip
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "::1"}
 
 # a line of a file of variables
@@ -193,6 +196,9 @@ def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
     conf, ours, backend = (resolved.get(name) for name in ("rdzv_conf", "rdzv_timeout", "rdzv_backend"))
     if conf is None:
         return {}
+    for key in conf.value:
+        if key not in _RDZV_KEYS and (meant := did_you_mean(key, _RDZV_KEYS, cutoff=0.8)):
+            raise LaunchError(f"{conf.given}: torchrun knows no {key}", hint=f"did you mean {meant}?")
     found = {}
     # torchrun's static rendezvous reads "timeout", the others "join_timeout"
     static = backend is None or backend.value == "static"

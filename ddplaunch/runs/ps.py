@@ -48,10 +48,19 @@ PHASES = {
 _STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
 
 
-def show(env: Mapping[str, str], *, as_json: bool) -> str:
-    """Ask all running jobs for their state, and return the text for stdout."""
-    found = find.look(env)
-    here, there = found.here, found.there
+def show(env: Mapping[str, str], named: str | None = None, *, as_json: bool) -> str:
+    """Ask all running jobs for their state, or that with a name, and return the text for stdout.
+
+    Raises:
+        LaunchError: no running job has the name, or several may be meant.
+    """
+    here: list[RunReplies] = []
+    there: list[Elsewhere] = []
+    if named is None:
+        found = find.look(env)
+        here, there = found.here, found.there
+    elif (run := find.choose(env, named, "ps").replies) is not None:
+        here = [run]
     if as_json:
         import json
 

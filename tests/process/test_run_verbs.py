@@ -66,6 +66,8 @@ def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, v
     assert f"{short(name)}: running, 2 workers" in shown
     assert "behave.py" in shown
     assert all(str(pid) in shown for pid in job.pids().values())
+    (alone,) = json.loads(verb("ps", "--json", f"{name}-other").out)
+    assert alone["run_id"] == f"{name}-other"
     runs = {run["run_id"]: run for run in json.loads(verb("ps", "--json").out)}
     assert [worker["pid"] for worker in runs[name]["workers"]] == [job.pids()[0], job.pids()[1]]
     [folder] = (other.home / "logs").iterdir()

@@ -345,6 +345,9 @@ CONFLICTS = """
 --rdzv-timeout 5 --rdzv-conf is_host=1,join_timeout=60
     error: --rdzv-timeout 5 and join_timeout=60 in --rdzv-conf is_host=1,join_timeout=60 do not go together
     hint: both say how long the nodes wait for each other: leave one out
+--rdzv-conf last_call_timeot=5
+    error: --rdzv-conf last_call_timeot=5: torchrun knows no last_call_timeot
+    hint: did you mean last_call_timeout?
 --env RANK=1
     error: --env RANK=1: RANK is set by ddplaunch
     hint: leave RANK out
