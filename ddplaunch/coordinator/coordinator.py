@@ -41,7 +41,8 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
 _EXPLAINED_WITHIN = 5.0  # seconds
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
-    "hint: is ddplaunch running there, with the same address and token? `--rdzv-timeout` sets how long to wait"
+    "hint: is ddplaunch running there, with the same address and token? Type `--node-rank` on all nodes or on none. "
+    "`--rdzv-timeout` sets how long to wait"
 )
 
 

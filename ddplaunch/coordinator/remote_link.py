@@ -246,7 +246,7 @@ class RemoteLink(Link):
             return
         text = (
             f"error: node 0 was not reached within {self._rdzv_timeout:g} s at {self._places} ({self._problem})\n\n"
-            "hint: is ddplaunch running on node 0, and does every node use the same address and token?\n"
+            "hint: is ddplaunch running on node 0, with the same address and token? Type `--node-rank` on all nodes or on none\n"
         )
         self.take(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
 

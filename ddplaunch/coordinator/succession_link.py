@@ -151,11 +151,15 @@ class SuccessionLink(RemoteLink):
             self._loop.post(Retired())
         self._was_moved, self._succession = True, None
         self._queries = self._queries or ((place.address, place.port),)
+        self._meet(_BACK)
+        self._dialer.set_targets([target(place.address, place.port)])
+
+    def _meet(self, again_in: float) -> None:
+        """Look for a coordinator as at first; for that at the job's endpoint in so many seconds."""
         now = self._loop.now()
         self._lost_at.set(now + self._rdzv_timeout)
         self._notice_at.set(now + FIRST_NOTICE)
-        self._resolve_at.set(now + _BACK)
-        self._dialer.set_targets([target(place.address, place.port)])
+        self._resolve_at.set(now + again_in)
 
     def take(self, order: Order) -> None:
         """Take an order of the coordinator, be it here or elsewhere."""
@@ -198,6 +202,11 @@ class SuccessionLink(RemoteLink):
 
     def _lose_coordinator(self, reason: str, *, has_ended: bool) -> None:
         succession = self._succession
+        if succession is None and self._queries and not self._has_ended and not self._request.allocation.has_one_screen:
+            self._disconnect()  # nothing has begun, and somebody may start node 0 again
+            self._loop.handle(Follows(f"node 0 is lost: {reason}. Waiting for it to be started again"))
+            self._meet(0.0)
+            return
         if succession is None or self._has_ended:
             super()._lose_coordinator(reason, has_ended=has_ended)
             return

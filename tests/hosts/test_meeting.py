@@ -38,4 +38,7 @@ def test_hosts_that_do_not_reach_the_first_one_say_why(job, program, state):
     for result in all_end_with(job, 121, HOSTS[1:]).values():
         assert "error: node 0 was not reached within 1.5 s at node0, ports 29501 to 29508 (" in result.err
         assert ("connection refused" in result.err) == (state == "without ddplaunch")
-        assert "hint: is ddplaunch running on node 0, and does every node use the same address and token?" in result.err
+        assert (
+            "hint: is ddplaunch running on node 0, with the same address and token? Type `--node-rank` on all nodes"
+            in result.err
+        )

@@ -31,7 +31,7 @@ def test_who_is_missing_is_said_while_it_is_waited_for_and_at_the_end(nodes, pro
     for node in started:
         what = f"2 of 4 nodes joined ({host}, {host}); missing: node 1, node 3"
         assert f"error: the rendezvous timed out: {what}\n" in node.err
-        assert "\nhint: is ddplaunch running there, with the same address and token?" in node.err
+        assert "\nhint: is ddplaunch running there, with the same address and token? Type `--node-rank`" in node.err
         assert node.err.count("error: ") == 1
 
 

@@ -122,6 +122,19 @@ def test_it_takes_over_as_well_if_the_command_that_was_typed_is_killed(nodes, st
     finish(nodes, second, third)
 
 
+def test_before_anything_has_begun_the_others_wait_for_node_0_to_be_started_again(nodes, node_of):
+    first = node_of(0, "3:4", last_call=1)
+    nodes.answers()
+    second = node_of(1, "3:4")
+    first.says("2 of 3 nodes joined")
+    kill(first)
+    second.says("node 0 is lost: connection closed. Waiting for it to be started again")
+    third, again = node_of(2, "3:4"), node_of(0, "3:4", last_call=1)
+    assert generation(nodes, 0, 3) == [again, second, third]
+    finish(nodes, again, second, third)
+    assert nodes.statuses(first) == [122]
+
+
 def test_one_after_the_other_may_be_killed(nodes, start):
     first, second, third = start(3, "1:3")
     kill(first)
