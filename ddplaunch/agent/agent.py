@@ -86,6 +86,7 @@ class Agent:
         self._generations = Generations(loop, context)
         self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
         self._health: HealthGate | None = None  # once a restart has to wait for a health check
+        self._stop_asked = False  # of all nodes, where a signal would mean this one alone
         self._link: Link | None = None  # until the coordinator is known
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)
@@ -243,7 +244,7 @@ class Agent:
                     expendable(lambda: generations.debuggers.attach(asked, visitor), self._run_socket.fail)
             case events.StopAsked():
                 # as Ctrl-C does; with another signal if that is ignored here, as after nohup
-                self._signals.received(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
+                self._stop_all(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
             case events.ClientGone(client):
                 self._run_socket.forget(client)
                 if generations.debugged is not None:
@@ -352,14 +353,23 @@ class Agent:
             return
         self._reporter.emit("notice", text=notice.option)
         self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers")
-        coordinator = self._link.coordinator if self._link is not None else None
-        if notice.stops_job and coordinator is not None and self._context.inputs.allocation.nodes_leave:
-            from ddplaunch.supervise.job import StopRequested  # imported with the coordinator
-
-            # the signal itself would have this node leave
-            coordinator.feed(StopRequested(Why.SIGNALLED, notice.signum, self._loop.now()))
+        if notice.stops_job:
+            self._stop_all(notice.signum, SignalOrigin.PROCESS)
         else:
             self._signals.received(notice.signum, SignalOrigin.PROCESS)
+
+    def _stop_all(self, signum: int, source: SignalOrigin) -> None:
+        """Stop the job by this signal, and kill all workers when asked again: SIGTERM itself might have this node leave."""
+        coordinator = self._link.coordinator if self._link is not None else None
+        if signum != SIGTERM or coordinator is None or not self._context.inputs.allocation.nodes_leave:
+            self._signals.received(signum, source)
+            return
+        from ddplaunch.supervise import job  # imported with the coordinator
+
+        now, was_asked = self._loop.now(), self._stop_asked
+        self._stop_asked = self._signals.end_asked = True
+        again = job.NodeEscalated(job.NO_MEMBER, signum, now)
+        coordinator.feed(again if was_asked else job.StopRequested(Why.SIGNALLED, signum, now))
 
     # --- the begin of a generation
 

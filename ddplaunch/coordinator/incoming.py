@@ -29,7 +29,6 @@ from ddplaunch.supervise.job.rendezvous import why_refused as why_not_admitted
 from ddplaunch.supervise.job.succession import may_go_on
 from ddplaunch.supervise.outcome import Why
 
-_NO_MEMBER = -1  # no member's id
 _HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each is logged
 _LEAST_HELLOS = 10_000
 _WARNINGS = 20  # of each connection
@@ -94,7 +93,7 @@ class Incoming:
             case node.ReportStopping(why, signum, by_cluster) if id in self.agents.watchers:
                 self._coordinator.feed(job.StopRequested(why, signum, self._loop.now(), by_cluster))
             case node.Escalate(signum) if id in self.agents.watchers:
-                self._coordinator.feed(job.NodeEscalated(_NO_MEMBER, signum, self._loop.now()))
+                self._coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, self._loop.now()))
             case Forward(signum) if id in self.agents.watchers:
                 self._coordinator.forward(signum)
             case Chunk() if id in self.agents.watchers:

@@ -194,7 +194,12 @@ def look(env: Mapping[str, str]) -> Found:
 
 
 def _asked(env: Mapping[str, str]) -> list[RunReplies]:
-    return ask_all(list(socket_paths(env)), AskStatus(), ANSWER_WITHIN)
+    """Ask all sockets. Of a run that answers, leave out those that do not: a stopped node 0 from which another took over here."""
+    asked = ask_all(list(socket_paths(env)), AskStatus(), ANSWER_WITHIN)
+    answer = {name_of(replies) for replies in asked if replies.run is not None}
+    return [
+        replies for replies in asked if replies.run is not None or replies.elsewhere or name_of(replies) not in answer
+    ]
 
 
 def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Elsewhere]:

@@ -17,6 +17,7 @@ from ddplaunch.runlog.folders import short
 from ddplaunch.runs import find
 from ddplaunch.runs.client import SocketPath
 from tests.conftest import Job, Result, until
+from tests.nodes import ENOUGH
 from tests.process.terminal import child, stat, stopped
 
 
@@ -153,6 +154,52 @@ def test_a_job_that_waits_for_its_nodes_is_shown_and_can_be_stopped(nodes, verb,
     assert f"waits-{nodes.port}: waits for its nodes" in shown
     assert "has ended with status 130" in verb("stop", f"waits-{nodes.port}").err
     assert nodes.statuses() == [130]
+
+
+def test_a_stop_ends_an_elastic_job_as_a_whole_where_ctrl_c_is_ignored(nodes, program, verb, monkeypatch):
+    """As after nohup; SIGTERM alone would have node 0 leave. A second one kills."""
+    monkeypatch.setenv("XDG_STATE_HOME", nodes.env["XDG_STATE_HOME"])
+    name = f"background-{nodes.port}"
+    args = ("--run-id", name, "--nproc-per-node", 1, "--grace-period", "60s", program("behave"), "all=stubborn")
+    for place in range(2):
+        ignores = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+        nodes.node(*nodes.static("1:2", place), *args, **ignores)
+    for rank in range(2):
+        nodes.sign(f"ready-{rank}", ENOUGH)
+    with subprocess.Popen([*nodes.command, "stop", name], env=nodes.env, stderr=PIPE) as first:
+        for rank in range(2):
+            nodes.sign(f"got-{rank}", ENOUGH)
+        assert "has ended with status 143" in verb("stop", name).err
+        assert b"has ended with status 143" in first.stderr.read()
+    assert nodes.statuses() == [143, 143]
+
+
+def test_a_node_0_that_is_stopped_does_not_hide_that_another_has_taken_over_here(nodes, program, verb, monkeypatch):
+    name = f"stands-{nodes.port}"
+    args = (
+        "--run-id",
+        name,
+        "--heartbeat-timeout",
+        "1s",
+        "--nproc-per-node",
+        1,
+        program("restarts"),
+        "stays_until_told",
+    )
+    monkeypatch.setenv("XDG_STATE_HOME", nodes.env["XDG_STATE_HOME"])
+    first, *others = [nodes.node(*nodes.static("2:3", place), *args) for place in range(3)]
+    nodes.place(2, 0)
+    agent = first.agent
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        nodes.place(1, 1)
+        (shown,) = json.loads(verb("ps", "--json", name).out)
+        assert len(shown["workers"]) == 2
+        verb("stop", name)
+        assert nodes.statuses(*others) == [130, 130]
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    assert nodes.statuses(first) == [122]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")

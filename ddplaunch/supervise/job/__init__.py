@@ -9,5 +9,5 @@ from __future__ import annotations
 from ddplaunch.supervise.job.actions import *
 from ddplaunch.supervise.job.ending import Result
 from ddplaunch.supervise.job.events import *
-from ddplaunch.supervise.job.state import SELF_ID, Member, Phase, Policy, State
+from ddplaunch.supervise.job.state import NO_MEMBER, SELF_ID, Member, Phase, Policy, State
 from ddplaunch.supervise.job.step import begin, step

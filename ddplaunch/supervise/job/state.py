@@ -20,6 +20,7 @@ from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 V = TypeVar("V")
 
 SELF_ID = 0  # the id of the coordinator's own agent
+NO_MEMBER = -1  # no member's id
 _SHARD = 128  # keys of a part: of ten thousand items, one more copies these and the list of some eighty parts
 
 
