@@ -21,7 +21,7 @@ from ddplaunch.runlog import run_socket
 _CHUNK = 1 << 16  # bytes
 _MOST_REPLIES = 100_000  # of one run
 _SILENT = "does not answer"
-_STOPPED = "its agent is stopped, which SIGCONT ends"
+_STOPPED = "does not answer: its agent is stopped, which SIGCONT ends"
 _SUSPENDED = "is suspended"  # as a whole, so that nothing answers
 _MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
 
