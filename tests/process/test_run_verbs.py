@@ -114,7 +114,10 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
     os.kill(agent, signal.SIGSTOP)
     until(lambda: stopped([agent]), "the agent to stop")
     pid = json.loads((job.folder / "plan.json").read_text())["agent_pid"]
-    assert f"{short(name)}: does not answer: its agent is stopped, which SIGCONT ends (behave.py, pid {pid})" in verb("ps").out
+    assert (
+        f"{short(name)}: does not answer: its agent is stopped, which SIGCONT ends (behave.py, pid {pid})"
+        in verb("ps").out
+    )
     silent = verb("stop", name)
     assert "does not answer" in silent.err
     assert silent.status == 122

@@ -111,7 +111,7 @@ def scenario(seed: int) -> Scenario:
         awaits = policy.has_successors and kind != "join" and dice.random() < 0.2
         faults.append(Fault(at, kind, agent, other, group, awaits, lasts, after, int(signum)))
     delay = dice.choice((0.01, 0.3, 2.0))
-    return Scenario(
+    found = Scenario(
         seed=seed,
         policy=policy,
         heartbeat_timeout=dice.choice((10.0, 10.0, 3.0)) if delay < 1.0 else 10.0,
@@ -127,3 +127,15 @@ def scenario(seed: int) -> Scenario:
         stuck=dice.randrange(starts) if dice.random() < 0.04 else -1,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
+    if policy.has_successors and starts > 2 and dice.random() < 0.2:
+        found = replace(found, faults=tuple(sorted((*found.faults, *_split(dice, starts)), key=lambda fault: fault.at)))
+    return found
+
+
+def _split(dice: Random, starts: int) -> tuple[Fault, ...]:
+    """Return how node 0 ends while the others lose each other, so that two may take over."""
+    at, lasts = dice.uniform(3.0, 30.0), dice.uniform(15.0, 40.0)
+    group = dice.sample(range(1, starts), dice.randint(1, starts - 2))
+    rest = [number for number in range(1, starts) if number not in group]
+    cuts = [Fault(at, "sever", one, other, lasts=lasts) for one in group for other in rest]
+    return (*cuts, Fault(at + dice.uniform(-1.0, 2.0), dice.choice(("kill", "sigterm")), signum=int(SIGTERM)))

@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.supervise import job, node
-from tests.simulator.scenario import scenario
+from ddplaunch.supervise.electorate import Electorate
+from tests.simulator.scenario import Fault, scenario
 from tests.simulator.simulation import Simulation, failure_of, report, shrunk
 
 SEEDS = 300
@@ -49,3 +50,17 @@ def test_a_broken_decision_is_seen_and_shrunk_to_the_faults_that_it_needs(monkey
     for fault in fewest.faults[1:]:
         assert not failure_of(replace(fewest, faults=tuple(other for other in fewest.faults if other is not fault)))
     assert "history:" in report(broken.seed)
+
+
+def test_two_nodes_that_go_on_apart_are_seen(monkeypatch):
+    """Node 0 is killed while the two others have lost each other: neither may count it as its own."""
+    alone = replace(scenario(0).policy, min_nodes=1, max_nodes=3, spares=0, has_successors=True)
+    joins = tuple(Fault(number / 10, "join", number) for number in range(3))
+    parts = (Fault(9.0, "sever", 1, 2, lasts=30.0), Fault(10.0, "kill"))
+    parted = replace(scenario(0), policy=alone, work=30.0, program="ends", delay=0.01, stuck=-1, faults=joins + parts)
+    assert not failure_of(parted)
+    count = Electorate.count
+    monkeypatch.setattr(
+        Electorate, "count", lambda one, votes: (count(one, votes)[0] + len(one.ended), count(one, votes)[1])
+    )
+    assert failure_of(parted).startswith("generations train in their order")
