@@ -35,11 +35,16 @@ def hint_to_refused(state: State, member: Member) -> str:
 
 
 def taking_part(state: State) -> dict[int, Member]:
-    """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back."""
-    ordered = sorted(
-        state.members.values(),
-        key=lambda one: (one.id != SELF_ID, _or_last(one.node_rank), _or_last(one.requested_rank), one.id),
-    )
+    """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back.
+
+    Then come those of the last announcement, which others that have joined since are not to displace.
+    """
+
+    def place(one: Member) -> tuple[object, ...]:
+        was_announced = any(vote.term == state.term for vote in one.votes)
+        return one.id != SELF_ID, _or_last(one.node_rank), not was_announced, _or_last(one.requested_rank), one.id
+
+    ordered = sorted(state.members.values(), key=place)
     return {member.id: member for member in ordered[: state.most_running]}
 
 

@@ -82,6 +82,14 @@ def test_a_node_that_joins_while_the_others_learn_takes_part_too() -> None:
     assert (state.phase, state.generation, len(state.taking_part)) == (Phase.RUNNING, 0, 3)
 
 
+def test_a_node_that_joins_while_the_others_learn_displaces_none_of_them() -> None:
+    spare = replace(ELASTIC, min_nodes=2, max_nodes=3, spares=1)
+    _, actions = history(
+        spare, [Joined(member(0), 0.0), Joined(member(2), 1.0), Joined(member(1), 1.1), *acknowledged(2)]
+    )
+    assert [action.order for action in of(BeginGeneration, actions)] == [(0, 2)]
+
+
 @pytest.mark.parametrize(("silent", "goes_on"), [(1, True), (2, True), (3, False)])
 def test_a_coordinator_goes_on_with_as_many_nodes_as_may_be_going_on_elsewhere(silent: int, goes_on: bool) -> None:
     gone = [AgentLost(id, LOST, 50.0, has_ended=False) for id in range(1, 1 + silent)]
