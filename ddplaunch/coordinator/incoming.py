@@ -176,10 +176,11 @@ class Incoming:
 
     @property
     def _is_cut_off(self) -> bool:
-        """Whether this coordinator begins nothing any more, but others may."""
+        """Whether this coordinator begins nothing any more, but others may. So it has ended, for an agent that it turns away."""
         state = self._coordinator.state
         is_going = state.gather_until is None and state.phase is not Phase.ENDED
-        return state.is_cut_off or (is_going and not may_go_on(state))
+        # with the votes of those that have come back before, it may go on after all
+        return state.is_cut_off or (is_going and not self.agents.returned and not may_go_on(state))
 
     def _on_lost(self, id: int, reason: str, has_ended: bool) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end."""

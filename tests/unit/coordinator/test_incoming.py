@@ -69,6 +69,16 @@ def test_a_coordinator_that_may_not_go_on_takes_nobody_back(fields: dict[str, An
     assert fed == [3]
 
 
+def test_no_agent_is_turned_away_while_one_that_has_come_back_may_let_the_coordinator_go_on() -> None:
+    fed = list[Any]()
+    incoming = incoming_for(replace(STATE, electorates=(Electorate(1, 3),)), fed)
+    incoming.agents.returned.add(2)
+    incoming._connections.drop = fed.append
+    incoming._on_message(3, HELLO)
+    incoming.agents.close()
+    assert (fed, incoming.agents.returned) == ([], {2, 3})
+
+
 @pytest.mark.parametrize(("term", "run_id", "sent"), [(0, "run-1", [Anew()]), (1, "run-1", []), (1, "run-2", [Anew()])])
 def test_a_coordinator_was_started_anew_if_it_has_announced_nothing_or_has_another_run(
     term: int, run_id: str, sent: list[Any]
