@@ -50,9 +50,8 @@ class Agents:
         self.hellos: dict[int, Hello] = {}
         self.watchers: set[int] = set()
         self.waiting: dict[int, Member] = {}  # another agent, perhaps a lost one, has their node rank
-        self.returned: set[int] = (
-            set()
-        )  # agents that have lost a coordinator, perhaps this one, and are not admitted yet
+        # agents that have lost a coordinator, perhaps this one, and are not admitted yet
+        self.returned: set[int] = set()
         self.ranks: dict[int, range] = {}  # of the agents that take part in this generation
         self.world_size = 0
         self.asked_before = 0  # the number of the last question before this generation

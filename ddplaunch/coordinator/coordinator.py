@@ -190,6 +190,10 @@ class Coordinator:
         """Take note that the coordinator from which this one has taken over has ended."""
         self.feed(job.CoordinatorEnded(self._loop.now()))
 
+    def expect_one_fewer(self) -> None:
+        """Take note that a node which has not joined was given up."""
+        self.feed(job.NodeGivenUp(self._loop.now()))
+
     def joined(self) -> None:
         """Take note that a worker of this generation has a process group."""
         if self.stragglers is None:

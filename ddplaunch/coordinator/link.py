@@ -36,7 +36,7 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
 
 
 class Link(ABC):
-    """What both kinds of links have in common."""
+    """What all kinds of links have in common."""
 
     coordinator: Coordinator | None = None  # if it is here
     coordinator_host = ""  # the name of its host, if it is elsewhere and has said so
@@ -52,18 +52,19 @@ class Link(ABC):
         """Report to the coordinator, as far as it is reached."""
 
     @property
-    @abstractmethod
     def address(self) -> str | None:
         """The address of this node that the others reach, as far as it is known."""
+        return None if self.coordinator is None else self.coordinator.reached_at
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is expected of this node."""
-        return self._has_ended
+        return self._has_ended if self.coordinator is None else self.coordinator.is_over
 
-    @abstractmethod
     def expect_one_fewer(self) -> None:
-        """Have the coordinator wait for one node less."""
+        """Have the coordinator wait for one node less, if it is here: only the agent of node 0 learns who was given up."""
+        if self.coordinator is not None:
+            self.coordinator.expect_one_fewer()
 
     def leave(self) -> None:
         """Wait for the coordinator no longer."""

@@ -22,7 +22,7 @@ from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.local_link import job_policy
 from ddplaunch.coordinator.orders import Generation, Listening
-from ddplaunch.coordinator.silence import seconds_to_follow
+from ddplaunch.coordinator.silence import seconds_to_follow, seconds_to_gather
 from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options.table import BY_NAME
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ddplaunch.coordinator.orders import Order
     from ddplaunch.report.reporter import Reporter
 
-_LATE = 5.0  # seconds, beyond two heartbeats, in which other nodes may still come to one that takes over
 # options that other nodes need not have
 _OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run_id", "verbose")
 
@@ -143,7 +142,7 @@ def take_over(
 ) -> Coordinator:
     """Return a coordinator that takes over from one that was lost; its own agent has this `hello` and `take` gives it orders."""
     told, policy = inheritance.succession, replace(_policy(request), names=(), command=())
-    within = 2 * request.spec.heartbeat_timeout + _LATE
+    within = seconds_to_gather(request.spec.heartbeat_timeout)
     skipped = 1 + int.from_bytes(os.urandom(2))
     state = succession.take_over(
         policy, told.history, told.electorates, inheritance.since, loop.now(), within, skipped=skipped

@@ -31,20 +31,6 @@ class LocalLink(Link):
         """Report to the coordinator."""
         self.coordinator.take(SELF_ID, report)
 
-    def expect_one_fewer(self) -> None:
-        """Have the coordinator wait for one node less."""
-        self.coordinator.feed(job.NodeGivenUp(self._loop.now()))
-
-    @property
-    def address(self) -> str | None:
-        """The address of this node that most others reach."""
-        return self.coordinator.reached_at
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all other agents know that the job has ended."""
-        return self.coordinator.is_over
-
     def close(self) -> None:
         """Close the coordinator."""
         self.coordinator.close()

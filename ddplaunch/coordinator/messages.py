@@ -411,13 +411,16 @@ class OrderSequence:
         running = hello.runs if isinstance(hello, Hello) else None
         self._generation = -1 if running is None else running.generation  # the latest
         self._runs = running is not None  # its end was not reported yet
+        self._may_be_anew = isinstance(hello, GoesOn) or (isinstance(hello, Hello) and hello.run_id is not None)
 
     def ended(self) -> None:
         """Note that the end of the generation was reported."""
         self._runs = False
 
     def check(self, message: ToAgent) -> None:
-        """Take the next message. Raises Malformed: it begins what this agent cannot begin."""
+        """Take the next message. Raises Malformed: it begins what this agent cannot begin, or answers what was not said."""
+        if isinstance(message, Anew) and not self._may_be_anew:
+            raise Malformed("says that it is not the coordinator of before, and there was none")
         if not isinstance(message, Generation):
             return
         agreed, hello = message.agreed, self._hello

@@ -153,13 +153,10 @@ class RemoteLink(Link):
             status = exitcodes.of_signal(report.signum) if report.signum else exitcodes.NODE_LOST
             self.take(JobEnd(status=status, why=report.why.value))
 
-    def expect_one_fewer(self) -> None:
-        """Ignore it: only the agent of node 0 learns of nodes that were given up."""
-
     @property
     def address(self) -> str | None:
-        """The address that this node connects from."""
-        return self._peer.local_address if self._peer is not None else None
+        """The address that this node connects from, if the coordinator is elsewhere."""
+        return self._peer.local_address if self._peer is not None else super().address
 
     def _on_message(self, payload: bytes) -> None:
         """Take an order, or answer a ping; a malformed message loses the coordinator. Called by the peer."""
@@ -268,8 +265,7 @@ class RemoteLink(Link):
         self._lose_coordinator(why, has_ended=True)
 
     def _on_anew(self) -> None:
-        """End this node: the coordinator that was reached has no part in its job."""
-        self._lose(f"{_LOST}: ddplaunch was started again there")
+        """Leave a coordinator that was started anew: it has no part in the job of which the first message has told."""
 
     def _lose_coordinator(self, reason: str, *, has_ended: bool) -> None:
         """End this node, or look for another coordinator; `has_ended`: the process of the last one is known to be gone."""

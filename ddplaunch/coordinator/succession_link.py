@@ -25,8 +25,9 @@ from ddplaunch.coordinator.orders import (
     TookOver,
 )
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, RemoteLink
+from ddplaunch.coordinator.silence import seconds_to_look
 from ddplaunch.net.port import listen
-from ddplaunch.supervise import job, node
+from ddplaunch.supervise import node
 from ddplaunch.supervise.job import SELF_ID
 from ddplaunch.supervise.outcome import Why
 
@@ -48,7 +49,6 @@ _BACK = 5.0  # seconds until a node that was sent elsewhere, and reaches nobody 
 # seconds after the last word of a coordinator in which neither that one nor another node can lose this node, begin a generation
 # without it and bring the job to its end
 AT_ONCE = 3.0
-_LATE = 10.0  # seconds, beyond those that one that takes over waits for the others, until none is looked for
 
 
 class SuccessionLink(RemoteLink):
@@ -135,11 +135,6 @@ class SuccessionLink(RemoteLink):
         self._stop_waiting()
         self.coordinator = coordinator
         return self
-
-    def expect_one_fewer(self) -> None:
-        """Have the coordinator wait for one node less, if it is here."""
-        if self.coordinator is not None:
-            self.coordinator.feed(job.NodeGivenUp(self._loop.now()))
 
     def _follow(self, place: Moved) -> None:
         """Look for the coordinator that had the job already when the one before, which may be here, was started."""
@@ -230,7 +225,7 @@ class SuccessionLink(RemoteLink):
             self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs
         elif has_ended and self._dialer.reached == self._old:
             self._old, self._lost_has_ended = None, True
-        self._give_up_at.set(now + 2 * self._heartbeat_timeout + _LATE)
+        self._give_up_at.set(now + seconds_to_look(self._heartbeat_timeout))
         self._look_for_successor()
 
     def _on_given_up(self, reason: str) -> None:
@@ -338,18 +333,6 @@ class SuccessionLink(RemoteLink):
     def _give_up(self) -> None:
         text = self._lost.replace(": ", " was lost: ", 1)
         self._lose(f"{text}\n\nhint: no node that could take over was reached")
-
-    # --- which of both it is
-
-    @property
-    def address(self) -> str | None:
-        """The address of this node that others reach."""
-        return self.coordinator.reached_at if self.coordinator is not None else super().address
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is expected of this node."""
-        return self.coordinator.is_over if self.coordinator is not None else super().is_over
 
     def _stop_waiting(self) -> None:
         super()._stop_waiting()

@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.coordinator.messages import Hello, NodeFacts, OrderSequence, Ping, Watch
+from ddplaunch.coordinator.messages import Anew, GoesOn, Hello, NodeFacts, OrderSequence, Ping, Watch
 from ddplaunch.coordinator.orders import Forward, Generation
 from ddplaunch.fields import Malformed
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.supervise.node import KillOrdered, StopOrdered
 
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
+HELLO = Hello(1, "here", 2, "gloo", "", "there", FACTS)
 HERE, THERE = AgentRun(1, 2), AgentRun(1, 4)
 
 
 def sequence(requested_rank: int | None = 1) -> OrderSequence:
-    return OrderSequence(Hello(requested_rank, "here", 2, "gloo", "", "there", FACTS))
+    return OrderSequence(replace(HELLO, requested_rank=requested_rank))
 
 
 def begin(number: int = 0, **fields: Any) -> Generation:
@@ -77,6 +79,17 @@ def test_nothing_begins_on_which_nodes_have_not_agreed() -> None:
 def test_a_front_begins_nothing() -> None:
     with pytest.raises(Malformed):
         OrderSequence(Watch()).check(begin())
+
+
+@pytest.mark.parametrize("first", [HELLO, Watch()], ids=["an agent", "a front"])
+def test_no_coordinator_is_anew_for_who_has_lost_none(first: Hello | Watch) -> None:
+    with pytest.raises(Malformed):
+        OrderSequence(first).check(Anew())
+
+
+@pytest.mark.parametrize("first", [replace(HELLO, run_id="r"), GoesOn("here", 1)], ids=["an agent", "a coordinator"])
+def test_a_coordinator_may_be_anew_for_who_has_lost_one_or_has_taken_over(first: Hello | GoesOn) -> None:
+    OrderSequence(first).check(Anew())
 
 
 def test_what_begins_nothing_may_come_at_any_time() -> None:
