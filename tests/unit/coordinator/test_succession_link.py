@@ -1,37 +1,30 @@
-"""What a node does that has lost the coordinator: whom it follows, and when it takes an agent for ended."""
+"""What a node does that has lost the coordinator: whom it follows, how long it looks, and when it takes an agent for ended."""
 
 from __future__ import annotations
 
+from signal import SIGTERM
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddplaunch.control.handshake import Key
+from ddplaunch.control.peer import CLOSED, RESET
 from ddplaunch.coordinator import listen, messages
 from ddplaunch.coordinator.messages import Candidate, Deserted, GivenUp, HandedOver, Ping, Succession
 from ddplaunch.coordinator.orders import Generation
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED
+from ddplaunch.coordinator.silence import seconds_to_look
 from ddplaunch.coordinator.succession_link import AT_ONCE, SuccessionLink
 from ddplaunch.supervise import node
-from ddplaunch.supervise.electorate import Electorate, History, Vote
+from ddplaunch.supervise.electorate import Electorate, Vote
 from ddplaunch.supervise.outcome import Why
 from tests.loops import FakeLoop
+from tests.unit.coordinator.played import HISTORY
 from tests.unit.coordinator.test_incoming import HELLO
 
 NODES = {rank: (f"10.0.0.{rank}", 4000) for rank in range(3)}
-PAST = History(
-    generation=1,
-    restarts=0,
-    spent=(),
-    time_left=None,
-    best_step=-1,
-    in_vain=0,
-    short_lives=0,
-    import_failure="",
-    failed_machine="",
-    same_exception="",
-)
+SPARE = 3  # takes over from nobody
 
 
 class Peer:
@@ -77,10 +70,10 @@ class Bed:
             run_id="run-1",
             host="n0",
             coordinator=votes[0],
-            votes=votes[rank],
+            votes=votes.get(rank, ()),
             candidates=candidates,
             electorates=(Electorate(1, 3),),
-            history=PAST,
+            history=HISTORY,
         )
         self.hear(told)
 
@@ -220,3 +213,34 @@ def test_a_node_that_is_to_end_does_so_when_it_loses_the_coordinator(beds: Any) 
     bed.link.take(Generation(number=0, restarts=0, port=1, agreed=None))  # which crosses the report
     bed.link._lose_coordinator("connection closed", has_ended=True)
     assert bed.link.end.status == 130
+
+
+def test_who_has_reached_the_node_that_takes_over_waits_for_it_as_long_as_it_speaks(beds: Any) -> None:
+    bed = beds(SPARE)
+    bed.link._on_closed(CLOSED)
+    bed.open(1)
+    for _ in range(100):
+        bed.wait(1.0)
+        bed.hear(Ping(0.0, 10.0))
+    assert bed.link.end is None
+
+
+def test_who_has_lost_that_node_too_looks_no_longer_than_before(beds: Any) -> None:
+    bed = beds(SPARE)
+    bed.link._on_closed(CLOSED)
+    bed.wait(20.0)
+    bed.open(1)
+    bed.link._on_closed(RESET)
+    bed.wait(seconds_to_look(10.0) - 0.5)
+    assert bed.link.end is None
+    bed.wait(0.5)
+    assert bed.link.end and bed.link.end.status == 122
+
+
+def test_a_worker_that_fails_because_node_0_is_lost_does_not_end_its_node(beds: Any) -> None:
+    bed = beds(SPARE)
+    bed.link._on_closed(CLOSED)
+    bed.link.send(node.ReportStopping(Why.FAILED, 0))
+    assert bed.link.end is None
+    bed.link.send(node.ReportStopping(Why.SIGNALLED, SIGTERM))
+    assert bed.link.end and bed.link.end.status == 143
