@@ -18,6 +18,7 @@ from ddplaunch.fields import Malformed, line
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.addresses import is_loopback
 
+_TOO_MANY = "too many connections"
 _KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
 
 
@@ -78,9 +79,8 @@ class Connections:
     """Authenticated peers by number, in order of arrival; each is pinged from time to time.
 
     `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason and whether its process
-    is known to have ended. `dropped` gets each
-    peer of whose message what it tells of workers was malformed and left out, with the reason: no node is lost for that.
-    `answered` is called at each pong.
+    is known to have ended. `dropped` gets each peer of whose message what it tells of workers was malformed and left out, with
+    the reason: no node is lost for that. `answered` is called at each pong.
     """
 
     def __init__(
@@ -198,8 +198,9 @@ class Connections:
     def _on_opened(self, peer: Peer) -> None:
         """Take a peer that has proven the key, and ping it once. Called by the listener."""
         if len(self._connections) >= self._most:
+            self._listener.report_refusal(peer.address, _TOO_MANY)
+            peer.send(messages.encode(messages.GivenUp(_TOO_MANY)))
             peer.close()
-            self._listener.report_refusal(peer.address, "too many connections")
             return
         self._last_id += 1
         id = self._last_id

@@ -17,6 +17,7 @@ from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.supervise import job
 from ddplaunch.supervise.electorate import Electorate, Vote
 from tests.loops import FakeLoop
+from tests.unit.coordinator.played import PlayedCoordinator
 
 HELLO = Hello(
     requested_rank=None,
@@ -77,6 +78,14 @@ def test_no_agent_is_turned_away_while_one_that_has_come_back_may_let_the_coordi
     incoming._on_message(3, HELLO)
     incoming.agents.close()
     assert (fed, incoming.agents.returned) == ([], {2, 3})
+
+
+def test_an_agent_for_which_there_is_no_place_does_not_take_the_coordinator_for_ended() -> None:
+    connections, peer = incoming_for(STATE, [])._connections, PlayedCoordinator()
+    connections._most = 0
+    connections._on_opened(peer)
+    connections.close()
+    assert peer.got == ["given_up"]
 
 
 @pytest.mark.parametrize(("term", "run_id", "sent"), [(0, "run-1", [Anew()]), (1, "run-1", []), (1, "run-2", [Anew()])])
