@@ -345,6 +345,7 @@ class Startup:
         self._heartbeat_at = loop.timer(loop.now() + min(1.0, job.spec.heartbeat_timeout / 4), self._send_heartbeats)
         self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
         self._end_by = loop.timer(None, self._kill_remaining)
+        self._is_over = False  # all hosts are to end, and none is awaited that goes on with the job
 
     @property
     def all_closed(self) -> bool:
@@ -389,13 +390,13 @@ class Startup:
     def _send_heartbeats(self) -> None:
         """Send heartbeats at an interval; kill connections without a reply for the heartbeat timeout.
 
-        Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost. Once the first host has
-        ended, the job is over, and its lost hosts are not waited for any longer than its nodes have waited.
+        Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost. Once the job is over,
+        its lost hosts are not waited for any longer than its nodes have waited.
         """
         spec = self._job.spec
         timeout = spec.heartbeat_timeout
         interval = min(1.0, timeout / 4)
-        if spec.may_shorten_silence and self._hosts[0].phase is HostPhase.CLOSED:
+        if spec.may_shorten_silence and self._is_over:
             timeout = min(timeout, LEAST)
         self._heartbeat_at.set(self._loop.now() + interval)
         for host in self._hosts:
@@ -418,12 +419,13 @@ class Startup:
         self.end_within(self._job.spec.grace_period + self._job.spec.heartbeat_timeout + QUIT_TIMEOUT)
 
     def end_within(self, within: float) -> None:
-        """Wait at most so many seconds for the connections to close, unless more output comes."""
+        """Wait at most so many seconds for the connections to close, unless more output comes: the job is over."""
+        self._is_over = True
         self._end_by.set_by(self._loop.now() + within)
 
     def await_successor(self) -> None:
         """Wait, in place of any other time limit, for a host whose agent takes over and begins, or for the ends of all."""
-        spec = self._job.spec
+        self._is_over, spec = False, self._job.spec
         self._end_by.set(self._loop.now() + spec.grace_period + 4 * spec.heartbeat_timeout + _TAKE_OVER)
 
     def go_on(self) -> None:
