@@ -124,8 +124,7 @@ class AgentContext:
     @property
     def is_last_generation(self) -> bool:
         """Whether no generation can follow that which is there."""
-        least, most = self.inputs.allocation.nnodes
-        return self.inputs.spec.max_restarts == 0 and least == most
+        return self.inputs.spec.max_restarts == 0 and not self.inputs.allocation.is_elastic
 
     def make_folder(self, plan: Plan) -> None:
         """Have the run folder made."""

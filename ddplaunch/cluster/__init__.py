@@ -69,7 +69,12 @@ class Allocation(Struct, frozen=True, kw_only=True):
         return bool(self.start) or self.cluster in ("slurm", "mpi")
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether the job goes on when a node is lost, be it the coordinator's."""
+        least, most = self.nnodes
+        return least < most
+
+    @property
     def nodes_leave(self) -> bool:
         """Whether SIGTERM to an agent has its node leave the job, which goes on: the user has started each agent alone."""
-        least, most = self.nnodes
-        return least < most and not self.start and not self.has_front
+        return self.is_elastic and not self.start and not self.has_front

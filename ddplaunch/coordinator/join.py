@@ -60,7 +60,7 @@ def prepare(
             from ddplaunch.coordinator import listen
         if not rendezvous.coordinator:
             from ddplaunch.coordinator import remote_link  # noqa: F401
-        if has_successors(allocation):
+        if allocation.is_elastic:
             from ddplaunch.coordinator import listen, redirector, succession_link  # noqa: F401
     return JoinRequest(
         spec=spec,
@@ -96,7 +96,7 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
     """
     hello = partial(_hello, request)
     successor = None
-    if has_successors(request.allocation):
+    if request.allocation.is_elastic:
         from ddplaunch.coordinator.succession_link import SuccessionLink
 
         successor = SuccessionLink(request, hello, loop, reporter)
@@ -131,12 +131,6 @@ def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], l
         may_shorten_silence=request.spec.may_shorten_silence,
         rdzv_timeout=request.spec.rdzv_timeout,
     )
-
-
-def has_successors(allocation: Allocation) -> bool:
-    """Whether the job goes on when a node is lost, be it the coordinator's."""
-    least, most = allocation.nnodes
-    return allocation.task is None and least < most
 
 
 def _hello(request: JoinRequest, reached: str) -> messages.Hello:

@@ -179,9 +179,8 @@ def _policy(request: JoinRequest) -> job.Policy:
     return replace(
         job_policy(request.spec, min_nodes, max_nodes),
         spares=request.spec.spares,
-        has_successors=min_nodes < max_nodes,
-        # tasks of a step, or ranks of mpirun, are started once
-        replaceable=not allocation.start and allocation.cluster not in ("slurm", "mpi"),
+        has_successors=allocation.is_elastic,
+        replaceable=not allocation.has_one_screen,  # what starts all agents does so once
         may_leave=not allocation.start and not allocation.has_front,
         dispatched=bool(allocation.start),
         names=allocation.hosts if len(allocation.hosts) == max_nodes else (),

@@ -57,12 +57,6 @@ class Redirector(RemoteLink):
         self._stop_waiting()
         self._resolve_at.set(self._loop.now() + AGAIN)
 
-    def _lose_coordinator(self, reason: str, *, has_ended: bool) -> None:
-        self._look_again()
-
-    def _lose(self, error: str) -> None:
-        self._look_again()
-
     def _on_anew(self) -> None:
         """Warn, once, that the other coordinator has begun something too."""
         if not self._has_warned:
@@ -71,6 +65,6 @@ class Redirector(RemoteLink):
         self._look_again()
 
     def take(self, order: Order) -> None:
-        """Take no order but the end of the other one."""
+        """Take no order but the end of the other one, or of the connection to it."""
         if isinstance(order, JobEnd):
             self._look_again()

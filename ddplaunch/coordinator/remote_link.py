@@ -182,7 +182,8 @@ class RemoteLink(Link):
                         f"this node was {when}, and the coordinator (node 0) goes on without this node: {reason}"
                     )
                 else:
-                    self._on_given_up(f"it goes on without this node: {reason}")
+                    # other nodes may have been given up, too, and be more than those that are left there
+                    self._lose_coordinator(f"it goes on without this node: {reason}", has_ended=False)
             case messages.Anew():
                 self._on_anew()
             case messages.Deserted():
@@ -277,9 +278,6 @@ class RemoteLink(Link):
             self._peer.close()
             self._peer = self._sequence = None
         self._lost_at.cancel()
-
-    def _on_given_up(self, reason: str) -> None:
-        self._lose(f"{_LOST}: {reason}")
 
     def _wake_without(self, when: str, reason: str) -> None:
         """End this node, which was paused, so that the coordinator has lost it."""

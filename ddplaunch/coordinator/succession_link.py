@@ -228,10 +228,6 @@ class SuccessionLink(RemoteLink):
         self._give_up_at.set(now + seconds_to_look(self._heartbeat_timeout))
         self._look_for_successor()
 
-    def _on_given_up(self, reason: str) -> None:
-        # other nodes may have been given up, too, and be more than those that are left there
-        self._lose_coordinator(reason, has_ended=False)
-
     def _wake_without(self, when: str, reason: str) -> None:
         # a coordinator that has dropped this node has said so before
         self._lose_coordinator(f"{reason}, while this node was {when}", has_ended=False)

@@ -264,8 +264,7 @@ def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, 
 
 def _requeue(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, draft: Plan) -> SlurmRequeue | None:
     """Return what queues the job again, if it may be for this process to do: that of rank 0, or of a node that takes over."""
-    least, most = allocation.nnodes
-    if not spec.requeue_on or not (0 in draft.ranks or least < most):
+    if not spec.requeue_on or not (0 in draft.ranks or allocation.is_elastic):
         return None
     from ddplaunch.slurm.job import SlurmRequeue  # few jobs need it
 
