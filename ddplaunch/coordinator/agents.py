@@ -146,6 +146,7 @@ class Agents:
     def close(self) -> None:
         """Know no agent and no command any more."""
         self._watcher_due.cancel()
+        self.waiting.clear()
         self.connections.close()
 
     def join(self, hello: Hello) -> Member:

@@ -115,6 +115,15 @@ def test_who_has_lost_a_coordinator_is_taken_back_once_all_others_have_answered(
     assert len(fed) == 1
 
 
+def test_a_coordinator_that_has_left_the_job_admits_nobody_who_still_waits() -> None:
+    fed = list[Any]()
+    incoming = incoming_for(STATE, fed)
+    incoming._on_message(3, HELLO)
+    incoming.agents.hand_over(15, "")
+    incoming._admit_waiting()
+    assert fed == []
+
+
 @pytest.mark.parametrize(
     ("votes", "kept"),
     [((Vote(1, 2),), (Vote(1, 2),)), ((Vote(1, 2), Vote(7, 0)), ()), ((Vote(7, 0),), ())],
