@@ -89,42 +89,11 @@ class Incoming:
             case _ if self._moved is not None:
                 self._connections.send(id, messages.encode(self._moved))
                 self._connections.drop(id)
-            # a watcher, which is the command that has started the agents
-            case node.ReportStopping(why, signum, by_cluster) if id in self.agents.watchers:
-                self._coordinator.feed(job.StopRequested(why, signum, self._loop.now(), by_cluster))
-            case node.Escalate(signum) if id in self.agents.watchers:
-                self._coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, self._loop.now()))
-            case Forward(signum) if id in self.agents.watchers:
-                self._coordinator.forward(signum)
-            case Chunk() if id in self.agents.watchers:
-                self._coordinator.take_of_watcher(message)
             case _ if id in self.agents.watchers:
-                pass
+                self._on_watcher(message)
             # an agent
-            case messages.Hello() if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
-                self._connections.expel(id, "too many agents have come and gone")
-            case messages.Hello(votes=votes) if votes and self._is_cut_off:
-                self._connections.drop(id)  # the job may go on with others, for which it looks then
-            case messages.Hello(votes=votes) if votes and self.agents.job_end is not None:
-                self.agents.send((id,), self.agents.job_end)  # it has lost another coordinator, and comes late
-            case messages.Hello(run_id=run_id) if run_id is not None and self._is_anew(run_id):
-                self._connections.send(id, messages.encode(messages.Anew()))
-                self._connections.drop(id)
             case messages.Hello() if id not in self.agents.hellos:
-                self._said_hello += 1
-                if message.runs is not None:
-                    self._connections.admit(id)  # the end of its part of that generation may be long
-                self.agents.hellos[id] = message
-                if self._coordinator.state.gather_until is not None:
-                    self.agents.take_up(id, message)
-                    self._admit(member_of(id, message))
-                    return
-                if message.votes:
-                    self.agents.returned.add(id)
-                if message.runs is not None:
-                    self._late.add(id)  # it has come too late for that generation, and first has to end its part of it
-                else:
-                    self._admit(member_of(id, message, is_new=True))
+                self._on_hello(id, message)
             case messages.Watch() if not self._terms.has_front or self.agents.watchers:
                 self._connections.expel(id, "is no agent")
             case messages.Watch() if id not in self.agents.hellos:
@@ -199,6 +168,50 @@ class Incoming:
             self._coordinator.feed(job.AgentLost(id, reason, self._loop.now(), has_ended))
 
     # --- one kind of message each
+
+    def _on_watcher(self, message: messages.ToCoordinator) -> None:
+        """Do what the command asks for that has started the agents, and looks on."""
+        now = self._loop.now()
+        match message:
+            case node.ReportStopping(why, signum, by_cluster):
+                self._coordinator.feed(job.StopRequested(why, signum, now, by_cluster))
+            case node.Escalate(signum):
+                self._coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))
+            case Forward(signum):
+                self._coordinator.forward(signum)
+            case Chunk():
+                self._coordinator.take_of_watcher(message)
+
+    def _on_hello(self, id: int, hello: messages.Hello) -> None:
+        """Know an agent from now on, unless it is to look for the job elsewhere, or comes after the end."""
+        if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
+            self._connections.expel(id, "too many agents have come and gone")
+        elif hello.votes and self._is_cut_off:
+            self._connections.drop(id)  # the job may go on with others, for which it looks then
+        elif hello.votes and self.agents.job_end is not None:
+            self.agents.send((id,), self.agents.job_end)  # it has lost another coordinator, and comes late
+        elif hello.run_id is not None and self._is_anew(hello.run_id):
+            self._connections.send(id, messages.encode(messages.Anew()))
+            self._connections.drop(id)
+        else:
+            self._said_hello += 1
+            self.agents.hellos[id] = hello
+            self._take_back_or_admit(id, hello)
+
+    def _take_back_or_admit(self, id: int, hello: messages.Hello) -> None:
+        """Admit an agent that is new, or that has lost a coordinator, once it takes part in no generation of that one."""
+        if hello.runs is not None:
+            self._connections.admit(id)  # the end of its part of that generation may be long
+        if self._coordinator.state.gather_until is not None:
+            self.agents.take_up(id, hello)
+            self._admit(member_of(id, hello))
+            return
+        if hello.votes:
+            self.agents.returned.add(id)
+        if hello.runs is not None:
+            self._late.add(id)  # it has come too late for that generation, and first has to end its part of it
+        else:
+            self._admit(member_of(id, hello, is_new=True))
 
     def _is_anew(self, run_id: str) -> bool:
         """Whether this coordinator was started after that of a node which has lost its own: it has announced nothing yet."""
