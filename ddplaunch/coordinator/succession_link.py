@@ -199,7 +199,7 @@ class SuccessionLink(RemoteLink):
         succession = self._succession
         if succession is None and self._queries and not self._has_ended and not self._request.allocation.has_one_screen:
             self._disconnect()  # nothing has begun, and somebody may start node 0 again
-            self._loop.handle(Follows(f"node 0 is lost: {reason}. Waiting for it to be started again"))
+            self._loop.handle(Follows(f"node 0 is lost: {reason}. Looking for it again"))
             self._meet(0.0)
             return
         if succession is None or self._has_ended:

@@ -128,7 +128,7 @@ def test_before_anything_has_begun_the_others_wait_for_node_0_to_be_started_agai
     second = node_of(1, "3:4")
     first.says("2 of 3 nodes joined")
     kill(first)
-    second.says("node 0 is lost: connection closed. Waiting for it to be started again")
+    second.says("node 0 is lost: connection closed. Looking for it again")
     third, again = node_of(2, "3:4"), node_of(0, "3:4", last_call=1)
     assert generation(nodes, 0, 3) == [again, second, third]
     finish(nodes, again, second, third)
