@@ -196,15 +196,16 @@ def reap_agent(agent: int, pipes: FrontPipes) -> int:
     return os.waitpid(agent, 0)[1]
 
 
-def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
+def status_of(agent: int, wait_status: int, host: str = "", *, ends_job: bool = True) -> tuple[int, str]:
     """Return the status of the job by how the agent ended, and a text about it; "" if it printed all itself.
 
-    `host` is named if this is printed on another one.
+    `host` is named if this is printed on another one, which may show a job that goes on.
     """
     if os.WIFSIGNALED(wait_status):
         by = signal.Signals(os.WTERMSIG(wait_status)).name
-        where = f" on {host}" if host else ""
-        text = f"error: ddplaunch's agent{where} (pid {agent}) was killed by {by}; its workers were ended with it\n"
+        whose = f"the agent on {host}" if host else "ddplaunch's agent"
+        kind = "error" if ends_job else "ddplaunch"
+        text = f"{kind}: {whose} (pid {agent}) was killed by {by}; its workers were ended with it\n"
         return exitcodes.NODE_LOST, text + describe_leftovers()
     return os.WEXITSTATUS(wait_status), ""
 

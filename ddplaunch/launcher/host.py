@@ -94,10 +94,12 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
     if order.node_rank > 0:
         front.report(messages.Ready())
     coordinator = _wait_for_coordinator(order, spec.stop_signals, input_pipe) if order.node_rank else None
+    allocation = orders.allocation(order, coordinator)
+    front.ends_job = not allocation.is_elastic
     return run(
         replace(spec, chaos=orders.faults(order), simulate=order.simulated),  # of which a failure report has to know
         {**env, TOKEN: order.token},
-        orders.allocation(order, coordinator),
+        allocation,
         node,
         screen=order.screen,
         reports_job=order.node_rank == 0,

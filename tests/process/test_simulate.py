@@ -262,7 +262,7 @@ def test_nothing_is_left_when_part_of_a_node_is_killed(job, start, who, node):
     else:
         why = "connection closed" if who == "agent" else "cut off from the command that started it"
         assert f"error: node 1 (node-1) was lost: {why}\n" in result.err
-        killed = r"error: ddplaunch's agent on node-1 \(pid \d+\) was killed by SIGKILL"
+        killed = r"error: the agent on node-1 \(pid \d+\) was killed by SIGKILL"
         assert bool(re.search(killed, result.err)) is (who == "agent")
         assert result.err.splitlines()[-1].startswith("hint: ")
 
@@ -412,3 +412,18 @@ def test_a_debugger_has_no_terminal_on_other_nodes(job):
     (job.home / "pick.py").write_text("")
     result = job.run(*TWO, "--debug", "1", "pick.py").expect(2)
     assert "--debug 1: a worker on another node cannot have this terminal" in result.err
+
+
+def test_the_end_of_an_agent_is_no_error_where_the_job_goes_on_without_it(job, program):
+    told = ("--nnodes", "1:2", "--nproc-per-node", 1, "--simulate")
+    job.start(*told, program("restarts"), "goes_on_until_told")
+    job.signs("place-0", 2)
+    agent = processes(job)["agent"][1]
+    agent.send_signal(SIGKILL)
+    job.sign("place-1-0")
+    (job.home / "signs" / "finish").touch()
+    result = job.wait().expect(0)
+    assert (
+        f"ddplaunch: the agent on node-1 (pid {agent.pid}) was killed by SIGKILL; its workers were ended" in result.err
+    )
+    assert "error: " not in result.err
