@@ -18,6 +18,7 @@ from ddplaunch.coordinator.orders import Generation, JobEnd
 from ddplaunch.loop.loop import Loop, Timer
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.ranks import ranks_of_all
+from ddplaunch.supervise.electorate import Electorate, Vote
 from ddplaunch.supervise.job import SELF_ID, Announce, Member
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Agents:
         self.asked_before = 0  # the number of the last question before this generation
         self.job_end: JobEnd | None = None
         self._announced: Succession | None = None  # the last time, for nodes that come later
+        self._heirs: tuple[int, ...] = ()  # agents that may take over
         self._past: Generation | None = None  # of a coordinator from which this one takes over
         self._watcher_due = loop.timer(None, lambda: None)
 
@@ -82,6 +84,8 @@ class Agents:
 
     def announce(self, announced: Announce, members: Mapping[int, Member]) -> None:
         """Tell all what to go by if this coordinator is lost; the agents in its order are to acknowledge that."""
+        first = announced.order[: MAX_CANDIDATES + 1]
+        self._heirs = tuple(id for id in first if id != SELF_ID and self.hellos[id].listens)[:MAX_CANDIDATES]
         candidates = tuple(
             Candidate(
                 votes=members[id].votes,
@@ -89,14 +93,13 @@ class Agents:
                 address=fields.host(self.connections.address(id)),
                 port=self.hellos[id].listens,
             )
-            for id in announced.order[: MAX_CANDIDATES + 1]
-            if id != SELF_ID and self.hellos[id].listens
+            for id in self._heirs
         )
         self._announced = succession = Succession(
             run_id=self._terms.run_id,
             host=self.hellos[SELF_ID].host,
             coordinator=members[SELF_ID].votes,
-            candidates=candidates[:MAX_CANDIDATES],
+            candidates=candidates,
             electorates=announced.electorates,
             history=announced.history,
         )
@@ -107,6 +110,16 @@ class Agents:
                 self.connections.send(id, messages.encode(replace(succession, votes=member.votes)))
         for id in self.watchers:
             self.connections.send(id, messages.encode(succession))
+
+    def note_ended(self, before: Sequence[Electorate], now: Sequence[Electorate]) -> None:
+        """Tell the nodes that may take over who has ended in the meantime: this coordinator alone may have seen it."""
+        known = {Vote(one.term, rank) for one in before for rank in one.ended}
+        votes = tuple(vote for one in now for rank in one.ended if (vote := Vote(one.term, rank)) not in known)
+        if self._announced is None or not votes:
+            return
+        self._announced = self._announced.without(votes)
+        for id in self._heirs:
+            self.connections.send(id, messages.encode(messages.Ended(votes)))
 
     def introduce(self, id: int, votes: Votes = ()) -> None:
         """Tell a node that takes no part yet, but may have these votes, or the command, which nodes may take over."""

@@ -93,6 +93,8 @@ class Coordinator:
             # once the workers have been asked
             self._loop.timer(self._loop.now(), lambda: self._reporter.prepare(self.state))
         if self._agents is not None:
+            if self.state.electorates is not before.electorates:
+                self._agents.note_ended(before.electorates, self.state.electorates)
             self._agents.state_changed()
         for asked in (self._questions, self._streams):
             if asked is not None and len(self.state.members) < len(before.members):

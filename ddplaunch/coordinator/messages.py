@@ -155,6 +155,10 @@ class Succession(Struct, frozen=True, kw_only=True, tag="succession"):
     electorates: Annotated[tuple[Electorate, ...], Meta(min_length=1, max_length=MAX_VOTES)]
     history: History
 
+    def without(self, votes: Votes) -> Succession:
+        """Return what counts once the node with these votes is known to have ended."""
+        return replace(self, electorates=tuple(one.without(votes) for one in self.electorates))
+
     def as_begun(self) -> Succession:
         """Return what counts once the generation begins: the last electorate alone, which all its nodes have acknowledged."""
         last = self.electorates[-1]
@@ -175,6 +179,12 @@ class Acknowledged(Struct, frozen=True, tag="acknowledged"):
     """An agent to the coordinator: it knows the succession of this term."""
 
     term: Number
+
+
+class Ended(Struct, frozen=True, tag="ended"):
+    """The coordinator to the nodes that may take over: the agent of the node with these votes is known to have ended."""
+
+    votes: Votes
 
 
 class GivenUp(Struct, frozen=True, tag="given_up"):
@@ -209,7 +219,7 @@ FirstMessage = Hello | Watch | Withdrawal | GoesOn
 ToCoordinator = (
     SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong | Acknowledged | Deserted | GoesOn
 )
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | GivenUp | HandedOver | Anew | Deserted
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | Ended | GivenUp | HandedOver | Anew | Deserted
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)

@@ -176,6 +176,8 @@ class RemoteLink(Link):
             case messages.Succession():
                 self._on_succession(message)
                 self._send(messages.Acknowledged(message.electorates[-1].term))
+            case messages.Ended(votes):
+                self._on_ended(votes)
             case messages.GivenUp(reason):
                 if when := self._loop.clock.paused(self._heartbeat_timeout):
                     self._lose(
@@ -256,6 +258,9 @@ class RemoteLink(Link):
 
     def _on_succession(self, succession: messages.Succession) -> None:
         """Learn who takes over if the coordinator is lost."""
+
+    def _on_ended(self, votes: messages.Votes) -> None:
+        """Learn that the node with these votes has ended."""
 
     def _on_handed_over(self, signum: int, unfit: str) -> None:
         """Lose a coordinator that leaves by this signal, is unfit, or is cut off."""

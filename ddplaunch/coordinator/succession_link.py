@@ -125,6 +125,10 @@ class SuccessionLink(RemoteLink):
         self._begun = self._end_of_node = None
         self._found()
 
+    def _on_ended(self, votes: messages.Votes) -> None:
+        if self._succession is not None:
+            self._succession = self._succession.without(votes)
+
     def _found(self) -> None:
         """Forget the coordinator that was lost, since there is another."""
         self._lost, self._left, self._gone, self._ended = "", False, set(), set()

@@ -135,6 +135,21 @@ def test_before_anything_has_begun_the_others_wait_for_node_0_to_be_started_agai
     assert nodes.statuses(first) == [122]
 
 
+def test_who_takes_over_knows_that_a_node_has_left_which_node_0_alone_had_seen(nodes, start):
+    first, second, third, fourth = start(4, "1:4")
+    os.kill(third.process.pid, SIGTERM)
+    assert nodes.statuses(third) == [143]
+    kill(first)
+    folders = state_of(nodes, 1)
+    until(
+        lambda: [1 for at in folders.glob("ddplaunch/runs/*/node-*") if events_in(at, "node_joined")[1:]],
+        "both",
+        ENOUGH,
+    )
+    kill(fourth)
+    finish(nodes, second)
+
+
 def test_one_after_the_other_may_be_killed(nodes, start):
     first, second, third = start(3, "1:3")
     kill(first)

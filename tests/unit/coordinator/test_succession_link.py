@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import CLOSED, RESET
 from ddplaunch.coordinator import listen, messages
-from ddplaunch.coordinator.messages import Candidate, Deserted, GivenUp, HandedOver, Ping, Succession
+from ddplaunch.coordinator.messages import Candidate, Deserted, Ended, GivenUp, HandedOver, Ping, Succession
 from ddplaunch.coordinator.orders import Generation
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED
 from ddplaunch.coordinator.silence import seconds_to_look
@@ -119,6 +119,14 @@ def beds(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield make
     for bed in made:
         bed.link.close()
+
+
+def test_who_takes_over_knows_of_the_ends_that_the_coordinator_alone_saw(beds: Any) -> None:
+    bed = beds(1)
+    bed.hear(Ended((Vote(1, 2), Vote(7, 0))))
+    bed.link._on_closed(CLOSED)
+    (inheritance,) = bed.inherited
+    assert inheritance.succession.electorates == (Electorate(1, 3, ended=(2,)),)
 
 
 def test_who_is_given_up_looks_for_the_others(beds: Any) -> None:
