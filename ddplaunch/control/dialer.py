@@ -71,7 +71,7 @@ class Dialer:
         self._targets: tuple[Target, ...] = ()
         self._untried: list[Target] = []  # of this round, last first
         self._timeouts: dict[Target, float] = {}  # with those that were silent, seconds
-        self._attempts: set[_Attempt] = set()
+        self._attempts: list[_Attempt] = []
         self.reached: Target | None = None  # the last target that has answered
         self._next = loop.timer(None, self._begin_attempt)  # to try one more target, or to begin a new round
         self._pause = SHORTEST_PAUSE
@@ -112,7 +112,7 @@ class Dialer:
                 failed.append((endpoint_of(address), describe(error)))
             else:
                 timeout = self._timeouts.get(target, CONNECT_TIMEOUT)
-                self._attempts.add(_Attempt(self, sock, target, timeout))
+                self._attempts.append(_Attempt(self, sock, target, timeout))
                 break
         self._plan(STAGGER)
         for endpoint, reason in failed:

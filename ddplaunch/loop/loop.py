@@ -32,11 +32,11 @@ KILL_TIMEOUT = 1.0  # seconds that a child has to end after its answer, or when 
 class Timer:
     """A call that the loop makes once, at a time of its clock; the time can be set, moved and taken back."""
 
-    def __init__(self, timers: set[Timer], call: Callable[[], object], *, may_rest: bool) -> None:
+    def __init__(self, timers: dict[Timer, None], call: Callable[[], object], *, may_rest: bool) -> None:
         self.at = inf  # inf: no call is to be made
         self.call = call
         self.may_rest = may_rest
-        self._timers = timers  # of the loop, those that are set
+        self._timers = timers  # of the loop, those that are set, in the order in which they were
 
     @property
     def is_set(self) -> bool:
@@ -47,9 +47,9 @@ class Timer:
         """Make the call at this time, in place of any before; None: make none."""
         self.at = inf if at is None else at
         if self.is_set:
-            self._timers.add(self)
+            self._timers[self] = None
         else:
-            self._timers.discard(self)
+            self._timers.pop(self, None)
 
     def set_by(self, at: float) -> None:
         """Make the call at this time at the latest."""
@@ -140,7 +140,7 @@ class Loop:
         self.now = clock.now
         self._selector = selector or selectors.DefaultSelector()
         self._watched = self._selector.get_map()
-        self._timers: set[Timer] = set()
+        self._timers: dict[Timer, None] = {}
         self._events: deque[Any] = deque()
         self._pending: list[Pending[Any]] = []
 
