@@ -33,7 +33,7 @@ _NAMES = [
 # what became of the others depends on who was quicker, what a worker prints before the end on when that comes, and which
 # lines are equal on whether their ranks are equally quick
 _NOT_EACH_TIME = re.compile(
-    r"  \S.* (lost contact with it|(was|were) stopped by SIGTERM in .*|finished with status 0)"
+    r"  \S.* (lost contact with it.*|(was|were) stopped by SIGTERM in .*|finished with status 0)"
     r"|.*, start 0|.* attempt 0, port PORT|\[0-3\] .*"
     r"|rank \d failed first|  ranks? \S+ waits? in .*|  rank \d  +pid PID  cpu|  both ranks failed with the same error"
 )
