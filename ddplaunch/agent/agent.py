@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers import Workers
     from ddplaunch.control.questions import Ask, Forget
     from ddplaunch.control.streams import Chunk
+    from ddplaunch.coordinator.coordinator import Coordinator
     from ddplaunch.coordinator.orders import Report
 
 _AT_WORK = (Phase.RUNNING, Phase.SETTLING)
@@ -166,6 +167,11 @@ class Agent:
         self._reporter.report_folder()
 
     @property
+    def _coordinator(self) -> Coordinator | None:
+        """What decides for all nodes, if it is on this one."""
+        return self._link.coordinator if self._link is not None else None
+
+    @property
     def _workers(self) -> Workers | None:
         """The workers of the generation that there is; None between two."""
         return self._generations.workers
@@ -187,12 +193,8 @@ class Agent:
                 if self._state.phase is Phase.SWEEPING:
                     self._sweep()
             case events.GroupJoined():
-                if (
-                    context.inputs.spec.straggler_check
-                    and self._link is not None
-                    and self._link.coordinator is not None
-                ):
-                    generations.guard("stragglers are no longer looked for", self._link.coordinator.joined)
+                if context.inputs.spec.straggler_check and self._coordinator is not None:
+                    generations.guard("stragglers are no longer looked for", self._coordinator.joined)
             # the front
             case events.FrontWaits():
                 self._signals.let_front_stop(all_stopped=self._workers is None or self._workers.has_stopped)
@@ -200,8 +202,8 @@ class Agent:
                 if self._link is not None:
                     self._link.expect_one_fewer()
             case events.CoordinatorEnded():
-                if self._link is not None and self._link.coordinator is not None:
-                    self._link.coordinator.last_one_ended()
+                if self._coordinator is not None:
+                    self._coordinator.last_one_ended()
             case node.FrontLost():
                 context.queue.abandon()
                 self._step(event)
@@ -360,7 +362,7 @@ class Agent:
 
     def _stop_all(self, signum: int, source: SignalOrigin) -> None:
         """Stop the job by this signal, and kill all workers when asked again: SIGTERM itself might have this node leave."""
-        coordinator = self._link.coordinator if self._link is not None else None
+        coordinator = self._coordinator
         if signum != SIGTERM or coordinator is None or not self._context.inputs.allocation.nodes_leave:
             self._signals.received(signum, source)
             return
@@ -388,7 +390,7 @@ class Agent:
     def _on_health(self, generation: orders.Generation, why: str) -> None:
         """Begin the generation that waited for the health check; or leave the job, which ends if no other node can go on."""
         assert self._link is not None
-        coordinator = self._link.coordinator
+        coordinator = self._coordinator
         if why and coordinator is None:
             self._report(Unfit(piece(why)))
         if why and (coordinator is None or coordinator.leave_unfit(why)):
@@ -409,7 +411,7 @@ class Agent:
     def _begin(self, generation: orders.Generation) -> None:
         """Begin a generation, as the coordinator has ordered."""
         assert self._link is not None
-        if self._link.coordinator is None:  # if this node had taken over, it has yielded
+        if self._coordinator is None:  # if this node had taken over, it has yielded
             self._reporter.reports_job = self._context.inputs.reports_job
         self._generations.prepare(generation, self._link.address)
         self._step(node.GenerationBegun(generation.number, generation.ranks, self._loop.now(), generation.alone))
@@ -420,6 +422,8 @@ class Agent:
             self._begin_unchecked()
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
+        if isinstance(event, node.SignalReceived):
+            event = replace(event, is_decided_here=self._coordinator is not None)
         if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
             event = replace(event, silent=self._generations.silent)
         elif isinstance(event, node.StopOrdered) and self._generations.plan.nnodes > 1:

@@ -87,14 +87,14 @@ class Coordinator:
         self.state, actions = job.step(before, event)
         self._deadline.set(self.state.deadline)
         self._reporter.on_event(event, before, self.state)
+        if self._agents is not None and self.state.electorates is not before.electorates:
+            self._agents.note_ended(before.electorates, self.state.electorates)  # before a node that leaves is let go
         for action in actions:
             self._carry_out(action)
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
             # once the workers have been asked
             self._loop.timer(self._loop.now(), lambda: self._reporter.prepare(self.state))
         if self._agents is not None:
-            if self.state.electorates is not before.electorates:
-                self._agents.note_ended(before.electorates, self.state.electorates)
             self._agents.state_changed()
         for asked in (self._questions, self._streams):
             if asked is not None and len(self.state.members) < len(before.members):

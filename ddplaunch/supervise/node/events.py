@@ -68,6 +68,7 @@ class SignalReceived(Struct, frozen=True):
     is_copy: bool = False  # another process of ddplaunch has passed it on
     by_cluster: bool = False  # it was sent to all processes of the job, so the workers have had it
     silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
+    is_decided_here: bool = False  # the coordinator is on this node, and answers
 
 
 class FrontLost(Struct, frozen=True):

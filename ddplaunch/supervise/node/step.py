@@ -200,7 +200,7 @@ def _on_second_signal_without_workers(state: State, event: events.SignalReceived
     if not event.escalates:
         return state, ()
     escalates = actions.Escalate(event.signum)
-    if 0 in state.policy.ranks:
+    if event.is_decided_here:
         return state, (escalates,)
     state, then = teardown.end(replace(state, status=exitcodes.of_signal(state.signum)))
     return state, (escalates, *then)
