@@ -138,7 +138,7 @@ class SimulatedCoordinator(Coordinator):
         may_go |= event.why is Why.FRONT_LOST  # which is a loss
         if event.id == SELF_ID:
             heirs = [one for one in before.members.values() if one.votes and not one.is_leaving and one.id != SELF_ID]
-            may_go, may_leave = False, may_leave and bool(heirs) and len(before.electorates) == 1
+            may_go, may_leave = False, may_leave and bool(heirs)
         if has_left is not (may_leave or may_go):
             raise Violation(f"a node leaves only where it may: {member.host}, after {event}")
         if has_left and may_leave and not may_go:

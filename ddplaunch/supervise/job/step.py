@@ -327,7 +327,7 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
 def _has_heirs(state: State) -> bool:
     """Whether another node of this generation can take over from this one, and does not leave too. A spare cannot."""
     others = (one for one in state.members.values() if one.id != SELF_ID and not one.is_leaving)
-    return state.policy.has_successors and len(state.electorates) == 1 and any(one.votes for one in others)
+    return state.policy.has_successors and any(one.votes for one in others)
 
 
 def _on_own_leaving(state: State, at: float) -> Result:

@@ -151,6 +151,14 @@ def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
     assert (state.phase, state.status) == (Phase.ENDED, 143)
 
 
+def test_a_coordinator_that_is_told_to_leave_while_nodes_learn_who_decides_next_hands_over() -> None:
+    joined: list[Any] = [Joined(member(3), 50.0), *(stopping(id, 51.0) for id in range(3)), DeadlineReached(51.0)]
+    state, _ = history(ELASTIC, [*begun(3), *joined])
+    assert (state.phase, len(state.electorates)) == (Phase.ANNOUNCING, 2)
+    told = NodeStopping(SELF_ID, Why.SIGNALLED, 15, 51.1)
+    assert of(HandOver, history(ELASTIC, [*begun(3), *joined, told])[1]) == [HandOver(15)]
+
+
 def test_a_coordinator_whose_node_is_unfit_hands_over_at_once_where_the_others_can_go_on() -> None:
     unfit = [*begun(3), OwnUnfit("no GPU")]
     state, actions = history(ELASTIC, unfit)
