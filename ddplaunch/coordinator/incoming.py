@@ -48,6 +48,7 @@ class Incoming:
         self._warned: set[int] = set()  # agents of which the user knows that something was dropped
         self._warnings: Counter[int] = Counter()  # how many each agent has sent
         self._late: set[int] = set()  # agents of another coordinator, for which this one waits no longer
+        self._stopping: dict[int, node.ReportStopping] = {}  # agents that are to stop, and are not admitted yet
         self._has_warned = False  # of another coordinator of this job
         self._moved: Moved | None = None  # where the job goes on, if this coordinator was started for nothing
         self._connections = Connections(
@@ -136,6 +137,8 @@ class Incoming:
             case Unfit(reason):
                 lost = below(f"its health check failed: {reason}")
                 self._coordinator.feed(job.AgentLost(id, lost, self._loop.now(), has_ended=True))
+            case node.ReportStopping() if id not in self._coordinator.state.members:
+                self._stopping[id] = message
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 # the same report in the same generation would be logged again
                 reports, made = self._reports.setdefault(id, set()), (self._coordinator.state.generation, message)
@@ -153,7 +156,7 @@ class Incoming:
 
     def _on_lost(self, id: int, reason: str, has_ended: bool) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end."""
-        for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
+        for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports, self._stopping):
             known.pop(id, None)
         self._warned.discard(id)
         self._late.discard(id)
@@ -295,3 +298,5 @@ class Incoming:
         self.agents.returned.discard(member.id)
         self.agents.introduce(member.id, member.votes)
         self._coordinator.feed(job.Joined(member, self._loop.now()))
+        if (stopping := self._stopping.pop(member.id, None)) is not None:
+            self._coordinator.take(member.id, stopping)

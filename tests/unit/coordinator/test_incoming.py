@@ -16,6 +16,8 @@ from ddplaunch.coordinator.messages import Anew, Hello, NodeFacts, for_agent
 from ddplaunch.coordinator.orders import JobEnd
 from ddplaunch.supervise import job
 from ddplaunch.supervise.electorate import Electorate, Vote
+from ddplaunch.supervise.node import ReportStopping
+from ddplaunch.supervise.outcome import Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import PlayedCoordinator
 
@@ -113,6 +115,19 @@ def test_who_has_lost_a_coordinator_is_taken_back_once_all_others_have_answered(
     incoming._admit_waiting()
     incoming.agents.close()
     assert len(fed) == 1
+
+
+def test_who_is_told_to_stop_while_it_waits_says_so_once_it_is_admitted() -> None:
+    fed, taken = list[Any](), list[Any]()
+    incoming = incoming_for(STATE, fed)
+    incoming._coordinator.take = lambda *report: taken.append(report)
+    incoming.agents.hellos[3] = HELLO
+    told = ReportStopping(Why.SIGNALLED, 15)
+    incoming._on_message(3, told)
+    assert taken == []
+    incoming._join(member_of(3, HELLO))
+    incoming.agents.close()
+    assert ([type(event) for event in fed], taken) == ([job.Joined], [(3, told)])
 
 
 def test_a_coordinator_that_has_left_the_job_admits_nobody_who_still_waits() -> None:
