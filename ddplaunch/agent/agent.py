@@ -351,7 +351,7 @@ class Agent:
         if notice.problem:
             if self._state.phase is Phase.ENDED:
                 return  # with the job, what looked for it was given up
-            self._reporter.warn(f"{notice.option}: {notice.problem}. No notice comes from there")
+            self._reporter.warn(f"{notice.option}: {notice.problem}")
             return
         self._reporter.emit("notice", text=notice.option)
         self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers")

@@ -50,7 +50,7 @@ class FrontWaits(Struct, frozen=True):
 
 
 class NoticeSeen(Struct, frozen=True):
-    """A file or a command has given a notice, which is this signal to the workers; or `problem` says why none can come."""
+    """A file or a command has given a notice, which is this signal to the workers; or `problem` says why none can come now."""
 
     option: str  # as typed, "--notice-file /run/notice"
     signum: int

@@ -32,7 +32,7 @@ def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool) ->
     """
     notice = signal.SIGTERM if leaves else (*spec.requeue_on, signal.SIGUSR1)[0]
     if spec.notice_file:
-        _watch_one(loop, f"--notice-file {spec.notice_file}", _file(spec.notice_file), notice)
+        _watch_file(loop, "--notice-file", spec.notice_file, 0.0, notice)
     if spec.notice_command:
         command = partial(wait_for_command, spec.notice_command, env)
         _watch_one(loop, f"--notice-command {spec.notice_command}", command, notice)
@@ -40,15 +40,33 @@ def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool) ->
 
 def watch_stop_file(loop: Loop, path: str, seconds: float) -> None:
     """Post `NoticeSeen` when this file appears or changes, or has done so within the last `seconds`."""
-    _watch_one(loop, f"--stop-file {path}", _file(path, seconds), signal.SIGTERM, stops_job=True)
+    _watch_file(loop, "--stop-file", path, seconds, signal.SIGTERM, stops_job=True)
+
+
+def _watch_file(loop: Loop, option: str, path: str, seconds: float, signum: int, *, stops_job: bool = False) -> None:
+    option, path = f"{option} {path}", os.path.abspath(path)
+    since = time.time_ns() - int(seconds * 1e9)
+    _watch_one(loop, option, partial(wait_for_file, path, since), signum, stops_job=stops_job)
+
+    def looked(lack: str) -> None:
+        if lack:
+            loop.post(NoticeSeen(option, signum, lack))
+
+    loop.ask(partial(what_lacks, path), "", looked)
 
 
 def _watch_one(loop: Loop, option: str, wait: Wait, signum: int, *, stops_job: bool = False) -> None:
-    loop.ask(wait, _ENDED, lambda problem: loop.post(NoticeSeen(option, signum, problem, stops_job)))
+    def answered(problem: str) -> None:
+        none_comes = f"{problem}. No notice comes from there" if problem else ""
+        loop.post(NoticeSeen(option, signum, none_comes, stops_job))
+
+    loop.ask(wait, _ENDED, answered)
 
 
-def _file(path: str, seconds: float = 0.0) -> Wait:
-    return partial(wait_for_file, os.path.abspath(path), time.time_ns() - int(seconds * 1e9))
+def what_lacks(path: str) -> str:
+    """Return that there is no folder yet in which this file could appear: it may be mistyped; "" where there is one."""
+    folder = os.path.dirname(path)
+    return "" if os.path.exists(folder) else f"there is no folder {folder} yet"
 
 
 def wait_for_file(path: str, since: int) -> str:

@@ -67,6 +67,19 @@ def test_what_can_give_no_notice_is_named_and_the_job_goes_on(job, program, opti
     job.nothing_left()
 
 
+@pytest.mark.parametrize("option", ["--notice-file", "--stop-file"])
+def test_a_folder_that_is_not_there_is_named_and_waited_for(job, program, option):
+    path = job.home / "later" / "notice"
+    job.start("--nproc-per-node", 1, option, path, program("leaves"))
+    warning = next(line for line in job.process.stderr if b"warning" in line).decode()
+    assert warning == f"ddplaunch: warning: {option} {path}: there is no folder {path.parent} yet\n"
+    job.sign("ready-0")
+    path.parent.mkdir()
+    path.touch()
+    job.wait().expect(0 if option == "--notice-file" else 143)
+    job.nothing_left()
+
+
 def test_a_stop_file_stops_all_nodes_of_a_job_that_nobody_reaches(job, program):
     path = job.home / "stop"
     job.behave(nodes=2, workers=1, options=("--stop-file", path))
