@@ -259,5 +259,5 @@ def _why_deadly(worker: RunningWorker) -> str:
     if not mode & _GROUP:
         return f"handles signal {ATTACH_SIGNAL} (SIGRTMAX-6) itself, by which a debugger would get in: its program has taken it"
     if not has_file(worker.pid, worker.stacks) or not status.catches(ATTACH_SIGNAL):
-        return "runs another program by now, or has taken the signals by which a debugger would get in"
+        return "is about to end, runs another program, or has taken the signals by which a debugger would get in"
     return ""

@@ -97,7 +97,7 @@ def test_memory_and_ranks_without_torch_are_told_of(job, program, profile):
 
 
 def test_a_program_that_ends_meanwhile_ends_well(job, program, profile):
-    begin(job, program, "plain", 40)
+    begin(job, program, "plain", 40, waits="profiled")
     (job.home / "signs" / "enough").touch()
     assert "each of ranks 0-1 has ended, or was lost" in profile("--seconds", "60").err
     digests(job)
