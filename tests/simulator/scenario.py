@@ -12,7 +12,7 @@ from ddplaunch.supervise import job
 
 MOST_NODES = 5  # agents that a scenario begins with; later ones have higher numbers
 _KINDS = (
-    *("kill", "kill", "kill", "crash", "reset", "cut", "sever", "pause", "partition", "slow", "join", "join"),
+    *("kill", "kill", "kill", "crash", "reset", "cut", "sever", "deaf", "pause", "partition", "slow", "join", "join"),
     *("sigterm", "sigterm", "signal", "twice", "twice", "front", "start", "port", "withdraw"),
     *("fail", "fail", "killed", "raise"),
 )
@@ -27,7 +27,7 @@ class Fault(Struct, frozen=True, repr_omit_defaults=True):
     at: float  # seconds
     kind: str
     agent: int = 0
-    other: int = 0  # at the other end of the link, of "reset", "sever" and "slow"
+    other: int = 0  # at the other end of the link, of "reset", "sever", "slow", and "deaf"
     group: tuple[int, ...] = ()  # of "partition": those that are cut off from the rest
     awaits: bool = False  # it waits until a coordinator next takes over, or announces a generation
     lasts: float = 0.0  # seconds
@@ -102,7 +102,7 @@ def scenario(seed: int) -> Scenario:
             agent, lasts, begun = MOST_NODES + begun, 0.0, begun + 1
         elif kind == "partition":
             group = tuple(sorted(dice.sample(range(starts), dice.randint(1, max(1, starts - 1)))))
-        elif kind not in ("cut", "sever", "pause", "slow", "port", "crash"):
+        elif kind not in ("cut", "sever", "deaf", "pause", "slow", "port", "crash"):
             lasts = 0.0
         after = dice.choice((0, 0, 1, 2, 3, 5, 9, 20)) if kind == "kill" else 0
         signum = {"signal": SIGINT, "stop": SIGINT, "sigterm": SIGTERM, "notice": SIGUSR1}.get(kind, 0)

@@ -113,7 +113,9 @@ class Simulation:
             case "slow":
                 world.slow_until[pair] = max(world.slow_until.get(pair, 0.0), world.now + fault.lasts)
             case "sever":
-                world.cut([pair], fault.lasts)
+                self._cut([(agent.number, fault.other)], fault.lasts)
+            case "deaf":
+                world.cut([(fault.other, agent.number)], fault.lasts)
             case "cut":
                 self._cut_off({agent.number}, fault.lasts)
             case "partition":
@@ -185,7 +187,7 @@ class Simulation:
         agents, kind = self.world.agents, fault.kind
         if kind == "partition":
             touched = {*fault.group}
-        elif kind in ("reset", "sever", "slow"):
+        elif kind in ("reset", "sever", "deaf", "slow"):
             touched = {agent.number, fault.other}
         elif kind in ("kill", "crash", "cut", "pause"):
             touched = {agent.number}
@@ -195,7 +197,7 @@ class Simulation:
             agent.was_killed = True
         else:
             self.silent |= touched
-            self.partly_silent |= {fault.other} if kind in ("reset", "sever", "slow") else touched
+            self.partly_silent |= {fault.other} if kind in ("reset", "sever", "deaf", "slow") else touched
         hosts = {one.own.number for one in self.world.coordinators if one.is_here}
         for number in agents if hosts & touched or kind == "partition" else touched & agents.keys():
             agents[number].is_disturbed = True
@@ -203,7 +205,10 @@ class Simulation:
     def _cut_off(self, numbers: set[int], lasts: float) -> None:
         """Cut these nodes off from all others."""
         others = set(self._numbers) - numbers
-        self.world.cut([frozenset((one, other)) for one in numbers for other in others], lasts)
+        self._cut([(one, other) for one in numbers for other in others], lasts)
+
+    def _cut(self, pairs: list[tuple[int, int]], lasts: float) -> None:
+        self.world.cut([*pairs, *((other, one) for one, other in pairs)], lasts)
 
     # --- the end
 

@@ -59,7 +59,7 @@ class World:
         self.sockets: dict[tuple[int, int], Socket] = {}  # by the number of the node and the port
         self.off_until: dict[int, float] = {}  # nodes without power
         self.peers: list[Peer] = []
-        self.cut_until: dict[Pair, float] = {}
+        self.cut_until: dict[tuple[int, int], float] = {}  # from the first node to the second
         self.slow_until: dict[Pair, float] = {}
         self.port_taken_until = 0.0
         self.workers: list[Worker] = []  # those that live
@@ -111,14 +111,14 @@ class World:
 
     # --- the network
 
-    def is_cut(self, pair: Pair) -> bool:
-        return self.now < self.cut_until.get(pair, 0.0)
+    def is_cut(self, sender: int, receiver: int) -> bool:
+        return self.now < self.cut_until.get((sender, receiver), 0.0)
 
-    def cut(self, pairs: Iterable[Pair], lasts: float) -> None:
-        """Let nothing through between these nodes for so long; then all that has waited arrives."""
-        for pair in pairs:
-            self.cut_until[pair] = max(self.cut_until.get(pair, 0.0), self.now + lasts)
-            self.at(self.now + lasts, self._heal, pair)
+    def cut(self, ways: Iterable[tuple[int, int]], lasts: float) -> None:
+        """Let nothing through from the first of these nodes to the second for so long; then all that has waited arrives."""
+        for way in ways:
+            self.cut_until[way] = max(self.cut_until.get(way, 0.0), self.now + lasts)
+            self.at(self.now + lasts, self._heal, frozenset(way))
 
     def _heal(self, pair: Pair) -> None:
         for peer in self.peers_of(pair):
@@ -210,7 +210,7 @@ class Peer:
 
     def __init__(self, process: Process, node: int) -> None:
         """Open a side, in this process, of a connection with the node of this number."""
-        self.process, self._world = process, process.world
+        self.process, self._world, self._node = process, process.world, node
         self.pair = frozenset((process.number, node))
         self.address, self.local_address = address_of(node), address_of(process.number)
         self.received: Callable[[bytes], None] = lambda _payload: None
@@ -264,7 +264,7 @@ class Peer:
         world.at(self._last, self._arrive)
 
     def _arrive(self) -> None:
-        if self._under_way and not self._world.is_cut(self.pair):
+        if self._under_way and not self._world.is_cut(self._node, self.process.number):
             item = self._under_way.popleft()
             self.process.do(lambda: self._hand_over(item))
 
@@ -357,7 +357,8 @@ class Attempt:
     def _arrive(self) -> None:
         """Reach the kernel of the other node, unless that is off or cut off."""
         world, is_off = self._world, self._world.now < self._world.off_until.get(self._node, 0.0)
-        if self.is_over or is_off or world.is_cut(frozenset((self._process.number, self._node))):
+        own = self._process.number
+        if self.is_over or is_off or world.is_cut(own, self._node) or world.is_cut(self._node, own):
             return
         socket = world.sockets.get((self._node, self._port))
         if socket is None:
