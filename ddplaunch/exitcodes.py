@@ -27,7 +27,7 @@ MEANINGS: dict[str, str] = {
     str(NOT_EXECUTABLE): "the program cannot be executed",
     str(NOT_FOUND): "the program was not found",
     "128+n": "signal n ended the first failing worker, or the job (130 Ctrl-C, 143 SIGTERM), "
-    "or all workers exited after signal n of --requeue-on",
+    "or all workers exited after signal n of --requeue-on or of a notice",
 }
 
 

@@ -229,6 +229,12 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         return (*self.stop_signals, *self.forward_signals, *self.requeue_on)
 
     @property
+    def notices(self) -> tuple[Signals, ...]:
+        """The signals that announce the end of the job: workers that exit after one have not finished."""
+        has_others = self.notice_file is not None or self.notice_command is not None
+        return self.requeue_on or ((Signals.SIGUSR1,) if has_others else ())
+
+    @property
     def ending_signals(self) -> frozenset[int]:
         """The signals that ask the job to end."""
         return frozenset(self.stop_signals) - frozenset(self.forward_signals)

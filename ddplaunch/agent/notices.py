@@ -30,7 +30,7 @@ def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool) ->
 
     `leaves`: the job goes on without this node, which SIGTERM has it leave.
     """
-    notice = signal.SIGTERM if leaves else (*spec.requeue_on, signal.SIGUSR1)[0]
+    notice = signal.SIGTERM if leaves else spec.notices[0]
     if spec.notice_file:
         _watch_file(loop, "--notice-file", spec.notice_file, 0.0, notice)
     if spec.notice_command:

@@ -51,7 +51,7 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
         hang_timeout=spec.hang_timeout,
         debugs=spec.debug_on_error or spec.debug_rank is not None or bool(spec.debugpy_ranks),
         straggler_check=spec.straggler_check,
-        notices=frozenset(spec.requeue_on),
+        notices=frozenset(spec.notices),
     )
 
 

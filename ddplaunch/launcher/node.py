@@ -134,7 +134,7 @@ def _policy(spec: JobSpec, draft: Plan) -> Policy:
         stop_signals=spec.ending_signals,
         grace_period=spec.grace_period,
         debug_rank=spec.debug_rank,
-        notices=frozenset(spec.requeue_on),
+        notices=frozenset(spec.notices),
         progress_interval=(spec.hang_timeout or 0.0) / _LOOKS,
         lazy_progress_interval=_AT_REST,
         stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,

@@ -13,10 +13,21 @@ def test_a_file_that_appears_gives_the_workers_the_notice_and_they_save_and_leav
     job.start("--nproc-per-node", 2, "--notice-file", path, program("leaves"))
     job.signs("ready", 2)
     path.touch()
-    result = job.wait().expect(0)
+    result = job.wait().expect(138)
+    assert "2 workers left after SIGUSR1" in result.err, "and have not finished"
     assert job.signs("got", 2) == ["SIGUSR1", "SIGUSR1"]
     assert f"ddplaunch: --notice-file {path}: SIGUSR1 to the workers" in result.err
     assert [event["text"] for event in job.events("notice")] == [f"--notice-file {path}"]
+    job.nothing_left()
+
+
+def test_a_worker_that_the_notice_kills_has_left_as_well(job, program):
+    """It may have saved, and be about to exit: each agent looks for the file by itself."""
+    path = job.home / "notice"
+    job.start("--nproc-per-node", 2, "--notice-file", path, program("leaves"), "1=dies")
+    job.signs("ready", 2)
+    path.touch()
+    assert "2 workers left after SIGUSR1" in job.wait().expect(138).err
     job.nothing_left()
 
 
@@ -49,7 +60,7 @@ def test_a_command_that_succeeds_gives_the_notice_and_one_that_hangs_ends_with_t
     job.start("--nproc-per-node", 1, "--notice-command", command, program("leaves"))
     job.sign("ready-0")
     (job.home / "notice").touch()
-    job.wait().expect(0)
+    job.wait().expect(138)
     assert job.sign("got-0") == "SIGUSR1"
     assert "warning" not in job.run("--notice-command", "sleep 1000", program("behave"), "all=done").expect(0).err
     job.nothing_left()
@@ -76,7 +87,7 @@ def test_a_folder_that_is_not_there_is_named_and_waited_for(job, program, option
     job.sign("ready-0")
     path.parent.mkdir()
     path.touch()
-    job.wait().expect(0 if option == "--notice-file" else 143)
+    job.wait().expect(138 if option == "--notice-file" else 143)
     job.nothing_left()
 
 
