@@ -218,6 +218,13 @@ class Coordinator:
         going = self.state.phase is job.Phase.RUNNING and self.state.suspended_at is None
         return self.state.members if going else None
 
+    def refuse(self, id: int, reason: str, status: int, hint: str = "") -> None:
+        """Tell an agent that it cannot take part, with which its node ends; and the user."""
+        text = LaunchError(f"the coordinator refused this node: {reason}", hint=hint).render()
+        self._order((id,), JobEnd(status=status, why="refused", text=text))
+        if self._agents is not None:
+            self._agents.refused(id, reason)
+
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
         self._order(list(self.state.members), Forward(signum))
@@ -240,14 +247,12 @@ class Coordinator:
                 self._order(ids, stop)
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(self._loop.now()))
-            case job.Refuse(id, reason, status, hint, unfit) if self._agents is not None:
-                text = LaunchError(f"the coordinator refused this node: {reason}", hint=hint).render()
-                self._order((id,), JobEnd(status=status, why="refused", text=text))
-                self._agents.refused(id, reason)
+            case job.Refuse(id, reason, status, hint, unfit):
+                self.refuse(id, reason, status, hint)
                 if unfit is not None:
                     self._reporter.left_out(unfit, reason)
             case job.Release(id, signum):
-                text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others go on\n"
+                text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others go on if enough are left\n"
                 self._has_ended = self._has_ended or id == SELF_ID
                 self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
             case job.Drop(id) if self._agents is not None:

@@ -12,7 +12,7 @@ from signal import SIGTERM
 
 from msgspec.structs import replace
 
-from ddplaunch import fields
+from ddplaunch import exitcodes, fields
 from ddplaunch.control.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
@@ -112,8 +112,12 @@ class Incoming:
             case messages.Deserted():
                 self._connections.drop(id)
                 self._on_lost(id, "has heard nothing from node 0 for too long", has_ended=False)
-            case NodeEnd() if id in self._late:
+            case NodeEnd(leftovers=leftovers) if id in self._late:
                 self._late.discard(id)
+                if leftovers:
+                    reason = f"what is left of its workers would run beside others: {leftovers[0]}"
+                    self._coordinator.refuse(id, reason, exitcodes.NODE_LOST)
+                    return
                 self._admit(member_of(id, self.agents.hellos[id], is_new=True))
             case NodeEnd() if self.agents.has_unknown_ranks(id):
                 self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now()))

@@ -151,7 +151,7 @@ def take_over(
         state, inheritance.lost, told.coordinator, has_ended=inheritance.lost_has_ended
     )
     if inheritance.left:
-        state = replace(state, regroup_at=loop.now() + REGROUP)
+        state = replace(state, why=Why.NODE_LEFT, regroup_at=loop.now() + REGROUP)
     for candidate in inheritance.ended:
         state = succession.with_ended(state, candidate.votes)
     job_reporter = JobReporter(reporter, request.spec)

@@ -44,6 +44,7 @@ class RemoteLink(Link):
     """The link of an agent to a coordinator elsewhere."""
 
     _resolve_again = RESOLVE_AGAIN
+    _without_front = f"it is {CUT_OFF}"  # why a coordinator leaves that has lost the command with which it was started
 
     def __init__(
         self,
@@ -267,7 +268,7 @@ class RemoteLink(Link):
         if unfit:
             why = f"its health check failed: {unfit}"
         else:
-            why = f"it leaves ({signal_name(signum)})" if signum else f"it is {CUT_OFF}"
+            why = f"it leaves ({signal_name(signum)})" if signum else self._without_front
         self._lose_coordinator(why, has_ended=True)
 
     def _on_anew(self) -> None:

@@ -25,11 +25,11 @@ from ddplaunch.coordinator.orders import (
     TookOver,
 )
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, RemoteLink
-from ddplaunch.coordinator.silence import seconds_to_look
+from ddplaunch.coordinator.silence import seconds_to_gather, seconds_to_look
 from ddplaunch.net.port import listen
 from ddplaunch.supervise import node
 from ddplaunch.supervise.job import SELF_ID
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.supervise.outcome import OWN_END, Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,8 +90,11 @@ class SuccessionLink(RemoteLink):
             may_shorten_silence=request.spec.may_shorten_silence,
             rdzv_timeout=request.spec.rdzv_timeout,
         )
+        if not request.allocation.start:
+            self._without_front = OWN_END
         self._take_over_at = loop.timer(None, self._take_over)
         self._give_up_at = loop.timer(None, self._give_up)
+        self._redirect_at = loop.timer(None, self._redirect)
 
     def _next_hello(self, reached: str) -> messages.Hello:
         """Return the first message to a coordinator: after another was lost, with the part that this node had."""
@@ -173,15 +176,21 @@ class SuccessionLink(RemoteLink):
             self._succession = self._succession.as_begun()
             self._found()
             self._dialer.stop()
-            if self.coordinator is not None and self._redirector is None and self.coordinator.state.policy.replaceable:
-                from ddplaunch.coordinator.redirector import Redirector  # imported by `join.prepare`
-
-                own = self._next_hello(self._succession.host)
-                found = messages.GoesOn(own.host, own.listens)
-                self._redirector = Redirector(self._request, found, self._loop, self._reporter.print)
+            self._redirect()
         super().take(order)
         if isinstance(order, Generation) and self._stopping is not None:
             self.send(self._stopping)  # to a coordinator that has not known, or knew it of an earlier generation
+
+    def _redirect(self) -> None:
+        """Send nodes that look for node 0 to the coordinator here, if it was elsewhere before and goes on or waits for nodes."""
+        state = self.coordinator.state if self.coordinator is not None else None
+        if state is None or state.status is not None or self._redirector is not None or not state.policy.replaceable:
+            return
+        from ddplaunch.coordinator.redirector import Redirector  # imported by `join.prepare`
+
+        own = self._next_hello("")
+        found = messages.GoesOn(own.host, own.listens)
+        self._redirector = Redirector(self._request, found, self._loop, self._reporter.print)
 
     def send(self, report: Report) -> None:
         """Report to the coordinator; while there is none, keep how the workers of this node have ended."""
@@ -224,7 +233,7 @@ class SuccessionLink(RemoteLink):
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
             self._old = None if has_ended else self._dialer.reached
             self._loop.handle(  # reported ahead of who takes over
-                CoordinatorLost(f"{self._lost.replace(': ', ' is lost: ', 1)}. Looking for the node that takes over")
+                CoordinatorLost(f"{self._how_lost()}. Looking for the node that takes over")
             )
             self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs
         elif has_ended and self._dialer.reached == self._old:
@@ -235,6 +244,11 @@ class SuccessionLink(RemoteLink):
     def _wake_without(self, when: str, reason: str) -> None:
         # a coordinator that has dropped this node has said so before
         self._lose_coordinator(f"{reason}, while this node was {when}", has_ended=False)
+
+    def _how_lost(self, which: str = "") -> str:
+        """Say how the coordinator was lost, or that it leaves."""
+        who, _, how = self._lost.partition(": ")
+        return f"{who}{which} {how.removeprefix('it ') if self._left else f'is lost: {how}'}"
 
     @property
     def _position(self) -> int | None:
@@ -311,11 +325,13 @@ class SuccessionLink(RemoteLink):
         )
         hello = self._next_hello(candidates[self._position or 0].address)
         self.coordinator = take_over(self._request, inheritance, hello, self._loop, self._reporter, self.take)
-        who, _, how = self._lost.partition(": ")
         # ahead of all events that wait: with how the workers have ended, the job goes on or ends, and this node reports that
-        self._loop.handle(TookOver(f"{hello.host} takes over from {who}, which is lost: {how}"))
+        self._loop.handle(TookOver(f"{hello.host} takes over from {self._how_lost(', which')}"))
         if self._end_of_node is not None:
             self.coordinator.take(SELF_ID, self._end_of_node)
+        self._redirect_at.set(
+            self._loop.now() + seconds_to_gather(self._heartbeat_timeout)
+        )  # it may then wait for others
 
     def _on_opened(self, peer: Peer) -> None:
         """Follow this coordinator, unless this node has taken over, and has enough nodes to go on or has ended."""
@@ -349,6 +365,7 @@ class SuccessionLink(RemoteLink):
             if part is not None:
                 part.close()
         super().close()
+        self._redirect_at.cancel()
         self._listening.close()
 
 

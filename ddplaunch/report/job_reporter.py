@@ -16,8 +16,15 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, State
 from ddplaunch.supervise.job.state import Member
-from ddplaunch.supervise.job.step import OWN_END
-from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, ClusterEnding, Traces, Why, WorkerExit
+from ddplaunch.supervise.outcome import (
+    OUT_OF_WALLTIME,
+    OWN_END,
+    PREEMPTED,
+    ClusterEnding,
+    Traces,
+    Why,
+    WorkerExit,
+)
 from ddplaunch.words import count, duration
 
 # how reasons begin for which an agent is lost, but for what it has sent

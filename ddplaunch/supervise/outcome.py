@@ -18,6 +18,7 @@ from ddplaunch.fields import Duration, Keyword, Line, Number, Piece, Seconds, Si
 PREEMPTED = "preempted"
 OUT_OF_WALLTIME = "out of walltime"
 CUT_OFF = "cut off from the command that started it"  # a node, by ssh or the like
+OWN_END = "its ddplaunch has ended"  # that of a node which somebody started there
 
 
 class Why(Enum):

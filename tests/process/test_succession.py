@@ -119,6 +119,7 @@ def test_it_takes_over_as_well_if_the_command_that_was_typed_is_killed(nodes, st
     first, second, third = start(3, "2:3")
     os.kill(first.process.pid, SIGKILL)
     assert generation(nodes, 1, 2) == [second, third]
+    assert f"node 0 ({os.uname().nodename}) is lost: its ddplaunch has ended" in second.err
     finish(nodes, second, third)
 
 
@@ -185,9 +186,20 @@ def test_sigterm_to_node_0_is_that_node_leaving(nodes, start):
     first.process.send_signal(SIGTERM)
     assert nodes.statuses(first) == [143]
     assert "leaves (SIGTERM): another node takes over" in first.err
-    assert first.err.endswith("ddplaunch: this node has left the job (SIGTERM); the others go on\n")
+    assert f"takes over from node 0 ({os.uname().nodename}), which leaves (SIGTERM)\n" in second.err
+    assert first.err.endswith("ddplaunch: this node has left the job (SIGTERM); the others go on if enough are left\n")
     assert generation(nodes, 1, 2) == [second, third]
     finish(nodes, second, third)
+
+
+def test_once_node_0_has_left_the_others_wait_for_another_node_if_they_are_too_few(nodes, start, node_of):
+    first, second = start(2, "2", "--spares", 1)
+    first.process.send_signal(SIGTERM)
+    assert nodes.statuses(first) == [143]
+    second.says("takes over")
+    again = node_of(0, "2", "--spares", 1)
+    assert generation(nodes, 1, 2) == [second, again]
+    finish(nodes, second, again)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])

@@ -25,7 +25,7 @@ from ddplaunch.supervise.job.starting import (
 )
 from ddplaunch.supervise.job.state import BETWEEN, SELF_ID, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.job.succession import SETTLE, gathered, with_begun, with_ended
-from ddplaunch.supervise.outcome import CUT_OFF, Why
+from ddplaunch.supervise.outcome import CUT_OFF, OWN_END, Why
 
 NEXT_NOTICE = 30.0  # seconds from one such line to the next
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
@@ -35,8 +35,6 @@ NOTICED = 60.0
 # seconds from SIGTERM to a node until the next generation: somebody who deletes the whole job does not reach all nodes at
 # once, and node 0, with which the job ends, may be the last
 REGROUP = 2.0
-
-OWN_END = "its ddplaunch has ended"
 
 
 def begin(policy: Policy, at: float) -> Result:
@@ -167,7 +165,8 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float, has_ended: boo
     if not member.runs:
         state, then = go_on_if_ended(state, at)
         was_spare = state.policy.spares and member.node_rank is None
-        return state, (actions.Print(f"{member.host}, a spare, is lost: {reason}"), *then) if was_spare else then
+        how = "has left" if reason == OWN_END else f"is lost: {reason}"
+        return state, (actions.Print(f"{member.host}, a spare, {how}"), *then) if was_spare else then
     state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
     if member.is_leaving:
         return go_on_if_ended(state, at)

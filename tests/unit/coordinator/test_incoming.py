@@ -13,11 +13,11 @@ from ddplaunch.coordinator.agents import member_of
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.messages import Anew, Hello, NodeFacts, for_agent
-from ddplaunch.coordinator.orders import JobEnd
+from ddplaunch.coordinator.orders import JobEnd, NodeEnd
 from ddplaunch.supervise import job
 from ddplaunch.supervise.electorate import Electorate, Vote
 from ddplaunch.supervise.node import ReportStopping
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.supervise.outcome import Traces, Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import PlayedCoordinator
 
@@ -43,6 +43,7 @@ TERMS = Terms(
     has_front=False,
     heartbeat_timeout=10.0,
 )
+NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 STATE = job.State(policy=job.Policy(min_nodes=1, max_nodes=3))
 
 
@@ -128,6 +129,17 @@ def test_who_is_told_to_stop_while_it_waits_says_so_once_it_is_admitted() -> Non
     incoming._join(member_of(3, HELLO))
     incoming.agents.close()
     assert ([type(event) for event in fed], taken) == ([job.Joined], [(3, told)])
+
+
+def test_a_node_that_comes_back_with_a_process_that_nothing_ends_runs_no_other_generation() -> None:
+    fed, refused = list[Any](), list[Any]()
+    incoming = incoming_for(STATE, fed)
+    incoming._coordinator.refuse = lambda *refusal: refused.append(refusal)
+    incoming.agents.hellos[3] = HELLO
+    incoming._late.add(3)
+    incoming._on_message(3, NodeEnd(0, (), None, ("rank 1 (pid 7)",), NO_TRACES))
+    incoming.agents.close()
+    assert (fed, refused) == ([], [(3, "what is left of its workers would run beside others: rank 1 (pid 7)", 122)])
 
 
 def test_a_coordinator_that_has_left_the_job_admits_nobody_who_still_waits() -> None:

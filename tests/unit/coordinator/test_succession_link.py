@@ -51,13 +51,14 @@ class Bed:
         self.loop, self.inherited, self.dialed = FakeLoop(), list[Any](), list[Any]()
         monkeypatch.setattr(listen, "take_over", self._take_over)
         self.coordinator: Any = SimpleNamespace(
-            state=SimpleNamespace(gather_until=1.0), close=lambda: None, told=[], take=lambda *_: None
+            state=SimpleNamespace(gather_until=1.0, status=122), close=lambda: None, told=[], take=lambda *_: None
         )
         self.coordinator.last_one_ended = lambda: self.coordinator.told.append("ended")
         self.coordinator.desert = lambda: self.coordinator.told.append("deserts")
         spec = SimpleNamespace(heartbeat_timeout=10.0, may_shorten_silence=False, rdzv_timeout=60.0, spares=0)
         rendezvous = SimpleNamespace(source=None, listen="127.0.0.1")
-        request: Any = SimpleNamespace(spec=spec, rendezvous=rendezvous, key=Key(b"key"))
+        allocation = SimpleNamespace(start=())
+        request: Any = SimpleNamespace(spec=spec, rendezvous=rendezvous, allocation=allocation, key=Key(b"key"))
         self.link = SuccessionLink(request, lambda _: HELLO, self.loop, SimpleNamespace())  # type: ignore[arg-type]
         self.link._dialer = self  # type: ignore[assignment]
         self.reached: Any = None
