@@ -93,8 +93,6 @@ class SimulatedCoordinator(Coordinator):
                 self._stopping.update(ids)
             case job.KillNodes(ids) if not self._stopping.issuperset(ids):
                 raise Violation(f"a kill reaches nodes that stop, and ends them: {ids}, but {self._stopping} stop")
-            case job.Refuse(id, _, status) if self._agents is not None:
-                self.refused[_number(self._agents.hellos[id].host)] = status
             case job.Release(id, signum) if self._agents is not None:
                 self.refused[_number(self._agents.hellos[id].host)] = 128 + signum
             case job.EndJob():
@@ -104,6 +102,11 @@ class SimulatedCoordinator(Coordinator):
             members = [self.state.members[id] for id in action.order]
             size = sum(member.workers for member in members)
             self.world.runs[action.generation] = Run(action.generation, self, self._numbers(action.order), size)
+
+    def refuse(self, id: int, reason: str, status: int, hint: str = "") -> None:
+        assert self._agents is not None
+        self.refused[_number(self._agents.hellos[id].host)] = status
+        super().refuse(id, reason, status, hint)
 
     def _numbers(self, ids: Iterable[int]) -> frozenset[int]:
         return frozenset(_number(self.state.members[id].host) for id in ids)
@@ -137,8 +140,14 @@ class SimulatedCoordinator(Coordinator):
         may_go = member.node_rank is None and not before.needs_all and not policy.dispatched  # nobody could miss it
         may_go |= event.why is Why.FRONT_LOST  # which is a loss
         if event.id == SELF_ID:
-            heirs = [one for one in before.members.values() if one.votes and not one.is_leaving and one.id != SELF_ID]
-            may_go, may_leave = False, may_leave and bool(heirs)
+            others = {one for one in before.members.values() if not one.is_leaving and one.id != SELF_ID}
+            stay = {(vote.term, vote.rank) for one in others for vote in one.votes}
+            leave = {(vote.term, vote.rank) for one in before.members.values() for vote in one.votes} - stay
+            for last in before.electorates:
+                ranks = {(last.term, rank) for rank in range(last.size)}
+                gone = leave | {(last.term, rank) for rank in last.ended}
+                may_leave &= 2 * len(ranks & stay) > len(ranks - gone)
+            may_go, may_leave = False, may_leave and bool(before.electorates)
         if has_left is not (may_leave or may_go):
             raise Violation(f"a node leaves only where it may: {member.host}, after {event}")
         if has_left and may_leave and not may_go:

@@ -24,7 +24,7 @@ from ddplaunch.supervise.job.starting import (
     waiting,
 )
 from ddplaunch.supervise.job.state import BETWEEN, SELF_ID, Member, Members, Phase, Policy, State
-from ddplaunch.supervise.job.succession import SETTLE, gathered, with_begun, with_ended
+from ddplaunch.supervise.job.succession import SETTLE, gathered, may_go_on, with_begun, with_ended
 from ddplaunch.supervise.outcome import CUT_OFF, OWN_END, Why
 
 NEXT_NOTICE = 30.0  # seconds from one such line to the next
@@ -324,9 +324,13 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
 
 
 def _has_heirs(state: State) -> bool:
-    """Whether another node of this generation can take over from this one, and does not leave too. A spare cannot."""
-    others = (one for one in state.members.values() if one.id != SELF_ID and not one.is_leaving)
-    return state.policy.has_successors and any(one.votes for one in others)
+    """Whether the nodes that stay can go on without this one, of which one takes over. Spares alone cannot."""
+    if not state.policy.has_successors or not state.electorates:
+        return False
+    leaving = [one for one in state.members.values() if one.id == SELF_ID or one.is_leaving]
+    staying = Members.of(one for one in state.members.values() if one not in leaving)
+    left = with_ended(state, tuple(vote for one in leaving for vote in one.votes))
+    return may_go_on(replace(left, members=staying, took_over=True))
 
 
 def _on_own_leaving(state: State, at: float) -> Result:

@@ -151,6 +151,12 @@ def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
     assert (state.phase, state.status) == (Phase.ENDED, 143)
 
 
+def test_a_coordinator_hands_over_to_nobody_where_too_few_would_be_left_to_go_on() -> None:
+    lost: list[Any] = [AgentLost(1, LOST, 49.0, has_ended=False), NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.0)]
+    state, actions = history(ELASTIC, [*begun(3), *lost, stopping(0, 51.0), stopping(2, 51.0)])
+    assert (state.status, of(HandOver, actions), len(of(EndJob, actions))) == (143, [], 1)
+
+
 def test_a_coordinator_that_is_told_to_leave_while_nodes_learn_who_decides_next_hands_over() -> None:
     joined: list[Any] = [Joined(member(3), 50.0), *(stopping(id, 51.0) for id in range(3)), DeadlineReached(51.0)]
     state, _ = history(ELASTIC, [*begun(3), *joined])
