@@ -73,10 +73,16 @@ def prepare(
             python=sys.version.partition(" ")[0],
             torch=line(torch),
             script=line(_digest(spec)),
-            nnodes=write_nnodes(spec.nnodes),
+            nnodes=_typed_nnodes(spec),
         ),
         listening=listening,
     )
+
+
+def _typed_nnodes(spec: JobSpec) -> str:
+    min_nodes, max_nodes = spec.nnodes
+    spares = f" with --spares {spec.spares}" if spec.spares else ""
+    return write_nnodes((min_nodes, max_nodes - spec.spares)) + spares
 
 
 def job_name(spec: JobSpec, allocation: Allocation) -> str:

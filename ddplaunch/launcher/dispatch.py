@@ -125,7 +125,8 @@ def _warn_of_bad_nodes(spec: JobSpec, env: Mapping[str, str], allocation: Alloca
 
     hosts = allocation.hosts or (os.uname().nodename,)
     if bad := bad_nodes.among(failures, hosts):
-        write_stderr(visible(f"ddplaunch: warning: {bad_nodes.warning(bad, time.time())}\n"))
+        may_avoid = bool(allocation.start) and not spec.avoid_bad_nodes
+        write_stderr(visible(f"ddplaunch: warning: {bad_nodes.warning(bad, time.time(), may_avoid=may_avoid)}\n"))
 
 
 def _view(connection: socket, folder: str, name: str) -> None:

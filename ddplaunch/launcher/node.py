@@ -181,6 +181,8 @@ def _check_health(spec: JobSpec, env: Mapping[str, str], host: str) -> None:
 
     if why := why_unfit(spec.health_check, env):
         hint = "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
+        if spec.nnodes[0] < spec.nnodes[1]:
+            hint = "the job begins without this node, unless it is node 0, if enough others are fit"
         asked = spec.typed("health_check", spec.health_check)
         raise LaunchError(f"{host} is not fit for the job: {asked}: {why}", hint=hint, status=exitcodes.NODE_LOST)
 

@@ -349,10 +349,13 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
     values = {name: one.value for name, one in resolved.items()}
     forked = "keep_warm" in values or values.get("start_method") == "forkserver"
     backend = values.get("rdzv_backend") or ""
+    least, most = values.get("nnodes", (1, 1))
+    may_restart = least < most or bool({"max_restarts", "spares"} & values.keys())
     for name, has_no_effect, why in (
         ("preload", not forked, "only --start-method forkserver imports anything before the workers"),
         ("start_method", values.get("start_method") == "fork", "every worker is a fresh process"),
         ("max_requeues", "requeue_on" not in values, "--requeue-on says after which signals a job is requeued"),
+        ("restart_on", not may_restart, "--max-restarts says how often workers that fail are started again"),
         ("rdzv_backend", backend.startswith("etcd"), "etcd is not used"),
     ):
         if name in resolved and has_no_effect:

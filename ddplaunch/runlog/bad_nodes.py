@@ -124,14 +124,12 @@ def among(failures: Iterable[Failure], hosts: Iterable[str]) -> dict[str, list[F
     return {host: those for host, those in found.items() if those}
 
 
-def warning(bad: Mapping[str, Sequence[Failure]], now: float) -> str:
-    """Say which of the nodes of a job have failed, and what to type."""
+def warning(bad: Mapping[str, Sequence[Failure]], now: float, *, may_avoid: bool = True) -> str:
+    """Say which of the nodes of a job have failed, and what to type; `may_avoid`: the job could leave them out."""
     named = some((f"{host} {summary(those, now)}" for host, those in bad.items()), 3)
     pronoun = "it" if len(bad) == 1 else "them"
-    return (
-        f"{named}. `--avoid-bad-nodes` leaves {pronoun} out where others are enough, "
-        f"`ddplaunch doctor --forget {next(iter(bad))}` forgets it"
-    )
+    avoids = f"`--avoid-bad-nodes` leaves {pronoun} out where others are enough, " if may_avoid else ""
+    return f"{named}. {avoids}`ddplaunch doctor --forget {next(iter(bad))}` forgets it"
 
 
 def table(failures: Sequence[Failure], now: float) -> list[tuple[str, str, str, str]]:

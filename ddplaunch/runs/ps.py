@@ -75,7 +75,8 @@ def render(replies: RunReplies) -> Block:
     if run is None:
         return facts_of(replies)
     parts: list[Block] = [facts_of(replies)]
-    if rows := [_row(node, worker) for node in _by_rank(replies.nodes) for worker in workers_of(node)]:
+    taking_part = [node for node in _by_rank(replies.nodes) if node.node_rank is not None or not run.world_size]
+    if rows := [_row(node, worker) for node in taking_part for worker in workers_of(node)]:
         shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
         parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
     problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]

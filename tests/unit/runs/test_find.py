@@ -110,7 +110,9 @@ def test_a_damaged_file_of_events_hides_that_run_only(tmp_path, env, content):
 def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_named():
     ended = WorkerStatus(2, 0, 9, "cuda:0", "ended", "exit status 1", 5.0, 1.0, 0, None)
     waiting = WorkerStatus(1, 1, 0, "cuda:1", "waiting", "", 0.0, 0.0, 0, None)
+    spare = replace(waiting, rank=0)  # as it would be if its node were the only one
     nodes = (
+        NodeReply(node_rank=None, host="gpu04", answer=NodeStatus((spare,))),
         NodeReply(node_rank=1, host="gpu02", answer=NodeStatus((ended,))),
         NodeReply(node_rank=2, host="gpu03", answer=NoAnswer("has not answered within 1 s")),
         NodeReply(node_rank=0, host="gpu01", answer=NodeStatus((WORKER, waiting))),
