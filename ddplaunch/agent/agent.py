@@ -246,6 +246,7 @@ class Agent:
                     expendable(lambda: generations.debuggers.attach(asked, visitor), self._run_socket.fail)
             case events.StopAsked():
                 # as Ctrl-C does; with another signal if that is ignored here, as after nohup
+                self._reporter.print("asked to stop from another shell")
                 self._stop_all(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
             case events.ClientGone(client):
                 self._run_socket.forget(client)

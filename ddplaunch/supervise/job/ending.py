@@ -82,7 +82,7 @@ def _restart_or_end(state: State, at: float) -> Result:
     reason = f"left out, since its workers failed first twice in a row: {failure.how}"
     state, then = _restart(state, failure, at, counts=counts)
     state = replace(state, members=state.members.without(sick.id))
-    hint = "look at its GPUs: `ddplaunch doctor`"
+    hint = "`ddplaunch doctor` examines it"
     return state, (*then, actions.Refuse(sick.id, reason, exitcodes.NODE_LOST, hint, unfit=sick))
 
 
