@@ -108,8 +108,9 @@ class JobReporter:
                 signum = 0  # Ctrl-C here would be the first
             case _:
                 return
-        running = sum(member.workers for member in before.members.values())
-        self.print(closing.render_stopping(signum, self._spec.grace_period, running, len(before.members)))
+        running = [before.members[id] for id in before.running] or [*before.members.values()]
+        workers = sum(member.workers for member in running)
+        self.print(closing.render_stopping(signum, self._spec.grace_period, workers, len(running)))
 
     def idle(self, seconds: float, why: str) -> None:
         """Report that no worker has made progress for so long, and why if that is known."""

@@ -270,6 +270,15 @@ def test_a_spare_takes_the_place_of_node_0(nodes, start, node_of):
     finish(nodes, second, spare)
 
 
+def test_a_spare_is_no_node_whose_workers_are_stopped(nodes, start, node_of):
+    first, second = start(2, "2", "--spares", 1)
+    spare = node_of(2, "2", "--spares", 1)
+    spare.says("this node is a spare")
+    second.process.send_signal(SIGINT)
+    assert nodes.statuses(first, second, spare) == [130, 130, 0]
+    assert "stopping the workers on 2 nodes, up to" in first.err
+
+
 def test_restarts_that_were_spent_before_are_spent(nodes, start):
     first, second, third = start(3, "2:3", "--max-restarts", 1, behaviour="fails_when_told")
     (nodes.home / "signs" / "fail-0").touch()
