@@ -5,7 +5,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
 import pytest
@@ -181,13 +181,15 @@ def test_a_node_whose_workers_have_ended_by_then_reports_first_that_it_takes_ove
     assert 0 < third.err.index("takes over from node 0") < third.err.index("all workers start again on 1 node")
 
 
-def test_sigterm_to_node_0_is_that_node_leaving(nodes, start):
+@pytest.mark.parametrize("signum", [SIGTERM, SIGHUP])
+def test_sigterm_or_a_closed_terminal_of_node_0_is_that_node_leaving(nodes, start, signum):
     first, second, third = start(3, "2:3")
-    first.process.send_signal(SIGTERM)
-    assert nodes.statuses(first) == [143]
-    assert "leaves (SIGTERM): another node takes over" in first.err
-    assert f"takes over from node 0 ({os.uname().nodename}), which leaves (SIGTERM)\n" in second.err
-    assert first.err.endswith("ddplaunch: this node has left the job (SIGTERM); the others go on if enough are left\n")
+    first.process.send_signal(signum)
+    assert nodes.statuses(first) == [128 + signum]
+    assert f"leaves ({signum.name}): another node takes over" in first.err
+    assert f"takes over from node 0 ({os.uname().nodename}), which leaves ({signum.name})\n" in second.err
+    left = f"ddplaunch: this node has left the job ({signum.name}); the others go on if enough are left\n"
+    assert first.err.endswith(left)
     assert generation(nodes, 1, 2) == [second, third]
     finish(nodes, second, third)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from signal import SIGTERM
+from signal import SIGHUP, SIGTERM
 
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.plan import Plan
@@ -135,7 +135,7 @@ class SimulatedCoordinator(Coordinator):
         staying = sum(one.id != event.id and not one.is_leaving for one in before.members.values())
         is_ending = before.halted or (before.phase is Phase.STOPPING and before.why not in MAY_RESTART)
         may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
-        may_leave &= event.why is Why.SIGNALLED and event.signum == SIGTERM and not event.by_cluster
+        may_leave &= event.why is Why.SIGNALLED and event.signum in (SIGTERM, SIGHUP) and not event.by_cluster
         may_leave &= (policy.replaceable or staying >= policy.min_nodes) and not is_ending
         may_go = member.node_rank is None and not before.needs_all and not policy.dispatched  # nobody could miss it
         may_go |= event.why is Why.FRONT_LOST  # which is a loss

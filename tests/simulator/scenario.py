@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from signal import SIGINT, SIGTERM, SIGUSR1
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -106,6 +106,8 @@ def scenario(seed: int) -> Scenario:
             lasts = 0.0
         after = dice.choice((0, 0, 1, 2, 3, 5, 9, 20)) if kind == "kill" else 0
         signum = {"signal": SIGINT, "stop": SIGINT, "sigterm": SIGTERM, "notice": SIGUSR1}.get(kind, 0)
+        if kind == "sigterm" and dice.random() < 0.2:
+            signum = SIGHUP
         if kind == "twice":
             signum = dice.choice((SIGINT, SIGTERM))
         awaits = policy.has_successors and kind != "join" and dice.random() < 0.2

@@ -74,8 +74,13 @@ class Member(Struct, frozen=True, kw_only=True):
     agreed: tuple[tuple[str, str], ...] = ()  # what all nodes should have in common: (what, value)
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left there
-    is_leaving: bool = False  # it ends when none of this generation is left there, and the others go on
+    leaves_by: int = 0  # the signal at which it ends, when none of this generation is left there, and the others go on
     votes: tuple[Vote, ...] = ()  # in the electorates
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its node leaves the job, which goes on."""
+        return self.leaves_by > 0
 
     @property
     def runs(self) -> bool:
@@ -199,7 +204,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     straggler_check: float = 0.0  # seconds from one check for stragglers to the next; 0: that is not done
     replaceable: bool = False  # whether another agent may be started in place of a lost one
     has_successors: bool = False  # whether another node takes over when the coordinator is lost
-    may_leave: bool = False  # whether SIGTERM to an agent of an elastic job concerns its node alone
+    may_leave: bool = False  # whether SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
     dispatched: bool = False  # whether one command has started the agents on all hosts (`remote/dispatcher.py`)
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited is to be queued again
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from math import isfinite
-from signal import SIGINT, SIGTERM
+from signal import SIGHUP, SIGINT, SIGTERM
 
 from msgspec.structs import replace
 
@@ -26,6 +26,7 @@ from ddplaunch.supervise.job.starting import (
 from ddplaunch.supervise.job.state import BETWEEN, SELF_ID, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.job.succession import SETTLE, gathered, may_go_on, with_begun, with_ended
 from ddplaunch.supervise.outcome import CUT_OFF, OWN_END, Why
+from ddplaunch.words import signal_name
 
 NEXT_NOTICE = 30.0  # seconds from one such line to the next
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
@@ -195,7 +196,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         if _leaves_job(state, event):
             return _on_node_leaving(state, event)
     elif _has_heirs(state) and _leaves_job(state, event):
-        return _on_own_leaving(state, at)
+        return _on_own_leaving(state, event)
     elif why is Why.FRONT_LOST and state.electorates:
         return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
@@ -258,11 +259,11 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         if _has_heirs(state) and not _is_ending(state):
             return _hand_over(state)
         if not _is_ending(state):  # all others leave, too
-            state = replace(state, why=Why.SIGNALLED, signum=int(SIGTERM), halted=True)
+            state = replace(state, why=Why.SIGNALLED, signum=member.leaves_by, halted=True)
     elif member.is_leaving:
         state = with_ended(replace(state, members=state.members.without(event.id)), member.votes)
         state, then = go_on_if_ended(state, event.at)
-        return state, (actions.Release(event.id, SIGTERM), *then)
+        return state, (actions.Release(event.id, member.leaves_by), *then)
     state = replace(
         state,
         members=state.members.with_member(replace(member, has_ended=True)),
@@ -278,15 +279,16 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     return go_on_if_ended(state, event.at)
 
 
-# --- a node that leaves: SIGTERM came to one agent of an elastic job, as before a pod or spot machine is taken
+# --- a node that leaves: SIGTERM came to one agent of an elastic job, as before a pod or spot machine is taken, or SIGHUP, since
+# --- its terminal was closed
 
 
 def _leaves_job(state: State, event: events.NodeStopping) -> bool:
     """Whether this node leaves a job that goes on without it, or waits for another in its place; else the job ends."""
     policy = state.policy
-    has_sigterm = event.why is Why.SIGNALLED and event.signum == SIGTERM and not event.by_cluster
+    is_told = event.why is Why.SIGNALLED and event.signum in (SIGTERM, SIGHUP) and not event.by_cluster
     may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
-    return has_sigterm and may_leave and not _is_ending(state) and _goes_on_without(state, event.id)
+    return is_told and may_leave and not _is_ending(state) and _goes_on_without(state, event.id)
 
 
 def _goes_on_without(state: State, id: int) -> bool:
@@ -308,8 +310,8 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     id, at, member = event.id, event.at, state.members[event.id]
     lacking = state.policy.min_nodes - _staying(state, id)
     others = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
-    announces = actions.Print(f"{member} leaves (SIGTERM): all workers start again {others}")
-    members = state.members.with_member(replace(member, is_leaving=True))
+    announces = actions.Print(f"{member} leaves ({signal_name(event.signum)}): all workers start again {others}")
+    members = state.members.with_member(replace(member, leaves_by=event.signum))
     state = replace(state, members=members, regroup_at=at + REGROUP)
     if not member.runs:
         starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING, Phase.ANNOUNCING)
@@ -333,15 +335,15 @@ def _has_heirs(state: State) -> bool:
     return may_go_on(replace(left, members=staying, took_over=True))
 
 
-def _on_own_leaving(state: State, at: float) -> Result:
+def _on_own_leaving(state: State, event: events.NodeStopping) -> Result:
     """Have another node take over once the workers here have ended, which may save something, as all workers do."""
-    own = replace(state.members[SELF_ID], is_leaving=True)
-    announces = actions.Print(f"{own} leaves (SIGTERM): another node takes over")
+    own = replace(state.members[SELF_ID], leaves_by=event.signum)
+    announces = actions.Print(f"{own} leaves ({signal_name(event.signum)}): another node takes over")
     state = replace(state, members=state.members.with_member(own))
     if not own.runs:
         state, then = _hand_over(state)
     elif state.phase is Phase.RUNNING:
-        state, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=SELF_ID)
+        state, then = stop(state, Why.NODE_LEFT, SIGTERM, event.at, but=SELF_ID)
     else:
         state, then = replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), ()
     return state, (announces, *then)
@@ -349,11 +351,9 @@ def _on_own_leaving(state: State, at: float) -> Result:
 
 def _hand_over(state: State) -> Result:
     """Leave the job to the nodes that stay."""
-    status = exitcodes.of_signal(SIGTERM)
-    return replace(state, phase=Phase.ENDED, status=status), (
-        actions.HandOver(SIGTERM),
-        actions.Release(SELF_ID, SIGTERM),
-    )
+    signum = state.members[SELF_ID].leaves_by
+    ended = replace(state, phase=Phase.ENDED, status=exitcodes.of_signal(signum))
+    return ended, (actions.HandOver(signum), actions.Release(SELF_ID, signum))
 
 
 def _on_own_unfit(state: State, reason: str) -> Result:

@@ -1,6 +1,6 @@
 """SIGTERM to one agent of an elastic job: that node leaves, and the others go on; or the job ends, where they cannot."""
 
-from signal import SIGINT, SIGTERM
+from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
 from msgspec.structs import replace
@@ -29,6 +29,11 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         SPOT,
         [*met(), term(1, 60), stopping(0, 61), stopping(2, 61), stopping(1, 69), after(69)],
         [BEGUN, StopNodes((0, 2), SIGTERM), Release(1, SIGTERM), BeginGeneration(1, (0, 2), 0)],
+    ),
+    "so does the end of its terminal": (
+        SPOT,
+        [*met(), NodeStopping(1, Why.SIGNALLED, SIGHUP, 60), *(stopping(id, 61) for id in range(3)), after(61)],
+        [BEGUN, StopNodes((0, 2), SIGTERM), Release(1, SIGHUP), BeginGeneration(1, (0, 2), 0)],
     ),
     "it ends when its own workers have, however long the others save": (
         SPOT,
