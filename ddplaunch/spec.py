@@ -230,7 +230,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def notices(self) -> tuple[Signals, ...]:
-        """The signals that announce the end of the job: workers that exit after one have not finished."""
+        """The signals that may announce the end of the job: those of --requeue-on, or what a file or a command stands for."""
         has_others = self.notice_file is not None or self.notice_command is not None
         return self.requeue_on or ((Signals.SIGUSR1,) if has_others else ())
 

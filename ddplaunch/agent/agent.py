@@ -358,8 +358,11 @@ class Agent:
         self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers")
         if notice.stops_job:
             self._stop_all(notice.signum, SignalOrigin.PROCESS)
-        else:
-            self._signals.received(notice.signum, SignalOrigin.PROCESS)
+            return
+        is_over = self._state.phase is Phase.ENDED or self._state.is_sweeping_after_success
+        if notice.signum != SIGTERM and not is_over:
+            self._report(node.ReportNotice(notice.signum))
+        self._signals.received(notice.signum, SignalOrigin.PROCESS)
 
     def _stop_all(self, signum: int, source: SignalOrigin) -> None:
         """Stop the job by this signal, and kill all workers when asked again: SIGTERM itself might have this node leave."""

@@ -225,6 +225,11 @@ class Coordinator:
         if self._agents is not None:
             self._agents.refused(id, reason)
 
+    def release(self, id: int, signum: int) -> None:
+        """Have an agent end by the signal that it received, while the others go on."""
+        text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others go on if enough are left\n"
+        self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
+
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
         self._order(list(self.state.members), Forward(signum))
@@ -252,9 +257,8 @@ class Coordinator:
                 if unfit is not None:
                     self._reporter.left_out(unfit, reason)
             case job.Release(id, signum):
-                text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others go on if enough are left\n"
                 self._has_ended = self._has_ended or id == SELF_ID
-                self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
+                self.release(id, signum)
             case job.Drop(id) if self._agents is not None:
                 self._agents.connections.drop(id)
             case job.ReportFailure(wait):

@@ -48,7 +48,6 @@ class Incoming:
         self._warned: set[int] = set()  # agents of which the user knows that something was dropped
         self._warnings: Counter[int] = Counter()  # how many each agent has sent
         self._late: set[int] = set()  # agents of another coordinator, for which this one waits no longer
-        self._stopping: dict[int, node.ReportStopping] = {}  # agents that are to stop, and are not admitted yet
         self._has_warned = False  # of another coordinator of this job
         self._moved: Moved | None = None  # where the job goes on, if this coordinator was started for nothing
         self._connections = Connections(
@@ -119,8 +118,8 @@ class Incoming:
                     self._coordinator.refuse(id, reason, exitcodes.NODE_LOST)
                     return
                 self._admit(member_of(id, self.agents.hellos[id], is_new=True))
-            case NodeEnd() if self.agents.has_unknown_ranks(id):
-                self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now()))
+            case NodeEnd(leftovers=leftovers) if self.agents.has_unknown_ranks(id):
+                self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now(), leftovers))
             case NodeEnd(generation) | StacksAtEnd(generation):
                 if generation == self._coordinator.state.generation and id in self.agents.ranks:
                     self._pass_end(id, message, self.agents.ranks[id])
@@ -141,8 +140,9 @@ class Incoming:
             case Unfit(reason):
                 lost = below(f"its health check failed: {reason}")
                 self._coordinator.feed(job.AgentLost(id, lost, self._loop.now(), has_ended=True))
-            case node.ReportStopping() if id not in self._coordinator.state.members:
-                self._stopping[id] = message
+            case node.ReportStopping() if id in self.agents.waiting or id in self._late:
+                if message.why is not Why.FAILED:
+                    self._on_stop_of_waiting(id, message)
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 # the same report in the same generation would be logged again
                 reports, made = self._reports.setdefault(id, set()), (self._coordinator.state.generation, message)
@@ -160,7 +160,7 @@ class Incoming:
 
     def _on_lost(self, id: int, reason: str, has_ended: bool) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end."""
-        for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports, self._stopping):
+        for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
             known.pop(id, None)
         self._warned.discard(id)
         self._late.discard(id)
@@ -219,6 +219,21 @@ class Incoming:
             self._late.add(id)  # it has come too late for that generation, and first has to end its part of it
         else:
             self._admit(member_of(id, hello, is_new=True))
+
+    def _on_stop_of_waiting(self, id: int, report: node.ReportStopping) -> None:
+        """Let a node go that is not admitted yet, and is to stop; where no other can take its place, the job ends."""
+        state = self._coordinator.state
+        if state.needs_all or state.policy.dispatched:
+            stop = job.StopRequested(report.why, report.signum, self._loop.now(), report.by_cluster)
+            self._coordinator.feed(stop)
+            return
+        self.agents.waiting.pop(id, None)
+        self.agents.returned.discard(id)
+        self._late.discard(id)
+        if report.signum:
+            self._coordinator.release(id, report.signum)
+        else:
+            self._connections.drop(id)
 
     def _is_anew(self, run_id: str) -> bool:
         """Whether this coordinator was started after that of a node which has lost its own: it has announced nothing yet."""
@@ -302,5 +317,3 @@ class Incoming:
         self.agents.returned.discard(member.id)
         self.agents.introduce(member.id, member.votes)
         self._coordinator.feed(job.Joined(member, self._loop.now()))
-        if (stopping := self._stopping.pop(member.id, None)) is not None:
-            self._coordinator.take(member.id, stopping)

@@ -73,16 +73,15 @@ def prepare(
             python=sys.version.partition(" ")[0],
             torch=line(torch),
             script=line(_digest(spec)),
-            nnodes=_typed_nnodes(spec),
+            nnodes=_typed_nnodes(allocation.nnodes, spec.spares),
         ),
         listening=listening,
     )
 
 
-def _typed_nnodes(spec: JobSpec) -> str:
-    min_nodes, max_nodes = spec.nnodes
-    spares = f" with --spares {spec.spares}" if spec.spares else ""
-    return write_nnodes((min_nodes, max_nodes - spec.spares)) + spares
+def _typed_nnodes(nnodes: tuple[int, int], spares: int) -> str:
+    running = write_nnodes((nnodes[0], nnodes[1] - spares))
+    return f"{running} with --spares {spares}" if spares else running
 
 
 def job_name(spec: JobSpec, allocation: Allocation) -> str:

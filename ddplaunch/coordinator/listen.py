@@ -22,6 +22,7 @@ from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.incoming import Incoming
 from ddplaunch.coordinator.local_link import job_policy
 from ddplaunch.coordinator.orders import Generation, Listening
+from ddplaunch.coordinator.remote_link import LEAVES
 from ddplaunch.coordinator.silence import seconds_to_follow, seconds_to_gather
 from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
@@ -151,7 +152,9 @@ def take_over(
         state, inheritance.lost, told.coordinator, has_ended=inheritance.lost_has_ended
     )
     if inheritance.left:
-        state = replace(state, why=Why.NODE_LEFT, regroup_at=loop.now() + REGROUP)
+        state = replace(state, regroup_at=loop.now() + REGROUP)
+    if inheritance.lost.partition(": ")[2].startswith(LEAVES):
+        state = replace(state, why=Why.NODE_LEFT)
     for candidate in inheritance.ended:
         state = succession.with_ended(state, candidate.votes)
     job_reporter = JobReporter(reporter, request.spec)

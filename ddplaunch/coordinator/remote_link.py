@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.coordinator.orders import Order, Report
 
 _LOST = "the coordinator (node 0) was lost"
+LEAVES = "it leaves ("  # how the reason of a coordinator that leaves by a signal begins
 NO_ANSWER = "it has not answered"
 CONNECTION_REFUSED = "connection refused"
 FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
@@ -268,7 +269,7 @@ class RemoteLink(Link):
         if unfit:
             why = f"its health check failed: {unfit}"
         else:
-            why = f"it leaves ({signal_name(signum)})" if signum else self._without_front
+            why = f"{LEAVES}{signal_name(signum)})" if signum else self._without_front
         self._lose_coordinator(why, has_ended=True)
 
     def _on_anew(self) -> None:

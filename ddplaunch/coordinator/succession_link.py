@@ -24,8 +24,8 @@ from ddplaunch.coordinator.orders import (
     Retired,
     TookOver,
 )
-from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, RemoteLink
-from ddplaunch.coordinator.silence import seconds_to_gather, seconds_to_look
+from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, LEAVES, RemoteLink
+from ddplaunch.coordinator.silence import seconds_to_look
 from ddplaunch.net.port import listen
 from ddplaunch.supervise import node
 from ddplaunch.supervise.job import SELF_ID
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 # seconds in which a node before this one takes over: it may notice the loss a heartbeat later; one more for each before it
 PATIENCE = 2.0
+_AGAIN = 1.0  # seconds from one look whether the nodes of the coordinator that was lost are here to the next
 _BACK = 5.0  # seconds until a node that was sent elsewhere, and reaches nobody there, looks where it looked before
 # seconds after the last word of a coordinator in which neither that one nor another node can lose this node, begin a generation
 # without it and bring the job to its end
@@ -184,6 +185,9 @@ class SuccessionLink(RemoteLink):
     def _redirect(self) -> None:
         """Send nodes that look for node 0 to the coordinator here, if it was elsewhere before and goes on or waits for nodes."""
         state = self.coordinator.state if self.coordinator is not None else None
+        if state is not None and state.gather_until is not None:
+            self._redirect_at.set(self._loop.now() + _AGAIN)
+            return
         if state is None or state.status is not None or self._redirector is not None or not state.policy.replaceable:
             return
         from ddplaunch.coordinator.redirector import Redirector  # imported by `join.prepare`
@@ -248,7 +252,7 @@ class SuccessionLink(RemoteLink):
     def _how_lost(self, which: str = "") -> str:
         """Say how the coordinator was lost, or that it leaves."""
         who, _, how = self._lost.partition(": ")
-        return f"{who}{which} {how.removeprefix('it ') if self._left else f'is lost: {how}'}"
+        return f"{who}{which} {how.removeprefix('it ') if how.startswith(LEAVES) else f'is lost: {how}'}"
 
     @property
     def _position(self) -> int | None:
@@ -329,9 +333,7 @@ class SuccessionLink(RemoteLink):
         self._loop.handle(TookOver(f"{hello.host} takes over from {self._how_lost(', which')}"))
         if self._end_of_node is not None:
             self.coordinator.take(SELF_ID, self._end_of_node)
-        self._redirect_at.set(
-            self._loop.now() + seconds_to_gather(self._heartbeat_timeout)
-        )  # it may then wait for others
+        self._redirect()
 
     def _on_opened(self, peer: Peer) -> None:
         """Follow this coordinator, unless this node has taken over, and has enough nodes to go on or has ended."""
@@ -347,7 +349,7 @@ class SuccessionLink(RemoteLink):
             super().send(self._end_of_node)
 
     def _give_up(self) -> None:
-        text = self._lost.replace(": ", " was lost: ", 1)
+        text = self._how_lost().replace(" is lost: ", " was lost: ", 1)
         self._lose(f"{text}\n\nhint: no node that could take over was reached")
 
     def _stop_waiting(self) -> None:

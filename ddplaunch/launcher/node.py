@@ -134,7 +134,7 @@ def _policy(spec: JobSpec, draft: Plan) -> Policy:
         stop_signals=spec.ending_signals,
         grace_period=spec.grace_period,
         debug_rank=spec.debug_rank,
-        notices=frozenset(spec.notices),
+        notices=frozenset(spec.requeue_on),
         progress_interval=(spec.hang_timeout or 0.0) / _LOOKS,
         lazy_progress_interval=_AT_REST,
         stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
@@ -181,7 +181,7 @@ def _check_health(spec: JobSpec, env: Mapping[str, str], host: str) -> None:
 
     if why := why_unfit(spec.health_check, env):
         hint = "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
-        if spec.nnodes[0] < spec.nnodes[1]:
+        if spec.spares or spec.nnodes[0] < spec.nnodes[1]:
             hint = "the job begins without this node, unless it is node 0, if enough others are fit"
         asked = spec.typed("health_check", spec.health_check)
         raise LaunchError(f"{host} is not fit for the job: {asked}: {why}", hint=hint, status=exitcodes.NODE_LOST)

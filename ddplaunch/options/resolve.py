@@ -350,7 +350,7 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
     forked = "keep_warm" in values or values.get("start_method") == "forkserver"
     backend = values.get("rdzv_backend") or ""
     least, most = values.get("nnodes", (1, 1))
-    may_restart = least < most or bool({"max_restarts", "spares"} & values.keys())
+    may_restart = least < most or values.get("max_restarts", (0, None))[0] > 0 or bool(values.get("spares"))
     for name, has_no_effect, why in (
         ("preload", not forked, "only --start-method forkserver imports anything before the workers"),
         ("start_method", values.get("start_method") == "fork", "every worker is a fresh process"),

@@ -21,6 +21,13 @@ def test_a_file_that_appears_gives_the_workers_the_notice_and_they_save_and_leav
     job.nothing_left()
 
 
+def test_a_signal_that_is_no_notice_stays_none(job, program):
+    job.start("--nproc-per-node", 1, "--notice-file", job.home / "notice", program("leaves"))
+    job.signs("ready", 1)
+    job.process.send_signal(signal.SIGUSR1)
+    assert "1 worker finished" in job.wait().expect(0).err
+
+
 def test_a_worker_that_the_notice_kills_has_left_as_well(job, program):
     """It may have saved, and be about to exit: each agent looks for the file by itself."""
     path = job.home / "notice"

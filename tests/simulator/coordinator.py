@@ -93,8 +93,6 @@ class SimulatedCoordinator(Coordinator):
                 self._stopping.update(ids)
             case job.KillNodes(ids) if not self._stopping.issuperset(ids):
                 raise Violation(f"a kill reaches nodes that stop, and ends them: {ids}, but {self._stopping} stop")
-            case job.Release(id, signum) if self._agents is not None:
-                self.refused[_number(self._agents.hellos[id].host)] = 128 + signum
             case job.EndJob():
                 self._check_end()
         super()._carry_out(action)
@@ -107,6 +105,11 @@ class SimulatedCoordinator(Coordinator):
         assert self._agents is not None
         self.refused[_number(self._agents.hellos[id].host)] = status
         super().refuse(id, reason, status, hint)
+
+    def release(self, id: int, signum: int) -> None:
+        assert self._agents is not None
+        self.refused[_number(self._agents.hellos[id].host)] = 128 + signum
+        super().release(id, signum)
 
     def _numbers(self, ids: Iterable[int]) -> frozenset[int]:
         return frozenset(_number(self.state.members[id].host) for id in ids)
@@ -143,11 +146,11 @@ class SimulatedCoordinator(Coordinator):
             others = {one for one in before.members.values() if not one.is_leaving and one.id != SELF_ID}
             stay = {(vote.term, vote.rank) for one in others for vote in one.votes}
             leave = {(vote.term, vote.rank) for one in before.members.values() for vote in one.votes} - stay
-            for last in before.electorates:
+            for last in before.electorates if before.gather_until is None else ():
                 ranks = {(last.term, rank) for rank in range(last.size)}
                 gone = leave | {(last.term, rank) for rank in last.ended}
                 may_leave &= 2 * len(ranks & stay) > len(ranks - gone)
-            may_go, may_leave = False, may_leave and bool(before.electorates)
+            may_go, may_leave = False, may_leave and bool(before.electorates and stay)
         if has_left is not (may_leave or may_go):
             raise Violation(f"a node leaves only where it may: {member.host}, after {event}")
         if has_left and may_leave and not may_go:

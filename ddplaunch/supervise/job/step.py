@@ -170,7 +170,7 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float, has_ended: boo
         return state, (actions.Print(f"{member.host}, a spare, {how}"), *then) if was_spare else then
     state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
     if member.is_leaving:
-        return go_on_if_ended(state, at)
+        return _go_on_without_leaving(state, at)
     state = replace(state, lost=(*state.lost, f"{member}: {reason}"))
     if state.phase is Phase.RUNNING:
         state, then = stop(state, Why.NODE_LOST, SIGTERM, at)
@@ -255,14 +255,9 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         node_exits=state.node_exits.with_item(event.id, event.exits),
         has_begun=state.has_begun or bool(event.exits or event.leftovers),
     )
-    if member.is_leaving and event.id == SELF_ID:
-        if _has_heirs(state) and not _is_ending(state):
-            return _hand_over(state)
-        if not _is_ending(state):  # all others leave, too
-            state = replace(state, why=Why.SIGNALLED, signum=member.leaves_by, halted=True)
-    elif member.is_leaving:
+    if member.is_leaving and event.id != SELF_ID:
         state = with_ended(replace(state, members=state.members.without(event.id)), member.votes)
-        state, then = go_on_if_ended(state, event.at)
+        state, then = _go_on_without_leaving(state, event.at)
         return state, (actions.Release(event.id, member.leaves_by), *then)
     state = replace(
         state,
@@ -271,6 +266,8 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         leftovers=(*state.leftovers, *event.leftovers),
         halted=state.halted or bool(event.leftovers),  # the next generation would run beside these processes
     )
+    if member.is_leaving:
+        return _go_on_without_leaving(state, event.at)
     if state.phase is Phase.STOPPING and state.signum == SIGINT and len(state.node_exits) == 1 and state.running:
         # there a worker may wait in C for one of these, and only SIGKILL ends it
         return state, (actions.StopNodes(state.running, SIGINT, others_ended=True),)
@@ -331,8 +328,24 @@ def _has_heirs(state: State) -> bool:
         return False
     leaving = [one for one in state.members.values() if one.id == SELF_ID or one.is_leaving]
     staying = Members.of(one for one in state.members.values() if one not in leaving)
+    if state.gather_until is not None:  # others are still to come
+        return any(one.votes for one in staying.values())
     left = with_ended(state, tuple(vote for one in leaving for vote in one.votes))
     return may_go_on(replace(left, members=staying, took_over=True))
+
+
+def _go_on_without_leaving(state: State, at: float) -> Result:
+    """Go on once a node that leaves has ended; if node 0 has, too, hand over when all have, which the others then know of."""
+    own = state.members[SELF_ID]
+    if not own.is_leaving or not own.has_ended:
+        return go_on_if_ended(state, at)
+    if any(one.is_leaving and one.runs for one in state.members.values()):
+        return state, ()
+    if not _is_ending(state):
+        if _has_heirs(state):
+            return _hand_over(state)
+        state = replace(state, why=Why.SIGNALLED, signum=own.leaves_by, halted=True)
+    return go_on_if_ended(state, at)
 
 
 def _on_own_leaving(state: State, event: events.NodeStopping) -> Result:

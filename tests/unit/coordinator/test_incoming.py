@@ -12,7 +12,7 @@ from ddplaunch.control.handshake import Key
 from ddplaunch.coordinator.agents import member_of
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.incoming import Incoming
-from ddplaunch.coordinator.messages import Anew, Hello, NodeFacts, for_agent
+from ddplaunch.coordinator.messages import Anew, Hello, NodeFacts, Running, for_agent
 from ddplaunch.coordinator.orders import JobEnd, NodeEnd
 from ddplaunch.supervise import job
 from ddplaunch.supervise.electorate import Electorate, Vote
@@ -118,17 +118,25 @@ def test_who_has_lost_a_coordinator_is_taken_back_once_all_others_have_answered(
     assert len(fed) == 1
 
 
-def test_who_is_told_to_stop_while_it_waits_says_so_once_it_is_admitted() -> None:
-    fed, taken = list[Any](), list[Any]()
-    incoming = incoming_for(STATE, fed)
-    incoming._coordinator.take = lambda *report: taken.append(report)
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_who_is_told_to_stop_while_it_waits_leaves_as_it_is_or_ends_the_job_of_one_command(dispatched: bool) -> None:
+    fed, released = list[Any](), list[Any]()
+    incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, dispatched=dispatched)), fed)
+    incoming._coordinator.release = lambda *release: released.append(release)
     incoming.agents.hellos[3] = HELLO
-    told = ReportStopping(Why.SIGNALLED, 15)
-    incoming._on_message(3, told)
-    assert taken == []
-    incoming._join(member_of(3, HELLO))
+    incoming.agents.waiting[3] = member_of(3, HELLO)
+    incoming._on_message(3, ReportStopping(Why.SIGNALLED, 15))
     incoming.agents.close()
-    assert ([type(event) for event in fed], taken) == ([job.Joined], [(3, told)])
+    assert ([type(event) for event in fed], released) == (([job.StopRequested], []) if dispatched else ([], [(3, 15)]))
+
+
+def test_what_a_node_of_the_last_coordinator_leaves_behind_counts_though_its_ranks_are_unknown() -> None:
+    fed = list[Any]()
+    incoming = incoming_for(STATE, fed)
+    incoming.agents.hellos[3] = replace(HELLO, runs=Running(1, 1))
+    incoming._on_message(3, NodeEnd(1, (), None, ("rank 1 (pid 7)",), NO_TRACES))
+    incoming.agents.close()
+    assert [event.leftovers for event in fed] == [("rank 1 (pid 7)",)]
 
 
 def test_a_node_that_comes_back_with_a_process_that_nothing_ends_runs_no_other_generation() -> None:

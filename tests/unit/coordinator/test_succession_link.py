@@ -51,7 +51,7 @@ class Bed:
         self.loop, self.inherited, self.dialed = FakeLoop(), list[Any](), list[Any]()
         monkeypatch.setattr(listen, "take_over", self._take_over)
         self.coordinator: Any = SimpleNamespace(
-            state=SimpleNamespace(gather_until=1.0, status=122), close=lambda: None, told=[], take=lambda *_: None
+            state=SimpleNamespace(gather_until=1.0), close=lambda: None, told=[], take=lambda *_: None
         )
         self.coordinator.last_one_ended = lambda: self.coordinator.told.append("ended")
         self.coordinator.desert = lambda: self.coordinator.told.append("deserts")

@@ -151,6 +151,26 @@ def test_a_coordinator_that_is_told_to_leave_hands_over() -> None:
     assert (state.phase, state.status) == (Phase.ENDED, 143)
 
 
+def test_who_has_taken_over_hands_over_while_it_waits_for_the_others() -> None:
+    policy = replace(ELASTIC, min_nodes=1, replaceable=True)
+    past = succession.history(history(ELASTIC, begun(4))[0], 45.0)
+    state = succession.take_over(policy, past, (Electorate(1, 4),), 40.0, 50.0, 25.0)
+    state = succession.without_coordinator(state, "node 0 (a): connection closed", (Vote(1, 0),), has_ended=True)
+    told = NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.5)
+    mine, other = (member(id, votes=(Vote(1, rank),), node_rank=rank) for id, rank in ((SELF_ID, 1), (2, 2)))
+    for event in (Joined(mine, 50.0), stopping(SELF_ID, 50.1), Joined(other, 50.2), stopping(2, 50.3), told):
+        state, actions = job_step(state, event)
+    assert of(HandOver, list(actions)) == [HandOver(15)], "another node may be on its way to both"
+
+
+def test_a_coordinator_that_leaves_waits_for_others_that_leave_so_that_all_know_of_their_end() -> None:
+    told = [NodeStopping(id, Why.SIGNALLED, 15, 50.0) for id in (2, SELF_ID)]
+    both = [*begun(3), *told, stopping(0, 51.0), stopping(1, 51.0)]
+    assert of(HandOver, history(replace(ELASTIC, replaceable=True), both)[1]) == []
+    for end in (stopping(2, 54.0), AgentLost(2, "connection closed", 54.0, has_ended=True)):
+        assert of(HandOver, history(replace(ELASTIC, replaceable=True), [*both, end])[1]) == [HandOver(15)]
+
+
 def test_a_coordinator_hands_over_to_nobody_where_too_few_would_be_left_to_go_on() -> None:
     lost: list[Any] = [AgentLost(1, LOST, 49.0, has_ended=False), NodeStopping(SELF_ID, Why.SIGNALLED, 15, 50.0)]
     state, actions = history(ELASTIC, [*begun(3), *lost, stopping(0, 51.0), stopping(2, 51.0)])
