@@ -12,7 +12,7 @@ from ddplaunch.cli import main
 
 @pytest.fixture
 def report(job, monkeypatch, capsys):
-    """Call `ddplaunch report` as in a shell of the user of this job; return its status, stdout and stderr."""
+    """Call `ddplaunch report` as in a shell of the user of this job; without a name it may be about a run of another test."""
     monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -24,7 +24,7 @@ def report(job, monkeypatch, capsys):
 
 def test_the_page_of_a_job_with_a_restart_is_in_its_folder(job, program, report):
     job.run("--nproc-per-node", 2, "--max-restarts", 1, program("behave"), "1=raises", "0=polite").expect(1)
-    status, out, err = report()
+    status, out, err = report(job.folder.name)
     assert (status, out, err) == (0, f"{job.folder}/report.html\n", "")
     text = (job.folder / "report.html").read_text()
     for words in ("1 restart", "Rank 1 on ", "Traceback (most recent call last)", "ended with 0", "behave.py"):
@@ -34,7 +34,7 @@ def test_the_page_of_a_job_with_a_restart_is_in_its_folder(job, program, report)
 def test_the_trace_is_written_in_place_of_the_page(job, program, report, tmp_path):
     job.run("--nproc-per-node", 2, program("behave"), "all=done").expect(0)
     file = tmp_path / "trace.json"
-    assert report("--trace", str(file)) == (0, f"{file}\n", "")
+    assert report(job.folder.name, "--trace", str(file)) == (0, f"{file}\n", "")
     names = {entry["args"].get("name") for entry in json.loads(file.read_text())["traceEvents"]}
     assert {"rank 0", "rank 1", "generations"} <= names
     assert not (job.folder / "report.html").exists()
@@ -53,7 +53,7 @@ def test_what_cannot_be_shown_or_written_is_one_error(job, program, report, tmp_
     job.run(program("behave"), "all=done").expect(0)
     assert "error: there is no run no-such-run here" in report("no-such-run")[2]
     assert "holds no events of a run" in report(f"{tmp_path}/.")[2]
-    status, _, err = report("--out", "/no/such/folder/page.html")
+    status, _, err = report(job.folder.name, "--out", "/no/such/folder/page.html")
     assert status == 2
     assert err == (
         "error: cannot write /no/such/folder/page.html: no such file or directory\n\nhint: name another file\n"
@@ -63,10 +63,10 @@ def test_what_cannot_be_shown_or_written_is_one_error(job, program, report, tmp_
 def test_a_link_in_the_place_of_the_page_is_not_followed_nor_is_a_pipe_waited_for(job, program, report, tmp_path):
     job.run(program("behave"), "all=done").expect(0)
     os.mkfifo(job.folder / "report.html")
-    assert "report.html: not a regular file\n" in report()[2]
+    assert "report.html: not a regular file\n" in report(job.folder.name)[2]
     (job.folder / "report.html").unlink()
     (job.folder / "report.html").symlink_to(tmp_path / "other")
-    assert report()[0] == 2
+    assert report(job.folder.name)[0] == 2
     assert not (tmp_path / "other").exists()
 
 
@@ -77,7 +77,7 @@ def test_a_browser_is_given_the_file(job, program, report, monkeypatch, tmp_path
     browser.write_text(f'#!/bin/sh\necho "$1" > {shown}\n')
     browser.chmod(0o755)
     monkeypatch.setenv("BROWSER", f"{browser} %s")
-    assert report("--open")[0] == 0
+    assert report(job.folder.name, "--open")[0] == 0
     assert shown.read_text() == f"file://{job.folder}/report.html\n"
 
 
@@ -96,7 +96,7 @@ def test_a_job_with_a_restart_says_where_its_time_went(job, report, tmp_path):
     assert spent["again"] > 0
     parts = [spent[name] for name in ("start", "steps", "again", "restarts", "end")]
     assert sum(parts) == pytest.approx(spent["total"], abs=0.01)
-    report()
+    report(job.folder.name)
     page = (job.folder / "report.html").read_text()
     assert "steps done again" in page
     effective = re.search(r"Effective: ([\d.]+)% of ", page)
