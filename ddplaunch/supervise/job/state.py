@@ -206,7 +206,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     has_successors: bool = False  # whether another node takes over when the coordinator is lost
     may_leave: bool = False  # whether SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
     dispatched: bool = False  # whether one command has started the agents on all hosts (`remote/dispatcher.py`)
-    notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited is to be queued again
+    notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
     command: tuple[str, ...] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank
 
