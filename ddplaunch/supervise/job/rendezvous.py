@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 
 from ddplaunch.supervise.job.state import SELF_ID, Member, State
 from ddplaunch.words import duration
@@ -70,8 +71,10 @@ def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
 
 
 def waiting(state: State, at: float) -> str:
-    """Return a line on how many nodes have joined, how long the rendezvous has waited, and for which."""
+    """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which."""
     here, policy = len(state.members), state.policy
+    if state.gather_until is not None:
+        return f"{_nodes(here)} here; waiting up to {ceil(state.gather_until - at)} s for others"
     if here >= policy.min_nodes:
         enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
         return f"{enough}; starting unless another joins within {policy.last_call:g} s"

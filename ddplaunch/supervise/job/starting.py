@@ -10,6 +10,7 @@ from ddplaunch.supervise.electorate import Electorate, Vote
 from ddplaunch.supervise.job import actions, rendezvous
 from ddplaunch.supervise.job.ending import Result, cut_off
 from ddplaunch.supervise.job.state import (
+    FIRST_NOTICE,
     NO_EXITS,
     NO_NODE_IDLE,
     SELF_ID,
@@ -21,7 +22,6 @@ from ddplaunch.supervise.job.state import (
 )
 from ddplaunch.supervise.job.succession import history, may_go_on
 
-FIRST_NOTICE = 3.0  # seconds until it is first printed which nodes the job waits for
 PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
 _PORT_AGAIN = 0.1  # seconds from one try to the next
 

@@ -185,6 +185,8 @@ class Phase(Enum):
 
 BETWEEN = (Phase.RENDEZVOUS, Phase.PAUSING, Phase.ANNOUNCING)  # no process of any generation is left
 
+FIRST_NOTICE = 3.0  # seconds until it is first printed which nodes the job waits for
+
 
 class Policy(Struct, frozen=True, kw_only=True):
     """What the user decided about the nodes."""

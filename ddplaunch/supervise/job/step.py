@@ -15,7 +15,6 @@ from ddplaunch import exitcodes
 from ddplaunch.supervise.job import actions, events, rendezvous
 from ddplaunch.supervise.job.ending import HARMLESS, MAY_RESTART, Result, end, go_on_if_ended, stop
 from ddplaunch.supervise.job.starting import (
-    FIRST_NOTICE,
     is_complete,
     on_acknowledged,
     start,
@@ -23,7 +22,7 @@ from ddplaunch.supervise.job.starting import (
     take_back,
     waiting,
 )
-from ddplaunch.supervise.job.state import BETWEEN, SELF_ID, Member, Members, Phase, Policy, State
+from ddplaunch.supervise.job.state import BETWEEN, FIRST_NOTICE, SELF_ID, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.job.succession import SETTLE, gathered, may_go_on, with_begun, with_ended
 from ddplaunch.supervise.outcome import CUT_OFF, OWN_END, Why
 from ddplaunch.words import signal_name
@@ -457,7 +456,7 @@ def _on_deadline(state: State, at: float) -> Result:
     if state.job_deadline is not None and at >= state.job_deadline and state.has_time_limit:
         return _stop_job(state, Why.TIMED_OUT, SIGTERM, at)
     if state.gather_until is not None and at >= state.gather_until:
-        return go_on_if_ended(replace(state, gather_until=None), at)
+        return go_on_if_ended(replace(state, gather_until=None, notice_at=None), at)
     if state.phase_deadline is not None and at >= state.phase_deadline:
         if state.phase is Phase.RENDEZVOUS:  # no further node has joined in time
             return start(state, at)
@@ -468,7 +467,7 @@ def _on_deadline(state: State, at: float) -> Result:
             replace(state, why=why),
             f"the rendezvous timed out: {rendezvous.joined(state)}; missing: {rendezvous.missing(state)}",
         )
-    if state.phase is Phase.RENDEZVOUS:
+    if state.phase is Phase.RENDEZVOUS or state.gather_until is not None:
         return replace(state, notice_at=at + NEXT_NOTICE), (actions.Print(rendezvous.waiting(state, at)),)
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
     line = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddplaunch.fields import line
 from ddplaunch.supervise.electorate import MAX_SPENT, Electorate, History, Vote
-from ddplaunch.supervise.job.state import Member, Phase, Policy, State
+from ddplaunch.supervise.job.state import FIRST_NOTICE, Member, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
 SETTLE = (
@@ -58,6 +58,7 @@ def take_over(
         electorates=electorates,
         took_over=True,
         gather_until=at + within,
+        notice_at=at + FIRST_NOTICE,
         restarts=past.restarts,
         spent=tuple(since - spent for spent in past.spent),
         job_deadline=None if past.time_left is None else since + past.time_left,
@@ -104,7 +105,7 @@ def gathered(state: State, at: float) -> State:
     may_be_confirmed = bool(state.lost_votes)  # that the last coordinator has ended: by its host, or by who called it
     is_enough = may_go_on(state) and len(state.members) >= state.policy.min_nodes
     if not may_come and (is_enough or not may_be_confirmed):
-        return replace(state, gather_until=None)
+        return replace(state, gather_until=None, notice_at=None)
     return replace(state, gather_until=min(state.gather_until, at + SETTLE)) if is_enough else state
 
 
