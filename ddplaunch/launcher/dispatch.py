@@ -209,6 +209,8 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
     """
     failures = _failures(env) if spec.avoid_bad_nodes else []
     found = discover(spec, env, os.uname().nodename, read=_read, is_bad=partial(_has_failed, failures))
+    if found.cluster in ("local", "static") and spec.origin("avoid_bad_nodes").startswith("--"):
+        found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))
     if found.rendezvous is None or spec.no_control:
         return found, None
     secret = token.find(spec, env) or None

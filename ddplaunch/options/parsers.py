@@ -17,11 +17,12 @@ VARIABLE = r"[A-Za-z_][0-9A-Za-z_]*"
 
 
 class BadValue(ValueError):
-    """What was expected instead of this text, with a hint if the intended value can be guessed."""
+    """What was expected instead of this text, with a hint if the intended value can be guessed, or an example of this kind."""
 
-    def __init__(self, expected: str, *, hint: str | None = None) -> None:
+    def __init__(self, expected: str, *, hint: str | None = None, example: str | None = None) -> None:
         super().__init__(expected)
         self.hint = hint
+        self.example = example
 
 
 _MOST_RANKS = 1 << 20  # in a range
@@ -150,7 +151,7 @@ def restarts(value: str) -> tuple[int, float | None]:
     try:
         return number(1)(most), positive_duration(window)
     except BadValue:
-        raise BadValue("expected a number, or a number and a time such as 3/1h") from None
+        raise BadValue("expected a number, or a number and a time above zero such as 3/1h", example="3/1h") from None
 
 
 def restart_on(value: str) -> frozenset[str]:
@@ -390,7 +391,7 @@ def rendezvous_settings(value: str) -> dict[str, str]:
             try:
                 found = parse(result[key])
             except BadValue as error:
-                raise BadValue(f"{key}: {error}") from None
+                raise BadValue(f"{key}: {error}", example=f"{key}={'1' if key == 'is_host' else '60'}") from None
             if key == "is_host":
                 result[key] = str(int(found))
     return result

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.options.parsers import VARIABLE, BadValue, duration
+from ddplaunch.options.parsers import MOST, VARIABLE, BadValue, duration
 from ddplaunch.options.table import ALIAS_OF, BY_NAME, Reach
 from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.spec import Given, JobSpec, Program, ProgramKind, Source, default
@@ -81,6 +81,8 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         values["start_method"], origins["start_method"] = "forkserver", origins["keep_warm"]
     if "nnodes" in values and (spares := values.get("spares")):
         least, most = values["nnodes"]
+        if most + spares > MOST:
+            raise LaunchError(f"{resolved['spares'].given}: a job has at most {MOST} nodes, its spares included")
         values["nnodes"] = least, most + spares
     if "max_restarts" in values:
         values["max_restarts"], values["restart_window"] = values["max_restarts"]
@@ -350,12 +352,14 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
     forked = "keep_warm" in values or values.get("start_method") == "forkserver"
     backend = values.get("rdzv_backend") or ""
     least, most = values.get("nnodes", (1, 1))
+    how_often = "--max-restarts says how often workers that fail are started again"
     may_restart = least < most or values.get("max_restarts", (0, None))[0] > 0 or bool(values.get("spares"))
     for name, has_no_effect, why in (
         ("preload", not forked, "only --start-method forkserver imports anything before the workers"),
         ("start_method", values.get("start_method") == "fork", "every worker is a fresh process"),
         ("max_requeues", "requeue_on" not in values, "--requeue-on says after which signals a job is requeued"),
-        ("restart_on", not may_restart, "--max-restarts says how often workers that fail are started again"),
+        ("max_no_progress", not may_restart and "requeue_on" not in values, how_often),
+        ("restart_on", not may_restart, how_often),
         ("rdzv_backend", backend.startswith("etcd"), "etcd is not used"),
     ):
         if name in resolved and has_no_effect:

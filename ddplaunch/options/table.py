@@ -89,7 +89,8 @@ class Option(Struct, frozen=True, kw_only=True):
         try:
             return self.parse(given.text)
         except BadValue as error:
-            hint = error.hint or (f"type for example `{given.spelled(self.example)}`" if self.example else None)
+            example = error.example or self.example
+            hint = error.hint or (f"type for example `{given.spelled(example)}`" if example else None)
             if not error.hint and (meant := did_you_mean(given.text.lower(), self.choices)):
                 hint = f"did you mean `{given.spelled(meant)}`?"
             raise LaunchError(f"{given}: {error}", hint=hint) from None

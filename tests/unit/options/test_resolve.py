@@ -428,6 +428,10 @@ REMARKS = [
         "--restart-on cuda",
         "--restart-on cuda has no effect: --max-restarts says how often workers that fail are started again",
     ),
+    (
+        "--max-no-progress 3",
+        "--max-no-progress 3 has no effect: --max-restarts says how often workers that fail are started again",
+    ),
     ("--max-requeues 3", "--max-requeues 3 has no effect: --requeue-on says after which signals a job is requeued"),
     ("--run-path", "--run-path has no effect: a script is run as a file anyway"),
     ("--rdzv-backend etcd", "--rdzv-backend etcd has no effect: etcd is not used"),
