@@ -227,7 +227,8 @@ class Coordinator:
 
     def release(self, id: int, signum: int) -> None:
         """Have an agent end by the signal that it received, while the others go on."""
-        text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others go on if enough are left\n"
+        others = "go on if enough are left" if self.state.generation >= 0 else "wait for another one"
+        text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others {others}\n"
         self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
 
     def forward(self, signum: int) -> None:

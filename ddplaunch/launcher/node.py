@@ -82,7 +82,7 @@ def run(
     several = allocation.rendezvous is not None and not spec.no_control
     _check_ports(spec, draft)
     _check_debuggers(spec, env, draft, allocation if several else None)
-    _check_health(spec, token.public(env), node.host)
+    _check_health(spec, allocation, token.public(env), node.host)
     signals = passed_on(spec.signals)
     if reports_job is None:
         reports_job = 0 in draft.ranks or not allocation.has_one_screen
@@ -169,7 +169,7 @@ def _check_debuggers(spec: JobSpec, env: Mapping[str, str], draft: Plan, among_n
         check_debugpy(draft.interpreter, token.public(env))
 
 
-def _check_health(spec: JobSpec, env: Mapping[str, str], host: str) -> None:
+def _check_health(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], host: str) -> None:
     """Refuse a node that the user's command finds unfit.
 
     Raises:
@@ -180,11 +180,22 @@ def _check_health(spec: JobSpec, env: Mapping[str, str], host: str) -> None:
     from ddplaunch.agent.health import why_unfit  # few jobs need it
 
     if why := why_unfit(spec.health_check, env):
-        hint = "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
-        if spec.spares or spec.nnodes[0] < spec.nnodes[1]:
-            hint = "the job begins without this node, unless it is node 0, if enough others are fit"
         asked = spec.typed("health_check", spec.health_check)
-        raise LaunchError(f"{host} is not fit for the job: {asked}: {why}", hint=hint, status=exitcodes.NODE_LOST)
+        text = f"{host} is not fit for the job: {asked}: {why}"
+        raise LaunchError(text, hint=_without_this_node(allocation), status=exitcodes.NODE_LOST)
+
+
+def _without_this_node(allocation: Allocation) -> str | None:
+    """Return what becomes of the job without this node, before it has begun; None: it has no other."""
+    least, most = allocation.nnodes
+    if most == 1:
+        return None
+    if least == most:
+        return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
+    if allocation.node_rank == 0:
+        return "no job begins without node 0: make another node the first one"
+    unless = ", unless it is node 0," if allocation.node_rank is None else ""
+    return f"the job begins without this node{unless} if enough others are fit"
 
 
 def check_debugpy(python: str, env: Mapping[str, str]) -> None:

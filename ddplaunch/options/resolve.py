@@ -64,6 +64,7 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     for name in [name for name, one in resolved.items() if one.value is False]:
         del resolved[name]  # a variable or a file has set the flag to 0
     _drop_lower(resolved)
+    _drop_contradicted(resolved)
     timeouts = _timeouts(resolved)
     _check_together(resolved)
     if not program:
@@ -278,26 +279,11 @@ def _drop_lower(resolved: dict[str, Resolved]) -> None:
             continue
         if (agree := _AGREE.get((names[0], names[1]))) and agree(first.value, second.value):
             continue
-        if first.given.source == second.given.source:
-            raise _not_together(first, second, hint)
-        del resolved[min(first, second, key=lambda one: one.given.source).given.name]
+        _drop_one(resolved, first, second, hint)
 
 
-def _not_together(first: Resolved, second: Resolved, hint: str) -> LaunchError:
-    """Say that two options do not go together."""
-    return LaunchError(f"{first.given} and {second.given} do not go together", hint=hint)
-
-
-def _check_together(resolved: Mapping[str, Resolved]) -> None:
-    """Refuse options that contradict each other, whichever sources they come from."""
-    forwarded, stopping = resolved.get("forward_signals"), resolved.get("signals_to_handle")
-    stops = stopping.value if stopping else ()  # one that stops by default may be forwarded instead
-    if forwarded and (both := [signum.name for signum in forwarded.value if signum in stops]):
-        raise LaunchError(
-            f"{forwarded.given}: {both[0]} stops the job",
-            hint=f"name the signals that stop it without {both[0]}: --signals-to-handle "
-            + ",".join(signum.name for signum in stops if signum.name != both[0]),
-        )
+def _drop_contradicted(resolved: dict[str, Resolved]) -> None:
+    """Drop, of two options with values that exclude each other, the one from the lower source."""
     standalone, no_control, nodes, endpoint, restarts, notices, spares = (
         resolved.get(name)
         for name in ("standalone", "no_control", "nnodes", "rdzv_endpoint", "max_restarts", "requeue_on", "spares")
@@ -306,22 +292,43 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
     # torchrun overrides any endpoint silently; one that names this machine does no harm
     elsewhere = endpoint and not {endpoint.value, endpoint.value.rpartition(":")[0]} & _LOCAL_HOSTS
     restarting = restarts and restarts.value[0] and (max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved)
+    has_spares = spares and spares.value
     for first, second, contradicts, why in (
         (standalone, nodes, max_nodes > 1, "--standalone means one node"),
         (standalone, endpoint, elsewhere, "--standalone means one node, without a rendezvous"),
         (no_control, nodes, min_nodes < max_nodes, "without a control channel nodes cannot agree on their number"),
         (no_control, restarts, restarting, "without a control channel nodes cannot restart together"),
-        (no_control, spares, True, "without a control channel no node can take the place of another"),
-        (standalone, spares, True, "--standalone means one node"),
+        (no_control, spares, has_spares, "without a control channel no node can take the place of another"),
+        (standalone, spares, has_spares, "--standalone means one node"),
         (no_control, notices, True, "without a control channel no node knows when all workers have exited"),
     ):
-        if first and second and contradicts:
-            raise _not_together(first, second, f"{why}: leave one out")
+        if first and second and contradicts and {first.given.name, second.given.name} <= resolved.keys():
+            _drop_one(resolved, first, second, f"{why}: leave one out")
+
+
+def _drop_one(resolved: dict[str, Resolved], first: Resolved, second: Resolved, hint: str) -> None:
+    """Drop, of two options that do not go together, the one from the lower source; LaunchError if both are from one."""
+    if first.given.source == second.given.source:
+        raise LaunchError(f"{first.given} and {second.given} do not go together", hint=hint)
+    del resolved[min(first, second, key=lambda one: one.given.source).given.name]
+
+
+def _check_together(resolved: Mapping[str, Resolved]) -> None:
+    """Refuse values that contradict each other, whichever sources they come from."""
+    forwarded, stopping = resolved.get("forward_signals"), resolved.get("signals_to_handle")
+    stops = stopping.value if stopping else ()  # one that stops by default may be forwarded instead
+    if forwarded and (both := [signum.name for signum in forwarded.value if signum in stops]):
+        raise LaunchError(
+            f"{forwarded.given}: {both[0]} stops the job",
+            hint=f"name the signals that stop it without {both[0]}: --signals-to-handle "
+            + ",".join(signum.name for signum in stops if signum.name != both[0]),
+        )
     if "wrap" not in resolved and (ranks := resolved.get("wrap_ranks")):
         raise LaunchError(f"{ranks.given}: no worker is wrapped", hint="add --wrap COMMAND, or leave --wrap-ranks out")
     if chaos := resolved.get("chaos"):
         if "simulate" not in resolved:
             raise LaunchError(f"{chaos.given}: faults are injected into simulated nodes only", hint="add --simulate")
+        _, max_nodes = resolved["nnodes"].value if "nnodes" in resolved else default("nnodes")
         each = resolved["nproc_per_node"].value if "nproc_per_node" in resolved else None
         workers = max_nodes * each if isinstance(each, int) else 1 << 32  # only the nodes will find out
         for fault in chaos.value:

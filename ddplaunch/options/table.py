@@ -249,7 +249,7 @@ OPTIONS: tuple[Option, ...] = (
            help="When this file appears or changes on a node, give its workers the notice that the end is near: SIGUSR1, or "
                 "the first signal of --requeue-on. A node that an elastic job can do without leaves."),
     Option(name="notice_command", group=_SUPERVISION, metavar="COMMAND", parse=parsers.command_line,
-           example="curl -sf http://169.254.169.254/latest/meta-data/spot/instance-action",
+           example="'curl -sf http://169.254.169.254/latest/meta-data/spot/instance-action'",
            help="Run this shell command every 5 s on each node. Once it exits with 0, give the same notice."),
     Option(name="stop_file", group=_SUPERVISION, metavar="FILE", parse=parsers.path, path="file", example="/shared/stop",
            help="When this file appears or changes on node 0, stop the job, as SIGTERM does."),

@@ -27,6 +27,7 @@ from ddplaunch.supervise.outcome import (
 )
 from ddplaunch.words import count, duration
 
+_WITHOUT_LOST = "to go on without a node that was lost, `--nnodes MIN:MAX` or `--spares`"
 # how reasons begin for which an agent is lost, but for what it has sent
 _OF_MACHINE = {"silent for": "lost", "connection": "lost", "its health check failed": "unfit"}
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
@@ -200,9 +201,9 @@ class JobReporter:
         if state.why is Why.FAILED:
             self._reporter.job_failure = state.start_failure or state.failure
         self._reporter.report(report)
-        # which will do for the other nodes, whose stderr may have no colours
-        first_line, newline, _ = report.partition("\n")
-        return plain(first_line) + newline, ending.outcome
+        if state.why is not Why.FRONT_LOST:  # by which nobody sees the report here
+            report = report[: report.find("\n") + 1]  # which will do for the other nodes
+        return plain(report), ending.outcome  # their stderr may have no colours
 
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
         """Return the line that closes a job which did not fail; None if the job failed."""
@@ -243,7 +244,8 @@ class JobReporter:
         if first is None:
             alone = state.policy.may_leave  # each node was started by a command of its own
             whose = f"of {state.members[SELF_ID]}" if alone else "that had started the job"
-            return f"error: the ddplaunch {whose} was killed\n"
+            hint = f"\nhint: {_WITHOUT_LOST}\n" if alone and not state.policy.has_successors else ""
+            return f"error: the ddplaunch {whose} was killed\n{hint}"
         try:
             return self._full_report(first, state, traces, ending, restarts)
         except Exception as error:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
@@ -316,7 +318,7 @@ def _node_lost(state: State) -> str:
     if ended := sum(end.stopped_with is not None for end in state.exits):
         lines += ["", f"  {count(ended, 'other worker')} of the job {'was' if ended == 1 else 'were'} stopped"]
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if "silent" in first else ""
-    hint = f"hint: {slow}to go on without a node that was lost, `--nnodes MIN:MAX`"
+    hint = f"hint: {slow}{_WITHOUT_LOST}"
     if state.policy.has_successors and len(state.members) >= state.policy.min_nodes:
         hint = ""  # the loss alone did not end the job
     elif state.policy.has_successors:

@@ -129,7 +129,11 @@ def test_when_the_front_of_a_node_is_killed_all_nodes_end_at_once(nodes, start, 
     nodes.nothing_left(patience=PATIENCE)
     (stopping,) = nodes.events_of(0, "node_stopping")
     assert (stopping["node_rank"], stopping["why"]) == (place, "front_lost")
-    assert f"error: the ddplaunch of node 0 ({os.uname().nodename}) was killed\n" in started[2].err or place
+    hint = "to go on without a node that was lost, `--nnodes MIN:MAX` or `--spares`"
+    assert (
+        f"error: the ddplaunch of node 0 ({os.uname().nodename}) was killed\n\nhint: {hint}\n" in started[2].err
+        or place
+    )
 
 
 def test_a_node_that_falls_silent_is_given_up_and_ends_its_own_workers_when_it_wakes(nodes, start):

@@ -460,6 +460,8 @@ def test_what_is_kept_warm_forks_the_workers() -> None:
     assert spec("--keep-warm --preload json").remarks == ()
     assert spec("--keep-warm").keep_warm == 10
     assert spec("--start-method spawn", {"DDPLAUNCH_KEEP_WARM": "5"}).keep_warm is None
+    assert spec("--standalone", {"DDPLAUNCH_SPARES": "1", "DDPLAUNCH_NNODES": "2"}).nnodes == (1, 1)
+    assert not spec("--nnodes 2:3", {"DDPLAUNCH_STANDALONE": "1", "DDPLAUNCH_NO_CONTROL": "1"}).standalone
     assert "--keep-warm 10 and --start-method auto do not go together" in refused("--keep-warm --start-method auto")
 
 
