@@ -510,8 +510,10 @@ class Agent:
         self._reporter.tell_all = None  # node 0 says nothing more
         self._exits = self._generations.reap(self._state) or self._exits
         self._reporter.output_dropped(self._generations.output.dropped)
-        if self._link.end is None:  # the coordinator did not answer, and the user does not wait for it
+        end = self._link.end
+        if end is None:  # the coordinator did not answer, and the user does not wait for it
             self._link.leave()
-            self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.signum))
+        if end is None or (end.why == "signalled" and self._link.coordinator is None and not end.text):
+            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.signum))
         self._shutdown.conclude(self._state, self._exits, self._link, time.monotonic())
-        self._run_socket.ended(self._link.end)
+        self._run_socket.ended(end)

@@ -41,7 +41,8 @@ class HealthGate:
         def answered(why: str) -> None:
             self._loop.post(HealthChecked(generation.number, why))
 
-        self._asked = self._loop.ask(self._question, f"no answer after {LIMIT:g} s", answered, within=LIMIT + _MARGIN)
+        no_answer = "the process that runs it was killed, or hangs"
+        self._asked = self._loop.ask(self._question, no_answer, answered, within=LIMIT + _MARGIN)
 
     def release(self, number: int) -> Generation | None:
         """Return the generation of this number if that still waits; it waits no longer."""

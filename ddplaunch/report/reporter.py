@@ -337,7 +337,8 @@ class Reporter:
 
     def stopped(self, signum: int) -> str:
         """Return the line for a node that the user has stopped while no coordinator answered."""
-        return f"ddplaunch: {render_stopped(signum, self.clock() - self.began, ())}\n"
+        after = None if self.plan is None else self.clock() - self.began
+        return f"ddplaunch: {render_stopped(signum, after, ())}\n"
 
     def report(self, text: str) -> None:
         """Print why the job failed."""

@@ -82,6 +82,14 @@ def test_ctrl_c_before_all_nodes_are_there_names_no_time(nodes, program):
     assert started[0].err.splitlines()[1:] == ["ddplaunch: stopped by SIGINT (Ctrl-C) before the workers were started"]
 
 
+def test_ctrl_c_before_node_0_is_there_is_answered_too(nodes, program):
+    node = nodes.node(*nodes.static(2, 1), program("place"))
+    node.says("looking for node 0")
+    node.process.send_signal(SIGINT)
+    assert nodes.statuses() == [130]
+    assert node.err.endswith("ddplaunch: stopped by SIGINT (Ctrl-C) before the workers were started\n")
+
+
 def test_who_is_here_is_said_where_nodes_are_not_numbered(nodes, program):
     node = nodes.node(*nodes.c10d("2:3"), *SOON, program("place"))
     assert nodes.statuses() == [121]

@@ -51,7 +51,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     stacks_within: float = 0.0  # seconds to capture the workers' stacks before they are stopped; 0: that is not done
     progress_interval: float = 0.0  # seconds from one check of progress to the next; 0: only the lazy ones below
     lazy_progress_interval: float = 0.0  # the same for checks that may come late, and send the workers no signal
-    notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited is to be queued again
+    notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
 
 
 class DelayedStop(Struct, frozen=True, kw_only=True):
