@@ -58,11 +58,6 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def cease_to_be_subreaper() -> None:
-    """Adopt none any more: orphans go to a subreaper further up, or to init."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-
 def signal_at_end_of(parent: int, signum: int) -> None:
     """Have the kernel send this process a signal when `parent`, who forked it, ends: the thread of it that did."""
     _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)

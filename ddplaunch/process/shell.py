@@ -8,10 +8,13 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NoReturn
+
+from msgspec import msgpack
 
 from ddplaunch.process import tree
 from ddplaunch.process.ending import after_cleanup
-from ddplaunch.process.linux import become_subreaper, cease_to_be_subreaper, memory_file, signal_at_end_of
+from ddplaunch.process.linux import become_subreaper, memory_file, signal_at_end_of
 
 _KILLED = 2.0  # seconds that the end of a killed process may take
 _KEPT = 2048  # bytes of the end of its output
@@ -22,45 +25,77 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
     """Return the exit status of a command, -n if signal n ended it, and the end of its output, with stderr.
 
     The status is None if it was killed because it still ran after `within` seconds. Blocks until then: call it in a child.
+    The command runs below a guard, which ends it with all that it has started, also when this process is killed.
     """
-    from subprocess import PIPE, STDOUT, Popen, TimeoutExpired  # few jobs have such a command
+    us = os.getpid()
+    answers, answer = os.pipe2(os.O_CLOEXEC)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        guard = os.fork()
+        if guard == 0:
+            _guard(us, answer, command, env, within, stdin)
+    except OSError:
+        os.close(answers)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(answer)
+    with after_cleanup():
+        try:
+            answered = b"".join(iter(lambda: os.read(answers, 1 << 16), b""))
+        finally:
+            os.close(answers)
+            os.kill(guard, signal.SIGTERM)  # if a signal has come to us; it may have ended
+            _, status = os.waitpid(guard, 0)
+    if not answered:  # the guard was killed
+        return os.waitstatus_to_exitcode(status), ""
+    return msgpack.decode(answered, type=tuple[int | None, str])
 
-    def prepare() -> None:
+
+def _guard(parent: int, answer: int, command: str, env: Mapping[str, str], within: float, stdin: bytes) -> NoReturn:
+    """Run the command, write what `run_in_shell` returns, and exit. SIGTERM, as comes when `parent` ends, ends all."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setsid()
+        signal_at_end_of(parent, signal.SIGTERM)
+        become_subreaper()  # daemons of the command come to us when their parents end
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        signal_at_end_of(us, signal.SIGKILL)
+        with after_cleanup():
+            os.write(answer, msgpack.encode(_run(command, env, within, stdin)))
+    finally:
+        os._exit(0)
+
+
+def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> tuple[int | None, str]:
+    """Run the command in a shell, and kill what is left of it, whatever ends this call."""
+    from subprocess import PIPE, STDOUT, Popen, TimeoutExpired  # few jobs have such a command
 
     us, until = os.getpid(), time.monotonic() + within
     given = memory_file("stdin")
     os.write(given, stdin)
     os.lseek(given, 0, os.SEEK_SET)
-    become_subreaper()  # daemons of the command come to us when their parents end
-    not_ours = {process.pid for process in tree.descendants(us)}
     process, code, tail = None, None, b""
-    with after_cleanup():
-        try:
-            process = Popen(
-                ["/bin/sh", "-c", command],
-                stdin=given,
-                stdout=PIPE,
-                stderr=STDOUT,
-                env=dict(env),
-                start_new_session=True,
-                preexec_fn=prepare,  # noqa: PLW1509 - who calls this has one thread
-            )
-            os.close(given)
-            assert process.stdout is not None
-            tail = _tail_until_end(process.pid, process.stdout.fileno(), until)
-        finally:
-            code = process.poll() if process is not None else None
-            for left in tree.descendants(us, not_ours):
-                tree.signal_process(left, signal.SIGKILL)
-            if process is not None:
-                with suppress(TimeoutExpired):  # it is in uninterruptible sleep
-                    process.wait(_KILLED)
-                assert process.stdout is not None
-                process.stdout.close()
-            tree.reap(not_ours)
-            cease_to_be_subreaper()
+    try:
+        process = Popen(
+            ["/bin/sh", "-c", command],
+            stdin=given,
+            stdout=PIPE,
+            stderr=STDOUT,
+            env=dict(env),
+            start_new_session=True,
+            preexec_fn=lambda: signal_at_end_of(us, signal.SIGKILL),  # noqa: PLW1509 - the guard has one thread
+        )
+        os.close(given)
+        assert process.stdout is not None
+        tail = _tail_until_end(process.pid, process.stdout.fileno(), until)
+    finally:
+        code = process.poll() if process is not None else None
+        for left in tree.descendants(us):
+            tree.signal_process(left, signal.SIGKILL)
+        if process is not None:
+            with suppress(TimeoutExpired):  # it is in uninterruptible sleep
+                process.wait(_KILLED)
     return code, tail.decode(errors="replace")
 
 

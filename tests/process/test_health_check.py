@@ -93,7 +93,7 @@ def test_node_0_that_is_unfit_at_a_restart_ends_a_job_that_cannot_go_on_without_
     assert "could not be started: its health check failed: exit status 4: GPU 2 is off the bus" in result.err
 
 
-@pytest.mark.parametrize("signum", [SIGINT, SIGHUP])
+@pytest.mark.parametrize("signum", [SIGINT, SIGHUP, SIGKILL])
 def test_a_signal_while_the_check_before_the_start_runs_leaves_nothing_of_it(job, program, signum):
     check = "sleep 1000 & setsid sleep 1000 & touch $DDP_TEST_DIR/checks; wait"
     process = job.start("--health-check", check, program("says"))
@@ -121,3 +121,16 @@ def test_a_stop_does_not_wait_for_a_check_that_hangs(job, program):
     job.process.terminate()
     assert job.wait(10).status == 143
     job.nothing_left()
+
+
+def test_a_check_that_heeds_no_signal_does_not_hold_up_a_stop_that_comes_from_another_node(nodes, program):
+    check = f"test ! -e {nodes.home}/hang || {{ trap '' TERM INT; touch {nodes.home}/hangs; sleep 1000; }}"
+    args = ("--max-restarts", 1, "--grace-period", "1000s", program("restarts"), "stays")
+    first, second = (nodes.node(*nodes.static(2, place), "--health-check", check, *args) for place in (0, 1))
+    pid = int(nodes.place(0, 0)["pid"])
+    nodes.place(1, 0)
+    (nodes.home / "hang").touch()
+    os.kill(pid, SIGKILL)
+    until((nodes.home / "hangs").exists, "the check before the restart")
+    first.process.terminate()
+    assert nodes.statuses(first, second) == [143, 143]
