@@ -80,7 +80,7 @@ def run(
     node = replace(node, has_terminal=has_terminal)
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
     several = allocation.rendezvous is not None and not spec.no_control
-    _check_ports(spec, draft)
+    _check_ports(spec, allocation, draft)
     _check_debuggers(spec, env, draft, allocation if several else None)
     _check_health(spec, allocation, token.public(env), node.host)
     signals = passed_on(spec.signals)
@@ -141,12 +141,14 @@ def _policy(spec: JobSpec, draft: Plan) -> Policy:
     )
 
 
-def _check_ports(spec: JobSpec, draft: Plan) -> None:
+def _check_ports(spec: JobSpec, allocation: Allocation, draft: Plan) -> None:
     """Refuse a port that is taken where rank 0 is to use it, and a host without a loopback interface that works.
+
+    A node that comes back to an elastic job on one machine may find the port taken by that job.
 
     Raises LaunchError: it is so.
     """
-    if draft.master_port and 0 in draft.ranks:
+    if draft.master_port and 0 in draft.ranks and not allocation.is_elastic:
         port.reserve(draft.master_port, draft.reasons["master_port"], named=spec.no_control).release()
     if draft.world_size > 1 and draft.master_addr == LOOPBACK:
         port.check_loopback()

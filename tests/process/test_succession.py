@@ -315,6 +315,21 @@ def test_a_node_0_that_is_started_again_joins_the_job_and_so_do_nodes_that_come_
     finish(nodes, second, again, late)
 
 
+def test_a_node_0_that_is_started_again_joins_also_where_its_port_is_that_of_the_workers_now(nodes, program):
+    def node(rank: int) -> Node:
+        env = {"XDG_STATE_HOME": str(state_of(nodes, rank))}
+        soon = ("--rdzv-conf", "last_call_timeout=60", "--nproc-per-node", 1)
+        return nodes.node(*nodes.static("2:3", rank), *soon, program("restarts"), "stays_until_told", env=env)
+
+    first, second, third = map(node, range(3))
+    assert generation(nodes, 0, 3) == [first, second, third]
+    kill(first)
+    assert generation(nodes, 1, 2) == [second, third]
+    again = node(0)
+    assert generation(nodes, 2, 3) == [second, third, again]
+    finish(nodes, second, third, again)
+
+
 def test_a_node_0_that_is_started_again_with_live_shows_no_rows_once_it_has_joined(nodes, start, program):
     first, second, third = start(3, "2:3")
     kill(first)
