@@ -27,6 +27,20 @@ def test_a_node_that_is_not_fit_starts_nothing_and_node_0_names_it(nodes, progra
     assert not nodes.has_sign("place-0-0")
 
 
+@pytest.mark.parametrize(
+    ("nnodes", "place", "hint"),
+    [
+        (2, 1, "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"),
+        ("1:2", 0, "no job begins without node 0: make another node the first one"),
+        ("1:2", 1, "the job begins without this node if enough others are fit"),
+    ],
+)
+def test_what_becomes_of_the_job_without_an_unfit_node_is_said(nodes, program, nnodes, place, hint):
+    bad = nodes.node(*nodes.static(nnodes, place), "--health-check", BAD, program("restarts"), "stays")
+    assert nodes.statuses(bad) == [122]
+    assert bad.err.endswith(f"\n\nhint: {hint}\n")
+
+
 def test_a_node_that_is_unfit_at_a_restart_leaves_and_a_spare_takes_its_place(nodes, program):
     check = f"test ! -e {nodes.home}/bad || {{ {BAD}; }}"
     options = ("--spares", 1, "--max-restarts", 1, "--nproc-per-node", 1)

@@ -108,6 +108,7 @@ def test_hosts_that_write_at_the_same_time_lose_nothing(path):
 def test_the_warning_names_the_nodes_of_the_job_alone_and_what_to_type():
     failures = [failed("a", "gpu", NOW - DAY), failed("a", at=NOW - 7200), failed("c")]
     bad = bad_nodes.among(failures, ["a.cluster.org", "b"])
+    assert "--avoid-bad-nodes" not in bad_nodes.warning(bad, NOW, may_avoid=False)
     assert bad_nodes.warning(bad, NOW) == (
         "a.cluster.org was lost 2 h ago, 2 failures in all. `--avoid-bad-nodes` leaves it out where others are enough, "
         "`ddplaunch doctor --forget a.cluster.org` forgets it"
