@@ -145,7 +145,9 @@ class Generations:
         """Make the workers of a generation whose run folder is ready; they start one by one from the loop."""
         self._ready, self._number = None, generation.number
         if generation.agreed is not None:
+            dropped = self.output.dropped
             self.output = self._context.output(setup.plan)  # ranks may have changed
+            self.output.dropped = dropped
         self.output.restart()
         self.plan = setup.plan
         self.workers = Workers(self._loop, setup, self.starter, self.output, self.running)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.conftest import PATIENCE, until
+from tests.conftest import PATIENCE, events_in, until
 
 FLOOD = 12_000_000  # bytes of each of two workers: far more than all pipes and queues hold
 
@@ -61,6 +61,25 @@ def test_workers_are_held_up_for_seconds_only_and_the_reader_is_told_what_it_mis
     assert dropped + len(shown) == 2 * (FLOOD // 1000) * 1004
     assert f"{dropped:,} bytes of output are not shown here" in result.err
     assert [(job.folder / f"rank-{rank}.out").read_bytes() == flood_of(rank) for rank in range(2)] == [True, True]
+
+
+def test_of_several_generations_all_that_was_missed_is_told(nodes, program, pipe):
+    reader, writer = pipe
+    args = ("--rdzv-conf", "last_call_timeout=0", "--nproc-per-node", 1, "--max-restarts", 1)
+    nodes.node(*nodes.c10d("1:2"), *args, program("writes"), "then_exits", FLOOD, stdout=writer)
+    os.close(writer)
+
+    def events(kind):
+        return [
+            event for file in nodes.home.glob("state/*/runs/*/events.jsonl") for event in events_in(file.parent, kind)
+        ]
+
+    until(lambda: len(events("swept")) == 2, "the end of both generations")
+    shown = read_all(reader)
+    assert nodes.statuses() == [7]
+    dropped = [event["bytes"] for event in events("output_dropped")]
+    assert min(dropped) > 0
+    assert sum(dropped) + len(shown) == 2 * FLOOD
 
 
 def test_a_reader_that_comes_back_in_time_misses_nothing(job, program, pipe):
