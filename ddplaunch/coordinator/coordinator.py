@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.control.questions import Answer
     from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.agents import Agents
+    from ddplaunch.coordinator.messages import Running
     from ddplaunch.coordinator.orders import Order, OrderToAll, Report
     from ddplaunch.coordinator.questions import NodeStreams, Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
@@ -99,6 +100,11 @@ class Coordinator:
         for asked in (self._questions, self._streams):
             if asked is not None and len(self.state.members) < len(before.members):
                 asked.drop_departed(self.state.members)
+
+    def take_up(self, runs: Running | None) -> None:
+        """Learn from a node that has lost another coordinator why that one was stopping the workers."""
+        if runs is not None and (stop := runs.stop) is not None:
+            self.feed(job.PastStop(stop.why, stop.signum, self._loop.now()))
 
     def take(self, id: int, report: Report) -> None:
         """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""
@@ -248,9 +254,8 @@ class Coordinator:
                 self._has_ended = self._has_ended or bool(unfit)
                 self._agents.hand_over(signum, unfit)
             case job.StopNodes(ids, signum, by_cluster, others_ended):
-                time_is_up = self.state.why is Why.TIMED_OUT
-                stop = node.StopOrdered(signum, self._loop.now(), time_is_up, by_cluster, others_ended=others_ended)
-                self._order(ids, stop)
+                why = self.state.why or Why.COORDINATOR
+                self._order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(self._loop.now()))
             case job.Refuse(id, reason, status, hint, unfit):

@@ -212,6 +212,7 @@ class Incoming:
         if self._coordinator.state.gather_until is not None:
             self.agents.take_up(id, hello)
             self._admit(member_of(id, hello))
+            self._coordinator.take_up(hello.runs)
             return
         if hello.votes:
             self.agents.returned.add(id)

@@ -164,6 +164,7 @@ def take_over(
     agents = Incoming(loop, terms, coordinator, reporter.print).agents
     agents.continue_with(inheritance.past)
     coordinator.join(take, agents.join(hello), agents)
+    coordinator.take_up(hello.runs)
     if terms.has_front:  # else the job would outlive a command that is lost together with node 0
 
         def end() -> None:

@@ -84,6 +84,7 @@ class Running(Struct, frozen=True):
 
     generation: Number
     node_rank: Number
+    stop: node.StopOrdered | None = None  # that the coordinator had ordered, or knew of
 
 
 class Hello(Struct, frozen=True, tag="hello"):

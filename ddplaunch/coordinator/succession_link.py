@@ -6,6 +6,7 @@ none of them is left, it takes over itself; `supervise.electorate` says whether 
 
 from __future__ import annotations
 
+from math import inf
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,8 @@ class SuccessionLink(RemoteLink):
         self._is_spare = False
         self._begun: Generation | None = None
         self._end_of_node: NodeEnd | None = None  # of that generation, as reported
+        self._stop: node.StopOrdered | None = None  # of that generation, as ordered
+        self._failed_at = inf  # when it was reported that a worker of this node has failed in that generation
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
         self._lost = ""  # the coordinator, while none is followed
         self._lost_has_ended = False
@@ -113,7 +116,7 @@ class SuccessionLink(RemoteLink):
         begun = self._begun
         if begun is None or begun.agreed is None:
             return None
-        return messages.Running(begun.number, begun.agreed.index)
+        return messages.Running(begun.number, begun.agreed.index, self._stop)
 
     # --- while there is a coordinator
 
@@ -126,8 +129,12 @@ class SuccessionLink(RemoteLink):
         self._is_spare = is_spare
         self._succession, self._since = succession, self._loop.now()
         self.coordinator_host = succession.host
-        self._begun = self._end_of_node = None
+        self._begin(None)
         self._found()
+
+    def _begin(self, order: Generation | None) -> None:
+        """Forget what was of the last generation."""
+        self._begun, self._end_of_node, self._stop, self._failed_at = order, None, None, inf
 
     def _on_ended(self, votes: messages.Votes) -> None:
         if self._succession is not None:
@@ -172,12 +179,14 @@ class SuccessionLink(RemoteLink):
         if isinstance(order, Generation) and self._succession is not None:
             if self._lost and self.coordinator is not None:
                 self._loop.post(Coordinates())
-            self._begun, self._end_of_node = order, None
+            self._begin(order)
             # all nodes have acknowledged the last electorate: the one before decides nothing any more
             self._succession = self._succession.as_begun()
             self._found()
             self._dialer.stop()
             self._redirect()
+        elif isinstance(order, node.StopOrdered):
+            self._stop = order
         super().take(order)
         if isinstance(order, Generation) and self._stopping is not None:
             self.send(self._stopping)  # to a coordinator that has not known, or knew it of an earlier generation
@@ -201,6 +210,8 @@ class SuccessionLink(RemoteLink):
         match report:
             case node.ReportStopping(Why.FAILED) if self._lost:
                 return  # all workers are being stopped, and the end of the node says which have failed
+            case node.ReportStopping(Why.FAILED):
+                self._failed_at = self._loop.now()
             case NodeEnd():
                 self._end_of_node = report
             case node.ReportStopping(why) if why is not Why.FAILED:
@@ -234,6 +245,8 @@ class SuccessionLink(RemoteLink):
             self._lost_last = endpoint_of(self._dialer.reached[1]), until
         if not self._lost:
             self._lost_until = until
+            if self._heard_at > self._failed_at and self._stop is None:  # it lived, and workers were not lost with it
+                self._stop = node.StopOrdered(SIGTERM, now, Why.FAILED)
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
             self._old = None if has_ended else self._dialer.reached
             self._loop.handle(  # reported ahead of who takes over

@@ -240,6 +240,33 @@ def test_a_node_that_leaves_meanwhile_leaves(nodes, start):
     finish(nodes, second, third)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_that_is_stopped_is_not_started_again_when_node_0_is_lost_meanwhile(nodes, start, rank):
+    """As by who presses Ctrl-C, and kills node 0 since its workers take their time to save."""
+    started = start(3, "1:3", behaviour="saves_until_told")
+    started[rank].process.send_signal(SIGINT)
+    nodes.signs("saving-0", 3)
+    kill(started[0])
+    started[2].says("Looking for the node that takes over")
+    (nodes.home / "signs" / "saved").touch()
+    assert nodes.statuses() == [122, 130, 130]
+    for node in started[1:]:
+        assert node.err.splitlines()[-1].startswith("ddplaunch: stopped by SIGINT (Ctrl-C) after ")
+    assert not nodes.has_sign("place-1-0")
+
+
+def test_a_failure_is_not_forgotten_when_node_0_is_lost_while_the_others_save(nodes, start):
+    first, second, third = start(3, "1:3", behaviour="fails_while_others_save")
+    (nodes.home / "signs" / "fail").touch()
+    for rank in (0, 2):
+        nodes.sign(f"saving-0-{rank}")
+    kill(first)
+    third.says("Looking for the node that takes over")
+    (nodes.home / "signs" / "saved").touch()
+    assert nodes.statuses() == [122, 3, 3]
+    assert "error: rank 1 failed: exit status 3" in second.err
+
+
 @pytest.mark.parametrize("rank", [1, 2])
 def test_ctrl_c_while_the_nodes_look_for_each_other_ends_the_node_where_it_is_pressed(nodes, start, rank):
     """Of three, two are stopped: the third can neither follow nor go on. The two go on when they are awake."""
@@ -319,7 +346,8 @@ def test_a_node_0_that_is_started_again_joins_also_where_its_port_is_that_of_the
     def node(rank: int) -> Node:
         env = {"XDG_STATE_HOME": str(state_of(nodes, rank))}
         soon = ("--rdzv-conf", "last_call_timeout=60", "--nproc-per-node", 1)
-        return nodes.node(*nodes.static("2:3", rank), *soon, program("restarts"), "stays_until_told", env=env)
+        started: Node = nodes.node(*nodes.static("2:3", rank), *soon, program("restarts"), "stays_until_told", env=env)
+        return started
 
     first, second, third = map(node, range(3))
     assert generation(nodes, 0, 3) == [first, second, third]

@@ -52,7 +52,7 @@ def stays_until_told():
 
 
 def saves_until_told():
-    """At SIGTERM a worker waits for the sign `saved` before it ends."""
+    """At SIGTERM and SIGINT a worker waits for the sign `saved` before it ends."""
 
     def save(*_):
         put(f"saving-{GENERATION}-{RANK}")
@@ -60,7 +60,17 @@ def saves_until_told():
         os._exit(0)
 
     signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGINT, save)
     stays_until_told()
+
+
+def fails_while_others_save():
+    """Rank 1 ends badly at the sign `fail`."""
+    if RANK == 1:
+        ready()
+        wait("fail")
+        os._exit(3)
+    saves_until_told()
 
 
 def goes_on_until_told():

@@ -101,6 +101,14 @@ class StopRequested(Struct, frozen=True):
     by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
 
 
+class PastStop(Struct, frozen=True):
+    """The coordinator that was lost was stopping the workers, and for this reason."""
+
+    why: Why
+    signum: int
+    at: float
+
+
 class NodeEnded(Struct, frozen=True):
     """Nothing of the generation is left on this node."""
 
@@ -151,4 +159,14 @@ class DeadlineReached(Struct, frozen=True):
 
 _OfMembers = Joined | AgentLost | Acknowledged | CoordinatorEnded | NodeGivenUp | OwnUnfit | Withdrawn
 _OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused
-Event = _OfMembers | _OfNodes | StopRequested | BeginFailed | PortTaken | JobSuspended | JobResumed | DeadlineReached
+Event = (
+    _OfMembers
+    | _OfNodes
+    | StopRequested
+    | PastStop
+    | BeginFailed
+    | PortTaken
+    | JobSuspended
+    | JobResumed
+    | DeadlineReached
+)

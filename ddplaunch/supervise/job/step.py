@@ -92,6 +92,8 @@ def step(state: State, event: events.Event) -> Result:
             return _on_escalated(_note(state, signum), id, signum)
         case events.StopRequested(why, signum, at, by_cluster):
             return _stop_job(_note(state, signum, why), why, signum, at, by_cluster=by_cluster)
+        case events.PastStop():
+            return _on_past_stop(state, event)
         case events.JobSuspended(at):
             return (replace(state, suspended_at=at) if state.suspended_at is None else state), ()
         case events.JobResumed(at):
@@ -242,8 +244,18 @@ def _was_to_go_on(state: State) -> bool:
 
 def _stop_gathering(state: State, why: Why, signum: int, at: float) -> Result:
     """End a job that waits for the nodes of a lost coordinator, once these nodes know too. Else they would go on alone."""
-    until = min(state.gather_until or at, at + SETTLE)
+    until = None if state.gather_until is None else min(state.gather_until, at + SETTLE)
     return go_on_if_ended(gathered(replace(state, why=why, signum=signum, halted=True, gather_until=until), at), at)
+
+
+def _on_past_stop(state: State, event: events.PastStop) -> Result:
+    """Go on stopping the workers for the reason that the lost coordinator had, unless the loss alone is one as good."""
+    why, is_final = event.why, event.why in (Why.SIGNALLED, Why.TIMED_OUT, Why.FRONT_LOST)
+    if not state.took_over or state.phase is not Phase.STOPPING or state.halted:
+        return state, ()
+    if why in (Why.FAILED, Why.HUNG):
+        return replace(state, why=why), ()
+    return _stop_gathering(_note(state, event.signum, why), why, event.signum, event.at) if is_final else (state, ())
 
 
 def _on_node_ended(state: State, event: events.NodeEnded) -> Result:

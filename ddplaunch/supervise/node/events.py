@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from ddplaunch.fields import Duration, Seconds, Signal
-from ddplaunch.supervise.outcome import StartFailure, WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerError, WorkerExit
 
 
 class WorkerStarted(Struct, frozen=True):
@@ -155,7 +155,7 @@ class StopOrdered(Struct, frozen=True, tag="stop"):
 
     signum: Signal
     at: Seconds
-    time_is_up: bool = False
+    why: Why = Why.COORDINATOR  # as far as it is not for this node alone to know
     by_cluster: bool = False  # the cluster sends it to the workers of all nodes itself
     silent: Duration = 0.0  # of Ctrl-C: seconds for which no worker has written anything
     others_ended: bool = False  # said again during a stop: all workers of another node have ended since

@@ -124,7 +124,7 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     """Stop for something that happened on another node. A worker here that failed because of it may have been seen first."""
     if not state.is_working:
         return replace(state, others_ended=state.others_ended or event.others_ended), ()
-    why = Why.TIMED_OUT if event.time_is_up else Why.COORDINATOR
+    why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
     explained = event.signum != SIGINT or event.silent >= teardown.SILENCE
     return teardown.stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, explained=explained)
 

@@ -39,6 +39,15 @@ EXIT = [
     [4, 10, [["loss", "0.5"]], "script", 1, 2.5, 0.5],
 ]
 WORKER = [3, 1, 9, "cpu", "running", "", 1.0, 0.5, 4096, None, 12, "epoch 1", None, 93, 1073741824]
+STOP: dict[str, Any] = {
+    "type": "stop",
+    "signum": 15,
+    "at": 1.5,
+    "why": "timed_out",
+    "by_cluster": False,
+    "silent": 0.0,
+    "others_ended": True,
+}
 HELLO = {
     "type": "hello",
     "requested_rank": 1,
@@ -51,7 +60,7 @@ HELLO = {
     "listens": 4711,
     "run_id": "k7qx",
     "votes": [[1, 2], [2, 1]],
-    "runs": {"generation": 3, "node_rank": 2},
+    "runs": {"generation": 3, "node_rank": 2, "stop": STOP},
 }
 BEGIN: dict[str, Any] = {
     "type": "begin",
@@ -101,15 +110,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,
-    {
-        "type": "stop",
-        "signum": 15,
-        "at": 1.5,
-        "time_is_up": True,
-        "by_cluster": False,
-        "silent": 0.0,
-        "others_ended": True,
-    },
+    STOP,
     {"type": "kill", "at": 1.5},
     {"type": "forward", "signum": 10},
     {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10, "is_watched": False},

@@ -67,7 +67,7 @@ ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
     Generation(number=1, restarts=1, port=29500, agreed=AGREED),
     JobEnd(138, "signalled", "ddplaunch: stopped\n", SIGUSR1, True),
     node.StopOrdered(SIGTERM, NOW),
-    node.StopOrdered(SIGTERM, NOW, time_is_up=True),
+    node.StopOrdered(SIGTERM, NOW, why=Why.TIMED_OUT),
     node.StopOrdered(SIGTERM, NOW, by_cluster=True),
     node.KillOrdered(NOW),
     Ask(1, AskStatus()),

@@ -72,7 +72,7 @@ class OneNode:
                 case job.BeginGeneration(number):
                     self._act(node.GenerationBegun(number, self._ranks, at, alone=True), at)
                 case job.StopNodes(ids, signum) if SELF_ID in ids:
-                    self._act(node.StopOrdered(signum, at, self.job.why is Why.TIMED_OUT), at)
+                    self._act(node.StopOrdered(signum, at, self.job.why or Why.COORDINATOR), at)
                 case job.KillNodes(ids) if SELF_ID in ids:
                     self._act(node.KillOrdered(at), at)
                 case job.EndJob(status):

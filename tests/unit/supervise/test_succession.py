@@ -1,5 +1,6 @@
 """Who may go on when the nodes of a job lose each other, and what a node that takes over goes on with."""
 
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from ddplaunch.supervise.job import (
     Joined,
     NodeStopping,
     OwnUnfit,
+    PastStop,
     Phase,
     Policy,
     Print,
@@ -32,7 +34,7 @@ from ddplaunch.supervise.job import (
     succession,
 )
 from ddplaunch.supervise.outcome import Why
-from tests.unit.supervise.job_histories import ended, history, member, met, stopping
+from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 from tests.unit.supervise.phases import job_step
 
 ELASTIC = Policy(min_nodes=1, max_nodes=5, last_call=30.0, has_successors=True, may_leave=True)
@@ -168,8 +170,8 @@ def test_a_coordinator_that_leaves_waits_for_others_that_leave_so_that_all_know_
     told = [NodeStopping(id, Why.SIGNALLED, 15, 50.0) for id in (2, SELF_ID)]
     both = [*begun(3), *told, stopping(0, 51.0), stopping(1, 51.0)]
     assert of(HandOver, history(replace(ELASTIC, replaceable=True), both)[1]) == []
-    for end in (stopping(2, 54.0), AgentLost(2, "connection closed", 54.0, has_ended=True)):
-        assert of(HandOver, history(replace(ELASTIC, replaceable=True), [*both, end])[1]) == [HandOver(15)]
+    for last in (stopping(2, 54.0), AgentLost(2, "connection closed", 54.0, has_ended=True)):
+        assert of(HandOver, history(replace(ELASTIC, replaceable=True), [*both, last])[1]) == [HandOver(15)]
 
 
 def test_a_coordinator_hands_over_to_nobody_where_too_few_would_be_left_to_go_on() -> None:
@@ -390,6 +392,30 @@ def test_ctrl_c_while_it_waits_for_the_others_ends_it_once_they_know(then: list[
     assert (state.phase, state.gather_until) == (Phase.STOPPING, 102.0 + succession.SETTLE)
     state = after(state, *then)
     assert (state.phase, state.status) == (Phase.ENDED, 130)
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [(PastStop(Why.SIGNALLED, SIGINT, 100.2), 130), (PastStop(Why.TIMED_OUT, SIGTERM, 100.2), exitcodes.TIMEOUT)],
+)
+def test_what_was_being_stopped_for_good_is_not_started_again(told: PastStop, status: int) -> None:
+    """As after Ctrl-C, and kill -9 of node 0 while workers save: any node that comes may be the one that knows."""
+    state = after(taken_over(3), follower(1, 2), told, stopping(0, 101.0), ended(1, 101.0))
+    assert (state.phase, state.status) == (Phase.ENDED, status)
+
+
+def test_a_failure_before_the_loss_ends_the_job_as_if_nothing_was_lost() -> None:
+    told = PastStop(Why.FAILED, SIGTERM, 100.2)
+    state = after(taken_over(3), follower(1, 2), told, stopping(0, 101.0), ended(1, 100.9, end(2, "b", 100.9, 7)))
+    assert (state.phase, state.status) == (Phase.ENDED, 7)
+    lost_all = after(taken_over(3), follower(1, 2), told, stopping(0, 101.0), ended(1, 101.0))
+    assert (lost_all.phase, lost_all.why) == (Phase.PAUSING, Why.NODE_LOST)  # it had failed on the node that was lost
+
+
+@pytest.mark.parametrize("why", [Why.NODE_JOINED, Why.NODE_LOST, Why.FINISHED, Why.COORDINATOR])
+def test_other_reasons_to_stop_change_nothing(why: Why) -> None:
+    state = after(taken_over(3), follower(1, 2))
+    assert after(state, PastStop(why, SIGTERM, 100.2)) == state
 
 
 def test_what_was_spent_stays_spent() -> None:
