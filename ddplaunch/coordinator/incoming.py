@@ -214,6 +214,7 @@ class Incoming:
             self._admit(member_of(id, hello))
             self._coordinator.take_up(hello.runs)
             return
+        self._coordinator.take_up(hello.runs)
         if hello.votes:
             self.agents.returned.add(id)
         if hello.runs is not None:

@@ -70,7 +70,7 @@ class SuccessionLink(RemoteLink):
         self._is_spare = False
         self._begun: Generation | None = None
         self._end_of_node: NodeEnd | None = None  # of that generation, as reported
-        self._stop: node.StopOrdered | None = None  # of that generation, as ordered
+        self.stop_ordered: node.StopOrdered | None = None  # of that generation, as ordered
         self._failed_at = inf  # when it was reported that a worker of this node has failed in that generation
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
         self._lost = ""  # the coordinator, while none is followed
@@ -116,7 +116,7 @@ class SuccessionLink(RemoteLink):
         begun = self._begun
         if begun is None or begun.agreed is None:
             return None
-        return messages.Running(begun.number, begun.agreed.index, self._stop)
+        return messages.Running(begun.number, begun.agreed.index, self.stop_ordered)
 
     # --- while there is a coordinator
 
@@ -134,7 +134,7 @@ class SuccessionLink(RemoteLink):
 
     def _begin(self, order: Generation | None) -> None:
         """Forget what was of the last generation."""
-        self._begun, self._end_of_node, self._stop, self._failed_at = order, None, None, inf
+        self._begun, self._end_of_node, self.stop_ordered, self._failed_at = order, None, None, inf
 
     def _on_ended(self, votes: messages.Votes) -> None:
         if self._succession is not None:
@@ -186,7 +186,7 @@ class SuccessionLink(RemoteLink):
             self._dialer.stop()
             self._redirect()
         elif isinstance(order, node.StopOrdered):
-            self._stop = order
+            self.stop_ordered = order
         super().take(order)
         if isinstance(order, Generation) and self._stopping is not None:
             self.send(self._stopping)  # to a coordinator that has not known, or knew it of an earlier generation
@@ -245,8 +245,10 @@ class SuccessionLink(RemoteLink):
             self._lost_last = endpoint_of(self._dialer.reached[1]), until
         if not self._lost:
             self._lost_until = until
-            if self._heard_at > self._failed_at and self._stop is None:  # it lived, and workers were not lost with it
-                self._stop = node.StopOrdered(SIGTERM, now, Why.FAILED)
+            if (
+                self._heard_at > self._failed_at and self.stop_ordered is None
+            ):  # it lived, and workers were not lost with it
+                self.stop_ordered = node.StopOrdered(SIGTERM, now, Why.FAILED)
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
             self._old = None if has_ended else self._dialer.reached
             self._loop.handle(  # reported ahead of who takes over

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from signal import SIGHUP, SIGTERM
 
 from ddplaunch.coordinator.coordinator import Coordinator
+from ddplaunch.coordinator.succession_link import SuccessionLink
 from ddplaunch.plan import Plan
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.supervise import job
@@ -87,6 +88,7 @@ class SimulatedCoordinator(Coordinator):
             case job.BeginGeneration(number, order):
                 self._check_begin(number, order)
             case job.Announce(order):
+                self._check_announce(self._numbers(order))
                 self.world.announced.append(self._numbers(order))
                 self.world.fire()
             case job.StopNodes(ids):
@@ -113,6 +115,13 @@ class SimulatedCoordinator(Coordinator):
 
     def _numbers(self, ids: Iterable[int]) -> frozenset[int]:
         return frozenset(_number(self.state.members[id].host) for id in ids)
+
+    def _check_announce(self, numbers: Iterable[int]) -> None:
+        """Raise Violation if a node that is to take part knows that the job was to end."""
+        for agent in (self.world.agents[number] for number in numbers if number != self.own.number):
+            order = agent.link.stop_ordered if isinstance(agent.link, SuccessionLink) else None
+            if order is not None and order.why is Why.SIGNALLED:
+                raise Violation(f"a job that is stopped is not started again: {agent} knows of {order}")
 
     def _check_begin(self, number: int, order: tuple[int, ...]) -> None:
         """Raise Violation if other nodes should take part in this generation, or none yet."""

@@ -249,13 +249,17 @@ def _stop_gathering(state: State, why: Why, signum: int, at: float) -> Result:
 
 
 def _on_past_stop(state: State, event: events.PastStop) -> Result:
-    """Go on stopping the workers for the reason that the lost coordinator had, unless the loss alone is one as good."""
-    why, is_final = event.why, event.why in (Why.SIGNALLED, Why.TIMED_OUT, Why.FRONT_LOST)
-    if not state.took_over or state.phase is not Phase.STOPPING or state.halted:
-        return state, ()
-    if why in (Why.FAILED, Why.HUNG):
+    """Do what the lost coordinator was about to do: end the job after a signal, or decide what follows a failure."""
+    why, signum = event.why, event.signum
+    is_stopping_after_it = state.took_over and state.phase is Phase.STOPPING
+    if why in (Why.FAILED, Why.HUNG) and is_stopping_after_it and not state.halted:
         return replace(state, why=why), ()
-    return _stop_gathering(_note(state, event.signum, why), why, event.signum, event.at) if is_final else (state, ())
+    if why is not Why.SIGNALLED or state.halted:
+        return state, ()
+    state = _note(state, signum)
+    if is_stopping_after_it:
+        return _stop_gathering(state, why, signum, event.at)
+    return _stop_job(state, why, signum, event.at)
 
 
 def _on_node_ended(state: State, event: events.NodeEnded) -> Result:

@@ -48,7 +48,7 @@ STATE = job.State(policy=job.Policy(min_nodes=1, max_nodes=3))
 
 
 def incoming_for(state: job.State, events: list[Any]) -> Any:
-    coordinator = SimpleNamespace(state=state, feed=events.append)
+    coordinator = SimpleNamespace(state=state, feed=events.append, take_up=lambda _: None)
     return Incoming(FakeLoop(), TERMS, cast(Any, coordinator), print)
 
 
