@@ -120,7 +120,7 @@ class SimulatedCoordinator(Coordinator):
         """Raise Violation if a node that is to take part knows that the job was to end."""
         for agent in (self.world.agents[number] for number in numbers if number != self.own.number):
             order = agent.link.stop_ordered if isinstance(agent.link, SuccessionLink) else None
-            if order is not None and order.why is Why.SIGNALLED:
+            if order is not None and order.why is Why.SIGNALLED and agent.followed() is self:
                 raise Violation(f"a job that is stopped is not started again: {agent} knows of {order}")
 
     def _check_begin(self, number: int, order: tuple[int, ...]) -> None:
@@ -134,7 +134,8 @@ class SimulatedCoordinator(Coordinator):
             raise Violation(f"node 0 is the coordinator's, and nobody is there twice or leaves: {number} has {order}")
         if policy.has_successors and not self._acknowledged >= {(id, state.term) for id in order if id != SELF_ID}:
             raise Violation(f"a generation begins once all its nodes know who decides: {number} begins with {order}")
-        if number in self.world.runs:
+        before = self.world.runs.get(number)
+        if before is not None and any(self.world.agents[one].process.is_alive for one in before.nodes):
             raise Violation(f"generations train in their order: {number} begins twice")
         if any(at + REGROUP > now + 1e-6 for at in self.left_at.values()):
             raise Violation(f"a node leaves only where it may: {number} begins at once after {self.left_at}")
