@@ -398,7 +398,7 @@ class Agent:
         if why and coordinator is None:
             self._report(Unfit(piece(why)))
         if why and (coordinator is None or coordinator.leave_unfit(why)):
-            text = f"error: this node is not fit for the job: --health-check: {why}\n"
+            text = f"error: {self._context.inputs.node.host} is not fit for the job: --health-check: {why}\n"
             self._link.take(JobEnd(exitcodes.NODE_LOST, "unfit", text))
             return
         self._begin(generation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 
 from ddplaunch.agent.events import HealthChecked
 from ddplaunch.coordinator.orders import Generation
@@ -12,13 +13,15 @@ from ddplaunch.loop.loop import Loop, Pending
 from ddplaunch.process.shell import run_in_shell
 
 LIMIT = 60.0  # seconds that the command has
+# signals that Slurm, a terminal or a user sends to all processes of a job, which say nothing of the machine
+_OF_ALL = (SIGHUP, SIGINT, SIGQUIT, SIGTERM)
 _MARGIN = 2.0  # seconds for the child that waits for it
 
 
 def why_unfit(command: str, env: Mapping[str, str]) -> str:
-    """Return why the health check failed: "exit status 4: GPU 2 is off the bus". Return "" if the command exits with 0."""
+    """Return why the health check failed: "exit status 4: GPU 2 is off the bus"; "" if it exits with 0, or is stopped."""
     code, output = run_in_shell(command, env, LIMIT)
-    if code == 0:
+    if code == 0 or (code is not None and -code in _OF_ALL):
         return ""
     how = f"killed after {LIMIT:g} s" if code is None else f"exit status {code}" if code > 0 else f"signal {-code}"
     said = output.strip().rpartition("\n")[2]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from signal import SIGCONT, SIGKILL
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from ddplaunch.options import token
 from ddplaunch.output.streams import Screen
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
-from ddplaunch.process.linux import raise_open_files
+from ddplaunch.process.linux import raise_open_files, signal_at_end_of
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.runlog.folders import run_id_of
 from ddplaunch.spec import JobSpec, ProgramKind
@@ -82,7 +83,6 @@ def run(
     several = allocation.rendezvous is not None and not spec.no_control
     _check_ports(spec, allocation, draft)
     _check_debuggers(spec, env, draft, allocation if several else None)
-    _check_health(spec, allocation, token.public(env), node.host)
     signals = passed_on(spec.signals)
     if reports_job is None:
         reports_job = 0 in draft.ranks or not allocation.has_one_screen
@@ -119,7 +119,7 @@ def _agent_job(inputs: JobInputs, env: Mapping[str, str], signals: frozenset[int
     return AgentJob(
         policy=_policy(spec, draft),
         inputs=inputs,
-        link=partial(_link, spec, allocation, draft, env, several=several),
+        link=partial(_link, inputs, env, several=several),
         signals=signals,
         sent_again=allocation.sent_again,
         signals_all=allocation.cluster == "slurm",
@@ -169,22 +169,6 @@ def _check_debuggers(spec: JobSpec, env: Mapping[str, str], draft: Plan, among_n
         )
     if spec.debugpy_ranks is not None and draft.interpreter is not None:
         check_debugpy(draft.interpreter, token.public(env))
-
-
-def _check_health(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], host: str) -> None:
-    """Refuse a node that the user's command finds unfit.
-
-    Raises:
-        LaunchError: it is so.
-    """
-    if spec.health_check is None:
-        return
-    from ddplaunch.agent.health import why_unfit  # few jobs need it
-
-    if why := why_unfit(spec.health_check, env):
-        asked = spec.typed("health_check", spec.health_check)
-        text = f"{host} is not fit for the job: {asked}: {why}"
-        raise LaunchError(text, hint=_without_this_node(allocation), status=exitcodes.NODE_LOST)
 
 
 def _without_this_node(allocation: Allocation) -> str | None:
@@ -255,11 +239,16 @@ def _ask_slurm(
     return ask
 
 
-def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, several: bool) -> Connect:
+def _link(inputs: JobInputs, env: Mapping[str, str], *, several: bool) -> Connect:
     """Return what connects the agent with the coordinator. If the coordinator is certainly here, listen at once.
 
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
+
+    Raises LaunchError: this node is unfit, and has told a coordinator elsewhere; or the modules cannot be imported.
     """
+    spec, allocation, draft = inputs.spec, inputs.allocation, inputs.draft
+    if spec.health_check is not None:
+        _check_health(spec.health_check, inputs, env, several=several)
     if not several:
         with own_imports():
             from ddplaunch.coordinator.local_link import coordinate_alone  # only the agent needs it
@@ -275,6 +264,31 @@ def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, 
     build = torch_build(spec)
     torch = build.version if build else ""
     return partial(join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening))
+
+
+def _check_health(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: bool) -> None:
+    """Find out whether this node is fit; if it is not, tell a coordinator elsewhere.
+
+    Until then the front ends this process, the agent, as soon as somebody wants the job to end.
+
+    Raises LaunchError: it is unfit.
+    """
+    with own_imports():
+        from ddplaunch.agent.health import why_unfit  # few jobs need it
+        from ddplaunch.coordinator.join import withdraw
+
+    front = os.getppid()
+    signal_at_end_of(front, SIGKILL)
+    why = why_unfit(command, inputs.env)
+    signal_at_end_of(front, SIGCONT)
+    if not why:
+        return
+    asked = inputs.spec.typed("health_check", command)
+    text = f"{inputs.node.host} is not fit for the job: {asked}: {why}"
+    error = LaunchError(text, hint=_without_this_node(inputs.allocation), status=exitcodes.NODE_LOST)
+    if several:
+        withdraw(inputs.spec, inputs.allocation, env, error)
+    raise error
 
 
 def _requeue(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, draft: Plan) -> SlurmRequeue | None:

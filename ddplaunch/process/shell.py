@@ -60,7 +60,7 @@ def _guard(parent: int, answer: int, command: str, env: Mapping[str, str], withi
         os.setsid()
         signal_at_end_of(parent, signal.SIGTERM)
         become_subreaper()  # daemons of the command come to us when their parents end
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         with after_cleanup():
             os.write(answer, msgpack.encode(_run(command, env, within, stdin)))
     finally:
@@ -70,6 +70,12 @@ def _guard(parent: int, answer: int, command: str, env: Mapping[str, str], withi
 def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> tuple[int | None, str]:
     """Run the command in a shell, and kill what is left of it, whatever ends this call."""
     from subprocess import PIPE, STDOUT, Popen, TimeoutExpired  # few jobs have such a command
+
+    def prepare() -> None:
+        for notice in (signal.SIGUSR1, signal.SIGUSR2):  # which Slurm sends to all processes of a job
+            signal.signal(notice, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal_at_end_of(us, signal.SIGKILL)
 
     us, until = os.getpid(), time.monotonic() + within
     given = memory_file("stdin")
@@ -84,7 +90,7 @@ def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> t
             stderr=STDOUT,
             env=dict(env),
             start_new_session=True,
-            preexec_fn=lambda: signal_at_end_of(us, signal.SIGKILL),  # noqa: PLW1509 - the guard has one thread
+            preexec_fn=prepare,  # noqa: PLW1509 - the guard has one thread
         )
         os.close(given)
         assert process.stdout is not None

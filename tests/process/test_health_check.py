@@ -3,10 +3,11 @@
 import os
 import time
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
+from ddplaunch.agent.health import why_unfit
 from ddplaunch.runlog import bad_nodes
 from ddplaunch.runlog.folders import bad_nodes_file
 from tests.conftest import until
@@ -54,7 +55,7 @@ def test_a_node_that_is_unfit_at_a_restart_leaves_and_a_spare_takes_its_place(no
     os.kill(pids[1], SIGKILL)
     assert nodes.statuses(sick) == [122]
     first.says("is lost: its health check failed: exit status 4: GPU 2 is off the bus")
-    assert "error: this node is not fit for the job: --health-check: exit status 4" in sick.err
+    assert f"error: {os.uname().nodename} is not fit for the job: --health-check: exit status 4" in sick.err
     first.says("is node 1 from now on")
     (nodes.home / "signs" / "go").touch()
     assert nodes.statuses(first, spare) == [0, 0]
@@ -87,7 +88,8 @@ def test_node_0_that_is_unfit_at_a_restart_leaves_and_another_node_takes_over(no
     (nodes.home / "bad").touch()
     os.kill(pids[1], SIGKILL)
     assert nodes.statuses(sick) == [122]
-    assert "error: this node is not fit for the job: --health-check: exit status 4: GPU 2 is off the bus" in sick.err
+    unfit = f"error: {os.uname().nodename} is not fit for the job: --health-check"
+    assert f"{unfit}: exit status 4: GPU 2 is off the bus" in sick.err
     others[0].says("takes over from node 0")
     assert "is lost: its health check failed: exit status 4: GPU 2 is off the bus" in others[0].err
     nodes.place(1, 2)
@@ -107,13 +109,15 @@ def test_node_0_that_is_unfit_at_a_restart_ends_a_job_that_cannot_go_on_without_
     assert "could not be started: its health check failed: exit status 4: GPU 2 is off the bus" in result.err
 
 
-@pytest.mark.parametrize("signum", [SIGINT, SIGHUP, SIGKILL])
-def test_a_signal_while_the_check_before_the_start_runs_leaves_nothing_of_it(job, program, signum):
+@pytest.mark.parametrize(("signum", "status"), [(SIGINT, 130), (SIGHUP, 129), (SIGKILL, -9)])
+def test_a_signal_while_the_check_before_the_start_runs_leaves_nothing_of_it(job, program, signum, status):
     check = "sleep 1000 & setsid sleep 1000 & touch $DDP_TEST_DIR/checks; wait"
     process = job.start("--health-check", check, program("says"))
     job.sign("checks")
     process.send_signal(signum)
-    assert job.wait(10).status == -signum
+    result = job.wait(10)
+    assert result.status == status
+    assert (signum == SIGKILL) is ("before the workers were started" not in result.err)
     job.nothing_left(patience=5)  # an orphan is killed, and nobody can wait for its end
 
 
@@ -148,3 +152,10 @@ def test_a_check_that_heeds_no_signal_does_not_hold_up_a_stop_that_comes_from_an
     until((nodes.home / "hangs").exists, "the check before the restart")
     first.process.terminate()
     assert nodes.statuses(first, second) == [143, 143]
+
+
+@pytest.mark.parametrize("signum", [SIGUSR1, SIGTERM])
+def test_a_signal_to_all_processes_of_a_job_says_nothing_of_the_machine(signum):
+    """As Slurm sends it before a job's time is up."""
+    told = f"kill -{signum.value} $$ $PPID"
+    assert why_unfit(told, dict(os.environ)) == ""

@@ -137,6 +137,7 @@ class SimulatedCoordinator(Coordinator):
         before = self.world.runs.get(number)
         if before is not None and any(self.world.agents[one].process.is_alive for one in before.nodes):
             raise Violation(f"generations train in their order: {number} begins twice")
+        self.world.forget(number)
         if any(at + REGROUP > now + 1e-6 for at in self.left_at.values()):
             raise Violation(f"a node leaves only where it may: {number} begins at once after {self.left_at}")
 

@@ -94,6 +94,11 @@ class World:
                 return True
         return False
 
+    def forget(self, number: int) -> None:
+        """Forget the workers of a generation with this number: all its nodes have ended, and the others did not know of it."""
+        self.started = {(generation, rank) for generation, rank in self.started if generation != number}
+        self.statuses = {key: status for key, status in self.statuses.items() if key[0] != number}
+
     def note(self, who: object, what: object) -> None:
         if self._trace is not None:
             self._trace.append(f"{self.now:8.3f}  {who}: {what}")
