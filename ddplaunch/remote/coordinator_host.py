@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.loop.loop import Loop
 from ddplaunch.remote.connections import HostConnection
 from ddplaunch.remote.protocol import COORDINATOR_ENDED
@@ -29,6 +30,7 @@ class CoordinatorHost:
         self._known = {hosts[0]}  # all that were one of both
         self._ended: set[HostConnection] = set()  # whose agents go on nowhere
         self._confirmed: set[HostConnection] = set()  # successors that know that those before them have ended
+        self._is_over = False  # the job, as the coordinator has decided
 
     def speaks_for_job(self, host: HostConnection) -> bool:
         """Whether the coordinator is on this host, or was, or its agent has taken over."""
@@ -44,25 +46,31 @@ class CoordinatorHost:
         self._known.add(host)
         self._successors = [*(one for one in self._successors if one is not host), host]
         self._confirmed.discard(host)
-        self._confirm()
+        self._answer()
 
     def begun(self, host: HostConnection) -> None:
         """Note that a generation has begun with the coordinator on this host."""
         self.current, self._successors = host, []
 
-    def agent_ended(self, host: HostConnection) -> None:
-        """Note that the agent of a host has ended, or begun to end, and so coordinates nothing any more."""
+    def agent_ended(self, host: HostConnection, status: int = NODE_LOST) -> None:
+        """Note that the agent of a host has ended, or begun to end, and so coordinates nothing any more.
+
+        If that of the coordinator was not lost, the job has its end: another node may only not know that yet.
+        """
+        self._is_over = self._is_over or (host is self.current and status != NODE_LOST)
         self._ended.add(host)
-        self._confirm()
+        self._answer()
 
     def disconnected(self, host: HostConnection) -> None:
         """Expect the agent of a host to end: at the end of its connection, or when it has had no frame for too long."""
         if self.may_change:
             self._loop.timer(self._loop.now() + self._fence, partial(self.agent_ended, host))
 
-    def _confirm(self) -> None:
-        """Tell each successor, once, that all coordinators before that one have ended."""
+    def _answer(self) -> None:
+        """Tell each successor, once, that all coordinators before that one have ended; or end it, with the job."""
         for at, host in enumerate(self._successors):
-            if host not in self._confirmed and self._ended.issuperset((self.current, *self._successors[:at])):
+            if self._is_over:
+                host.close_stdin()
+            elif host not in self._confirmed and self._ended.issuperset((self.current, *self._successors[:at])):
                 self._confirmed.add(host)
                 host.send(COORDINATOR_ENDED, b"")

@@ -245,7 +245,7 @@ class Dispatcher:
                     for pid, started in spared:
                         self._spare(pid, started)
                 self._statuses.ended[host.agent.node_rank] = status
-                self._coordinator.agent_ended(host)
+                self._coordinator.agent_ended(host, status)
 
     @property
     def _may_be_succeeded(self) -> bool:

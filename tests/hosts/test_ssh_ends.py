@@ -137,6 +137,20 @@ def test_what_leads_to_the_workers_of_a_host_is_killed(job, start, node, who):
         assert result.err.count("error: ") == 1
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_a_health_check_that_hangs_on_a_host_ends_with_the_command(job, program, told, signum):
+    """A child of it is in a session of its own, and heeds no signal."""
+    sign = job.home / "signs" / "hangs"
+    check = f"test $(hostname) != node1 || {{ trap '' TERM INT HUP; setsid sleep 1000 & touch {sign}; wait; }}"
+    over_ssh.start(job, *told, "--health-check", check, program("behave"))
+    job.sign("hangs")
+    front, _ = over_ssh.front_and_loop(job.bed, LOGIN)
+    began = time.monotonic()
+    os.kill(front, signum)
+    quiet(job, since=began, within=SOON)
+    assert end(job).status in (130, -signal.SIGKILL)
+
+
 # --- a host is lost
 
 

@@ -97,7 +97,8 @@ def test_of_two_hosts_the_second_does_not_go_on_while_the_first_may(job, start):
     job.nothing_left()
 
 
-def test_of_two_hosts_that_lose_each_other_the_first_goes_on(job, start):
+@pytest.mark.parametrize("first", ["the second ends", "the job ends"])
+def test_of_two_hosts_that_lose_each_other_the_first_goes_on_alone(job, start, first):
     """The command reaches both."""
     start(2)
     lost = job.bed.address("node1")
@@ -105,9 +106,13 @@ def test_of_two_hosts_that_lose_each_other_the_first_goes_on(job, start):
     assert job.bed.run("node0", nowhere).returncode == 0
     try:
         until(lambda: "silent for 2 s" in job.err(LOGIN) and job.signs("place-1", 2), "the loss")
-        job.seconds_until_quiet("node1", since=time.monotonic())
+        if first == "the second ends":
+            job.seconds_until_quiet("node1", since=time.monotonic())
         job.put("finish")
-        assert job.wait(host=LOGIN).status == 0
+        result = job.wait(host=LOGIN)
+        assert result.status == 0
+        assert result.err.count("all workers start again") == 1
+        assert result.err.splitlines()[-1].startswith("ddplaunch: 2 workers finished")
     finally:
         job.bed.run("node0", ["ip", "neigh", "del", lost, "dev", "eth0"])
     job.nothing_left()

@@ -74,7 +74,7 @@ def waiting(state: State, at: float) -> str:
     """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which."""
     here, policy = len(state.members), state.policy
     if state.gather_until is not None:
-        return f"{_nodes(here)} here, waiting up to {ceil(state.gather_until - at)} s for others"
+        return f"{state.members[SELF_ID].host} waits up to {ceil(state.gather_until - at)} s for other nodes"
     if here >= policy.min_nodes:
         enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
         return f"{enough}; starting unless another joins within {policy.last_call:g} s"

@@ -17,9 +17,13 @@ class Host(HostConnection):
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+        self.is_cut_off = False
 
     def send(self, tag: bytes, data: bytes) -> None:
         self.sent.append(tag)
+
+    def close_stdin(self) -> None:
+        self.is_cut_off = True
 
 
 class Bed:
@@ -89,3 +93,18 @@ def test_a_host_that_has_not_taken_over_does_not_speak_for_the_job(bed: Bed) -> 
 
 def test_a_job_that_needs_all_its_hosts_is_not_taken_over() -> None:
     assert not Bed(2, min_nodes=2).coordinator.may_change
+
+
+@pytest.mark.parametrize("order", ["takes over, ends", "ends, takes over"])
+@pytest.mark.parametrize("status", [0, 1, 130])
+def test_nobody_takes_over_a_job_that_has_had_its_end(bed: Bed, order: str, status: int) -> None:
+    """Two nodes have lost each other, not this side: the first has gone on alone."""
+    for step in order.split(", "):
+        if step == "ends":
+            bed.coordinator.agent_ended(bed.hosts[0], status)
+        else:
+            bed.coordinator.took_over(bed.hosts[1])
+    bed.coordinator.disconnected(bed.hosts[0])
+    bed.loop.pass_time(TIMEOUT + 2)
+    assert bed.told() == []
+    assert [host.is_cut_off for host in bed.hosts] == [False, True, False]
