@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
@@ -173,8 +174,12 @@ class Simulation:
                 raise Violation(f"a second signal kills at once: {worker} lives after one to {agent}")
 
     def _tell(self, event: Callable[[float], job.Event]) -> None:
+        def tell(own: SimulatedCoordinator) -> None:
+            if own.is_here:  # it may have been paused, and have found another one then
+                own.feed(event(own.own.process.now()))
+
         if (own := self.coordinator) is not None:
-            own.own.process.do(lambda: own.feed(event(own.own.process.now())))
+            own.own.process.do(partial(tell, own))
 
     def _boot(self, agent: SimulatedAgent) -> None:
         """Have a node that had no power answer again: it knows of no connection."""
