@@ -289,6 +289,7 @@ class Agent:
                         question,
                         lambda answered: self._loop.post(events.QuestionAnswered(answered)),
                         plan=generations.plan,
+                        exits=self._state.exits,
                         written=self._workers.written if self._workers is not None else {},
                         progress=self._workers.progress if self._workers is not None else {},
                         debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),

@@ -152,7 +152,7 @@ class WorkerStatus(Struct, frozen=True, array_like=True):
 
     rank: Number
     local_rank: Number
-    pid: Number  # 0: not started yet
+    pid: Number  # 0: not started yet; it may be another's once the worker has ended
     device: Line
     state: Keyword  # waiting, running, stopping, debugged, suspended, traced, uninterruptible, ended
     how: Line  # it ended: "exit status 3"; "" before

@@ -42,9 +42,9 @@ from ddplaunch.inspect import Call, Group, Sample, Thread
 from ddplaunch.inspect.sampler import GpuUse
 from ddplaunch.output.streams import Written
 from ddplaunch.plan import WorkerPlan
-from ddplaunch.process.child import RunningWorker
+from ddplaunch.process.child import End, RunningWorker
 from ddplaunch.process.tree import usage
-from ddplaunch.supervise.outcome import Frame, Progress
+from ddplaunch.supervise.outcome import Frame, Progress, WorkerExit
 
 T = TypeVar("T", bound=Hashable)
 _LONGEST = 100  # characters of a worker's last line
@@ -60,15 +60,20 @@ _STATES = {"D": "uninterruptible", "T": "suspended", "t": "traced"}  # by the le
 def status(
     plans: Sequence[WorkerPlan],
     running: Mapping[int, RunningWorker],
+    exits: Sequence[WorkerExit],
     written: Mapping[int, Written],
     progress: Mapping[int, Progress],
     debugged: frozenset[int],
     gpus: Mapping[int, GpuUse],
 ) -> Answer:
-    """Return what each worker does; `debugged`: those that have a debugger."""
+    """Return what each worker does, or how it ended; `debugged`: those that have a debugger."""
     now = time.monotonic()
+    ended = {exit.rank: exit for exit in exits}
     workers = []
     for plan in plans[:MAX_WORKERS]:
+        if plan.rank in ended and plan.rank not in running:
+            workers.append(_of_ended(ended[plan.rank]))
+            continue
         rank, worker, output = plan.rank, running.get(plan.rank), written.get(plan.rank)
         used = usage(worker.pid) if worker is not None else None
         gpu = gpus.get(rank, GpuUse(None, None)) if worker is not None else GpuUse(None, None)
@@ -93,6 +98,23 @@ def status(
             )
         )
     return _bounded(NodeStatus(tuple(workers)))
+
+
+def _of_ended(exit: WorkerExit) -> WorkerStatus:
+    """Return how a worker ended of which the kernel knows nothing any more: the others of its node have ended as well."""
+    return WorkerStatus(
+        rank=exit.rank,
+        local_rank=exit.local_rank,
+        pid=exit.pid,
+        device=line(exit.device),
+        state="ended",
+        how=line(str(End(exit.code, exit.signal, exit.core_dumped))),
+        seconds=exit.seconds,
+        cpu_seconds=exit.cpu_seconds,
+        rss=0,
+        quiet=None,
+        progress=exit.progress,
+    )
 
 
 def _state(worker: RunningWorker | None, kernel: str, debugged: bool) -> tuple[str, str]:

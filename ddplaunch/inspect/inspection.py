@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.loop.loop import Pending
     from ddplaunch.output.streams import Written
     from ddplaunch.plan import Plan
-    from ddplaunch.supervise.outcome import Progress
+    from ddplaunch.supervise.outcome import Progress, WorkerExit
 
 T = TypeVar("T")
 MAX_QUESTIONS = 8  # that children answer at once
@@ -204,6 +204,7 @@ class Inspection:
         reply: Callable[[Answered], None],
         *,
         plan: Plan,
+        exits: Sequence[WorkerExit],
         written: Mapping[int, Written],
         progress: Mapping[int, Progress],
         debugged: frozenset[int],
@@ -211,8 +212,8 @@ class Inspection:
     ) -> None:
         """Answer a question about the workers, now or later, by a call of `reply`, unless too many are being answered.
 
-        `plan` tells of the workers while there are none, `written` what each has written to its pipes, `progress`
-        how far it is; `debugged` are the ranks that have a debugger; `gpus` says what their GPUs do.
+        `plan` tells of the workers while there are none, and `exits` how they ended; `written` what each has written to its
+        pipes, `progress` how far it is; `debugged` are the ranks that have a debugger; `gpus` says what their GPUs do.
         """
         from ddplaunch.control.questions import Answered, AskStacks, AskStatus, NoAnswer, NodeArrivals  # few are asked
         from ddplaunch.inspect import answers
@@ -227,7 +228,7 @@ class Inspection:
         if len(self._children) >= MAX_QUESTIONS:
             return answered(NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
         if isinstance(question, AskStatus):
-            return answered(answers.status(plan.workers, self._running, written, progress, debugged, gpus()))
+            return answered(answers.status(plan.workers, self._running, exits, written, progress, debugged, gpus()))
         if isinstance(question, AskStacks):
             made = partial(answers.stacks, threads=question.threads)
             workers = self._running.values()

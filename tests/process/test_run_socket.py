@@ -130,6 +130,20 @@ def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job):
     assert place not in find.socket_paths(job.env)
 
 
+def test_a_node_whose_workers_have_all_ended_tells_how_they_ended_while_others_run(job):
+    job.behave("2=done", "3=done", options=("--run-id", job.mark), nodes=2)
+    pids = [int(job.sign(f"ready-{rank}")) for rank in (2, 3)]
+    [place] = until(lambda: [place for place in find.socket_paths(job.env) if job.mark in place.name], "a socket")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of node 1's workers")
+    workers = [worker for node in status_of(place).nodes for worker in node.answer.workers]
+    found = sorted((worker.rank, worker.state, worker.how) for worker in workers)
+    assert found[:2] == [(0, "running", ""), (1, "running", "")]
+    assert found[2:] == [(2, "ended", "exit status 0"), (3, "ended", "exit status 0")]
+    assert [worker.pid for worker in workers if worker.rank > 1] == pids
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait().status == 143
+
+
 @pytest.mark.parametrize("options", [(), ("--log-dir", "logs")], ids=["in its folder", "elsewhere"])
 def test_a_run_that_was_killed_is_not_believed_whatever_it_has_left(job, options):
     job.behave(options=("--run-id", job.mark, *options), workers=1)
