@@ -13,6 +13,8 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import count
 
+FAILED = "the machine has failed there in the last 7 days, as `ddplaunch doctor --nodes` shows"
+
 
 def allocate(
     facts: ClusterFacts,
@@ -42,10 +44,10 @@ def allocate(
     elif spec.exclude:
         hosts = hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
     good = tuple(host for host in hosts if not facts.is_bad(host.address))
-    remarks = [*notes]
+    remarks, warnings = [*notes], []
     if bad := [host for host in hosts if host not in good]:
         _check_rest(spec, good, bad, source)
-        remarks.append(f"{_names(bad)} of {source} is left out, since the machine has failed lately")
+        warnings.append(f"{spec.origin('avoid_bad_nodes')} leaves out {_names(bad)}: {FAILED}")
     hosts = good
     nnodes = _nnodes(spec, hosts, source)
     chosen = tuple(_with_workers(spec, host) for host in hosts[: nnodes[1]])
@@ -56,7 +58,8 @@ def allocate(
     # to be another user on this host, or to have only some of its devices, takes an agent of its own
     is_here = is_alone and is_named and first.name == first.address and first.devices is None
     if is_here and not in_step:
-        return by_flags.alone(spec, first.address, cluster=cluster, nproc_per_node=first.slots, notes=remarks)
+        alone = by_flags.alone(spec, first.address, cluster=cluster, nproc_per_node=first.slots, notes=remarks)
+        return replace(alone, warnings=tuple(warnings))
     if is_alone:
         address: tuple[str | None, str] = endpoints.LOOPBACK, "a single node"
     else:
@@ -70,6 +73,7 @@ def allocate(
         starter=starter,
         is_here=is_here,
         notes=(*remarks, *checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of agents that it starts")),
+        warnings=tuple(warnings),
     )
 
 

@@ -18,7 +18,7 @@ def show(env: Mapping[str, str], forget: str | None, *, as_json: bool) -> str:
     """Return what is remembered, for stdout; first forget the node that is named.
 
     Raises:
-        LaunchError: nothing is known of that node, or the file cannot be written.
+        LaunchError: nothing is known of that node, or the file cannot be read or written.
     """
     path, now = bad_nodes_file(env), time.time()
     failures = bad_nodes.read(path, now)

@@ -102,14 +102,17 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     return _run_here(spec, env, allocation, screen, serve, to_caller=to_caller)
 
 
-def _failures(env: Mapping[str, str]) -> list[Failure]:
-    """Return the failures of machines that are remembered; most users have none, and no file."""
+def _failures(env: Mapping[str, str]) -> tuple[list[Failure], list[str]]:
+    """Return the failures of machines that are remembered, and a warning if their file cannot be used; most users have none."""
     path = bad_nodes_file(env)
-    if not path or not os.path.exists(path):
-        return []
+    if not path or not os.path.lexists(path):
+        return [], []
     from ddplaunch.runlog import bad_nodes
 
-    return bad_nodes.read(path, time.time())
+    try:
+        return bad_nodes.read(path, time.time()), []
+    except LaunchError as error:
+        return [], [error.message]
 
 
 def _has_failed(failures: Sequence[Failure], host: str) -> bool:
@@ -117,16 +120,19 @@ def _has_failed(failures: Sequence[Failure], host: str) -> bool:
 
 
 def _warn_of_bad_nodes(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> None:
-    """Print which nodes of the job have failed lately; once, where the job is started, and unless it is to be quiet."""
+    """Print which nodes have failed lately; once, where the job is started, and unless it is to be quiet."""
     is_first = allocation.node_rank in (0, None) and not allocation.has_front
-    if spec.verbosity < 0 or spec.simulate or not is_first or not (failures := _failures(env)):
+    if spec.verbosity < 0 or spec.simulate or not is_first:
         return
-    from ddplaunch.runlog import bad_nodes
+    warnings = [*allocation.warnings]
+    if failures := _failures(env)[0]:
+        from ddplaunch.runlog import bad_nodes
 
-    hosts = allocation.hosts or (os.uname().nodename,)
-    if bad := bad_nodes.among(failures, hosts):
-        may_avoid = bool(allocation.start) and not spec.avoid_bad_nodes
-        write_stderr(visible(f"ddplaunch: warning: {bad_nodes.warning(bad, time.time(), may_avoid=may_avoid)}\n"))
+        if bad := bad_nodes.among(failures, allocation.hosts or (os.uname().nodename,)):
+            may_avoid = bool(allocation.start) and not spec.avoid_bad_nodes
+            warnings.append(bad_nodes.warning(bad, time.time(), may_avoid=may_avoid))
+    for warning in warnings:
+        write_stderr(visible(f"ddplaunch: warning: {warning}\n"))
 
 
 def _view(connection: socket, folder: str, name: str) -> None:
@@ -207,8 +213,10 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
     Raises:
         LaunchError: what was asked for contradicts what was found.
     """
-    failures = _failures(env) if spec.avoid_bad_nodes else []
-    found = discover(spec, env, os.uname().nodename, read=_read, is_bad=partial(_has_failed, failures))
+    failures, unusable = _failures(env)
+    avoided = failures if spec.avoid_bad_nodes else []
+    found = discover(spec, env, os.uname().nodename, read=_read, is_bad=partial(_has_failed, avoided))
+    found = replace(found, warnings=(*found.warnings, *unusable))
     if found.cluster in ("local", "static") and spec.origin("avoid_bad_nodes").startswith("--"):
         found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))
     if found.rendezvous is None or spec.no_control:

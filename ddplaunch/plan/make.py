@@ -287,6 +287,7 @@ def _notes(here: _Here) -> tuple[str, ...]:
     return (
         *spec.remarks,
         *here.allocation.notes,
+        *here.allocation.warnings,
         *here.node.hardware.notes,
         *unusable,
         *here.cpus.notes,

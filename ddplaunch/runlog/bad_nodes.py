@@ -6,21 +6,24 @@ lock: a line that another host is writing cannot be read, and is left out like a
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from shlex import quote
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.cluster.endpoints import is_same_host
+from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Host, Piece
 from ddplaunch.process.files import open_regular
 from ddplaunch.runlog.folders import make_all
-from ddplaunch.words import count, duration, some
+from ddplaunch.words import count, duration, some, why_failed
 
 KINDS = {
     "lost": "was lost",
@@ -53,22 +56,44 @@ _decoder = msgspec.json.Decoder(Failure)
 
 
 def read(path: str, now: float) -> list[Failure]:
-    """Return the failures that are remembered, the oldest first; none if there is no such file, or it is another user's."""
+    """Return the failures that are remembered, the oldest first; none if there is no such file.
+
+    Raises:
+        LaunchError: the file cannot be used.
+    """
     try:
         with open_regular(path) as file:
-            return _parsed(file.read(_LARGEST), now) if os.fstat(file.fileno()).st_uid == os.getuid() else []
-    except OSError:
+            owner, text = os.fstat(file.fileno()).st_uid, file.read(_LARGEST)
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise _unusable(path, "a symbolic link" if error.errno == errno.ELOOP else why_failed(error)) from None
+    if owner != os.getuid():
+        raise _unusable(path, f"it belongs to user {owner}")
+    found = _decoded(text)
+    if text and not found:
+        raise _unusable(path, "no line of it was written by ddplaunch")
+    return _recent(found, now)
 
 
-def _parsed(text: bytes, now: float) -> list[Failure]:
+def _unusable(path: str, why: str) -> LaunchError:
+    return LaunchError(
+        f"the list of nodes that have failed cannot be used: {path}: {why}",
+        hint=f"`mv {quote(path)} {quote(f'{path}.old')}` begins a new list",
+    )
+
+
+def _decoded(text: bytes) -> list[Failure]:
     found = []
     for line in text.splitlines():
         with suppress(ValueError, RecursionError):
-            failure = _decoder.decode(line)
-            if failure.kind in KINDS and now - KEPT <= failure.at <= now + _AHEAD:
-                found.append(failure)
-    return sorted(found, key=lambda one: one.at)[-_MOST:]
+            found.append(_decoder.decode(line))
+    return found
+
+
+def _recent(failures: Sequence[Failure], now: float) -> list[Failure]:
+    kept = [one for one in failures if one.kind in KINDS and now - KEPT <= one.at <= now + _AHEAD]
+    return sorted(kept, key=lambda one: one.at)[-_MOST:]
 
 
 def remember(path: str, failures: Sequence[Failure], now: float, well: Sequence[str] = ()) -> None:
@@ -95,7 +120,7 @@ def add(path: str, failures: Sequence[Failure], now: float, well: Sequence[str] 
 def forget(path: str, host: str, now: float) -> int:
     """Forget the failures of a host, by its full or short name; return how many these were.
 
-    Raises: OSError.
+    Raises OSError, and LaunchError as `read` does.
     """
     forgotten = [one for one in read(path, now) if is_same_host(one.host, host)]
     if forgotten:
@@ -109,7 +134,7 @@ def _change(path: str, change: Callable[[list[Failure]], list[Failure]], now: fl
     with open(fd, "r+b") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_EX)
-        kept = change(_parsed(file.read(_LARGEST), now))[-_MOST:]
+        kept = change(_recent(_decoded(file.read(_LARGEST)), now))[-_MOST:]
         text = b"".join(msgspec.json.encode(one) + b"\n" for one in kept)
         file.seek(0)
         file.write(text)  # longer than what was there, in most cases: a reader never finds the file empty

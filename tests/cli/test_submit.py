@@ -90,6 +90,17 @@ def test_nodes_that_failed_in_slurm_are_excluded_if_that_is_asked(
     assert "exclude" not in shown("--print -- -q train.py")
 
 
+def test_a_list_of_failed_nodes_that_cannot_be_used_is_named(folder: Path) -> None:
+    state = {"XDG_STATE_HOME": str(folder)}
+    path = Path(bad_nodes_file(state))
+    path.mkdir(parents=True)
+    result = typed.typed("submit", "--print", "--", "--avoid-bad-nodes", "train.py", **state)
+    assert result.exit_code == 0
+    said = f"ddplaunch: warning: the list of nodes that have failed cannot be used: {path}: not a regular file\n"
+    assert result.stderr == said
+    assert "exclude" not in result.stdout
+
+
 def test_a_job_that_requeues_itself_may_be_requeued(shown) -> None:
     assert "#SBATCH --requeue\n" in shown("--print -- --requeue-on USR1 train.py")
 

@@ -4,6 +4,7 @@ import os
 import re
 import time
 
+from ddplaunch.cluster.listed import FAILED
 from ddplaunch.runlog import bad_nodes
 from ddplaunch.runlog.bad_nodes import Failure
 from ddplaunch.runlog.folders import bad_nodes_file
@@ -40,3 +41,32 @@ def test_a_job_warns_of_its_node_until_that_is_forgotten(job):
         "error: --forget nowhere: no failure of this node is remembered\n\n"
         "hint: `ddplaunch doctor --nodes` shows all that is remembered\n"
     )
+
+
+def test_a_list_that_cannot_be_used_is_named_once_and_by_the_doctor(job):
+    (job.home / "train.py").touch()
+    path = bad_nodes_file(job.env)
+    os.makedirs(path)
+    said = f"the list of nodes that have failed cannot be used: {path}: not a regular file"
+    for words in ([], ["--avoid-bad-nodes"]):
+        job.start(*words, "train.py")
+        assert job.wait().expect(0).err.count(f"ddplaunch: warning: {said}\n") == 1
+    job.start("-q", "--avoid-bad-nodes", "train.py")
+    assert job.wait().expect(0).err == ""
+    for words in (["--nodes"], ["--forget", HOST]):
+        job.start("doctor", *words)
+        assert job.wait().expect(2).err == f"error: {said}\n\nhint: `mv {path} {path}.old` begins a new list\n"
+
+
+def test_hosts_that_are_left_out_are_named(job):
+    (job.home / "train.py").touch()
+    now = time.time()
+    bad_nodes.add(bad_nodes_file(job.env), [Failure(host="gone", kind="lost", at=now)], now)
+    avoiding = ("--hosts", "gone,localhost", "--avoid-bad-nodes")
+    said = f"--avoid-bad-nodes leaves out gone: {FAILED}"
+    job.start(*avoiding, "train.py")
+    assert f"ddplaunch: warning: {said}\n" in job.wait().expect(0).err
+    job.start("plan", *avoiding, "train.py")
+    assert said in " ".join(job.wait().expect(0).out.split())
+    job.start("-q", *avoiding, "train.py")
+    assert job.wait().expect(0).err == ""

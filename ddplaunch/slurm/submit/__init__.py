@@ -87,12 +87,17 @@ def draft(
 def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> SubmitRequest:
     """Exclude the nodes that have failed lately in jobs of Slurm, if that is asked for; else warn of them."""
     path = bad_nodes_file(env)
-    if not path or not os.path.exists(path):
+    if not path or not os.path.lexists(path):
         return request
     from ddplaunch.runlog import bad_nodes
 
     now = time.time()
-    failures = [one for one in bad_nodes.read(path, now) if one.in_slurm]
+    try:
+        failures = [one for one in bad_nodes.read(path, now) if one.in_slurm]
+    except LaunchError as error:
+        if spec.verbosity >= 0:
+            write_stderr(visible(f"ddplaunch: warning: {error.message}\n"))
+        return request
     hosts = dict.fromkeys(one.host for one in failures)
     if spec.avoid_bad_nodes and hosts:
         typed = [option for option in request.options if option.name != "exclude"]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cluster.hostlist import Host
+from ddplaunch.cluster.listed import FAILED
 from ddplaunch.errors import LaunchError
 from tests.unit.builders import refusal
 from tests.unit.environments import found
@@ -49,7 +50,8 @@ def test_hosts_that_have_failed_are_left_out_where_the_others_are_enough() -> No
     asked: dict[str, Any] = {"hosts": "a,b:4,c", "origins": {"avoid_bad_nodes": "--avoid-bad-nodes"}}
     job = found(bad=["a"], **asked)
     assert (job.hosts, job.nnodes) == (("b", "c"), (2, 2))
-    assert job.notes == ("a of --hosts a,b:4,c is left out, since the machine has failed lately",)
+    assert job.warnings == (f"--avoid-bad-nodes leaves out a: {FAILED}",)
+    assert found(bad=["a", "b"], hostname="c", **asked).warnings == (f"--avoid-bad-nodes leaves out a,b: {FAILED}",)
     assert found(bad=["a"], nnodes=(2, 2), **asked).hosts == ("b", "c")
     assert found(bad=["c"], nnodes=(2, 2), **asked).hosts == ("a", "b")
     assert found(bad=["b"], nnodes=(1, 3), **asked).nnodes == (1, 2)

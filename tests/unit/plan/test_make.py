@@ -144,9 +144,10 @@ def test_notes_come_from_options_cluster_devices_torch_binding_and_pin_in_this_o
     here = node(2, build=CPU)
     here = replace(here, hardware=replace(here.hardware, notes=("of the devices",)))
     asked = spec(remarks=("of the options",), nproc_per_node=3, cpu_bind="cores")
-    assert plan(asked, here, replace(HERE, notes=("of the cluster",))).notes == (
+    assert plan(asked, here, replace(HERE, notes=("of the cluster",), warnings=("and of its hosts",))).notes == (
         "of the options",
         "of the cluster",
+        "and of its hosts",
         "of the devices",
         "torch 2.13.0+cpu is a CPU build, so it cannot use the accelerators: "
         "install another, or use --nproc-per-node cpu",

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from ddplaunch.errors import LaunchError
 from ddplaunch.runlog import bad_nodes
 from ddplaunch.runlog.bad_nodes import Failure
 from ddplaunch.runlog.folders import bad_nodes_file
@@ -83,14 +84,33 @@ def test_lines_that_are_none_of_ours_are_left_out_and_go(path, text):
 def test_what_is_no_file_is_not_read_and_not_followed(path, tmp_path):
     os.makedirs(os.path.dirname(path))
     os.mkfifo(path)
-    assert bad_nodes.read(path, NOW) == []
+    assert unusable(path) == "not a regular file"
     os.unlink(path)
     (tmp_path / "other").write_text("kept")
     os.symlink(tmp_path / "other", path)
-    assert bad_nodes.read(path, NOW) == []
+    assert unusable(path) == "a symbolic link"
     with pytest.raises(OSError, match="symbolic links"):
         bad_nodes.add(path, [failed()], NOW)
     assert (tmp_path / "other").read_text() == "kept"
+
+
+def test_a_file_of_another_user_or_program_is_not_used(path, monkeypatch):
+    bad_nodes.add(path, [failed(at=NOW - 30 * DAY)], NOW)
+    assert bad_nodes.read(path, NOW) == []
+    with open(path, "wb") as file:
+        file.write(b"\0" * 5000)
+    assert unusable(path) == "no line of it was written by ddplaunch"
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    assert unusable(path) == f"it belongs to user {user}"
+
+
+def unusable(path):
+    """Why the file cannot be used."""
+    with pytest.raises(LaunchError) as raised:
+        bad_nodes.read(path, NOW)
+    assert raised.value.hint == f"`mv {path} {path}.old` begins a new list"
+    return raised.value.message.removeprefix(f"the list of nodes that have failed cannot be used: {path}: ")
 
 
 def test_hosts_that_write_at_the_same_time_lose_nothing(path):
