@@ -356,7 +356,9 @@ class Agent:
             self._reporter.warn(f"{notice.option}: {notice.problem}")
             return
         self._reporter.emit("notice", text=notice.option)
-        self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers")
+        is_of_all = notice.stops_job or self._generations.plan.nnodes == 1
+        whose = "" if is_of_all else f" on {self._context.draft.workers[0].host}"
+        self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers{whose}")
         if notice.stops_job:
             self._stop_all(notice.signum, SignalOrigin.PROCESS)
             return

@@ -6,23 +6,27 @@ A child looks each second, so that a disk or a command that hangs costs the job 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import stat
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from ddplaunch.agent.events import NoticeSeen
+from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.shell import run_in_shell
 from ddplaunch.spec import JobSpec
+from ddplaunch.words import why_failed
 
 EVERY = 1.0  # seconds from one look at a file to the next
 COMMAND_EVERY = 5.0  # seconds from one end of the command to its next start
 COMMAND_LIMIT = 10.0  # seconds that the command may take
 _CANNOT_RUN = (126, 127)
-_ENDED = "the process that looked for it has ended"
-
-Wait = Callable[[], str]  # returns when there is news: "" for the notice, else why none can come
+_WRONG_SYNTAX = 2
+_AGAIN = ". ddplaunch tries again"
+_ENDED = "the process that looked for it has ended. No notice comes from there"
 
 
 def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool) -> None:
@@ -34,8 +38,8 @@ def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool) ->
     if spec.notice_file:
         _watch_file(loop, "--notice-file", spec.notice_file, 0.0, notice)
     if spec.notice_command:
-        command = partial(wait_for_command, spec.notice_command, env)
-        _watch_one(loop, f"--notice-command {spec.notice_command}", command, notice)
+        option = f"--notice-command {spec.notice_command}"
+        _watch_one(loop, Command(spec.notice_command, env), lambda problem: NoticeSeen(option, notice, problem))
 
 
 def watch_stop_file(loop: Loop, path: str, seconds: float) -> None:
@@ -44,56 +48,118 @@ def watch_stop_file(loop: Loop, path: str, seconds: float) -> None:
 
 
 def _watch_file(loop: Loop, option: str, path: str, seconds: float, signum: int, *, stops_job: bool = False) -> None:
-    option, path = f"{option} {path}", os.path.abspath(path)
-    since = time.time_ns() - int(seconds * 1e9)
-    _watch_one(loop, option, partial(wait_for_file, path, since), signum, stops_job=stops_job)
-
-    def looked(lack: str) -> None:
-        if lack:
-            loop.post(NoticeSeen(option, signum, lack))
-
-    loop.ask(partial(what_lacks, path), "", looked)
+    watched = File(os.path.abspath(path), time.time_ns() - int(seconds * 1e9))
+    _watch_one(loop, watched, lambda problem: NoticeSeen(f"{option} {path}", signum, problem, stops_job))
 
 
-def _watch_one(loop: Loop, option: str, wait: Wait, signum: int, *, stops_job: bool = False) -> None:
-    def answered(problem: str) -> None:
-        none_comes = f"{problem}. No notice comes from there" if problem else ""
-        loop.post(NoticeSeen(option, signum, none_comes, stops_job))
+def _watch_one(loop: Loop, watched: Watched, event: Callable[[str], NoticeSeen]) -> None:
+    """Have a child wait for the notice; after a problem, which is posted, another child."""
 
-    loop.ask(wait, _ENDED, answered)
+    def answered(answer: tuple[str, Watched] | None) -> None:
+        problem, again = answer or (_ENDED, None)
+        loop.post(event(problem))
+        if problem and again is not None:
+            _watch_one(loop, again, event)
+
+    loop.ask(lambda: (watched.wait(), watched), None, answered)
+
+
+class Watched(ABC):
+    """What may give a notice, and is looked at again and again."""
+
+    every: float  # seconds from one look to the next
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def wait(self) -> str:
+        """Return "" once there is the notice; or why there may never be one, if that was not returned before."""
+        while True:
+            try:
+                problem = self.look()
+            except OSError as error:  # of the network's disk, or for lack of a process: it may pass
+                problem = f"{why_failed(error)}{_AGAIN}"
+            if problem is None:
+                return ""
+            if problem and problem not in self._told:
+                self._told.add(problem)
+                return problem
+            time.sleep(self.every)
+
+    @abstractmethod
+    def look(self) -> str | None:
+        """Return None for the notice, "" if there is none yet, or why there may never be one."""
+
+
+class File(Watched):
+    """A file, which gives a notice once it appears or changes after `since`, nanoseconds of the clock."""
+
+    every = EVERY
+
+    def __init__(self, path: str, since: int) -> None:
+        super().__init__()
+        self._path = path
+        self._since = since
+        self._has_looked = False
+        self._before: os.stat_result | None = None  # as it was when it was last seen
+
+    def look(self) -> str | None:
+        """Return None if the file has appeared or changed since the last look."""
+        try:
+            found = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            self._has_looked = True
+            return what_lacks(self._path)
+        if stat.S_ISDIR(found.st_mode):
+            self._has_looked = True
+            return "it is a folder, and only a file counts"
+        if self._is_new(found):
+            return None
+        self._before, self._has_looked = found, True
+        return ""
+
+    def _is_new(self, found: os.stat_result) -> bool:
+        """Return whether the file was made, written or moved there: `chmod` and `ln` change the ctime alone."""
+        if not self._has_looked:
+            return min(found.st_mtime_ns, found.st_ctime_ns) >= self._since
+        before = self._before
+        if before is None or (found.st_mtime_ns, found.st_size) != (before.st_mtime_ns, before.st_size):
+            return True
+        # some file systems give an untouched file another inode number
+        return found.st_ino != before.st_ino and found.st_ctime_ns != before.st_ctime_ns
 
 
 def what_lacks(path: str) -> str:
-    """Return that there is no folder yet in which this file could appear: it may be mistyped; "" where there is one."""
-    folder = os.path.dirname(path)
-    return "" if os.path.exists(folder) else f"there is no folder {folder} yet"
+    """Return why this file cannot appear as things are, so that it may be mistyped; "" where there is a folder for it."""
+    folder = there = os.path.dirname(path)
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        return f"{there} is a file, not a folder"
+    return "" if there == folder else f"there is no folder {folder} yet"
 
 
-def wait_for_file(path: str, since: int) -> str:
-    """Return "" once this file has appeared or changed after `since`, nanoseconds of the clock; else why that cannot be seen."""
-    try:
-        before = _changed_at(path)
-        if before is not None and before >= since:
-            return ""  # while this process was being started
-        while (changed_at := _changed_at(path)) is None or changed_at == before:
-            time.sleep(EVERY)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+class Command(Watched):
+    """A command of the shell, which gives a notice once it exits with 0."""
 
+    every = COMMAND_EVERY
 
-def _changed_at(path: str) -> int | None:
-    """Return when a file was last made, written or replaced; None where no file is."""
-    try:
-        return os.stat(path).st_ctime_ns
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    def __init__(self, command: str, env: Mapping[str, str]) -> None:
+        super().__init__()
+        self._command = command
+        self._env = env
 
-
-def wait_for_command(command: str, env: Mapping[str, str]) -> str:
-    """Return "" once a shell's command has exited with 0; else why the shell cannot run it."""
-    while True:
-        code, _ = run_in_shell(command, env, COMMAND_LIMIT)
-        if code in (0, *_CANNOT_RUN):
-            return f"the shell cannot run it (exit status {code})" if code else ""
-        time.sleep(COMMAND_EVERY)
+    def look(self) -> str | None:
+        """Return None if the command exits with 0."""
+        code, said = run_in_shell(self._command, self._env, COMMAND_LIMIT)
+        if code is None:
+            return f"it was killed after {COMMAND_LIMIT:g} s{_AGAIN}"
+        if code in _CANNOT_RUN:
+            return f"the shell cannot run it (exit status {code}){_AGAIN}"
+        # other programs exit with that, too
+        if (
+            code == _WRONG_SYNTAX
+            and run_in_shell(f"sh -n -c {shlex.quote(self._command)}", self._env, COMMAND_LIMIT)[0]
+        ):
+            return f"the shell cannot read it: {line(said.splitlines()[0])}"
+        return "" if code else None

@@ -83,6 +83,7 @@ def run(
     several = allocation.rendezvous is not None and not spec.no_control
     _check_ports(spec, allocation, draft)
     _check_debuggers(spec, env, draft, allocation if several else None)
+    _check_files(spec)
     signals = passed_on(spec.signals)
     if reports_job is None:
         reports_job = 0 in draft.ranks or not allocation.has_one_screen
@@ -169,6 +170,17 @@ def _check_debuggers(spec: JobSpec, env: Mapping[str, str], draft: Plan, among_n
         )
     if spec.debugpy_ranks is not None and draft.interpreter is not None:
         check_debugpy(draft.interpreter, token.public(env))
+
+
+def _check_files(spec: JobSpec) -> None:
+    """Refuse a folder in place of a file whose change means something: anything that is made in it changes it.
+
+    Raises LaunchError: it is one.
+    """
+    for name, path in (("notice_file", spec.notice_file), ("stop_file", spec.stop_file)):
+        if path is not None and os.path.isdir(path):
+            hint = f"name a file in it: `{spec.typed(name, os.path.join(path, name.partition('_')[0]))}`"
+            raise LaunchError(f"{spec.typed(name, path)} is a folder", hint=hint)
 
 
 def _without_this_node(allocation: Allocation) -> str | None:

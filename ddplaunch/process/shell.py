@@ -18,13 +18,15 @@ from ddplaunch.process.linux import become_subreaper, memory_file, signal_at_end
 
 _KILLED = 2.0  # seconds that the end of a killed process may take
 _KEPT = 2048  # bytes of the end of its output
+_NOT_STARTED = 126
 _MOST = 1 << 20  # bytes that are read at once: what is left in a pipe when the command has ended
 
 
 def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: bytes = b"") -> tuple[int | None, str]:
     """Return the exit status of a command, -n if signal n ended it, and the end of its output, with stderr.
 
-    The status is None if it was killed because it still ran after `within` seconds. Blocks until then: call it in a child.
+    The status is None if it was killed because it still ran after `within` seconds, and 126 if no shell could be started.
+    Blocks until then: call it in a child.
     The command runs below a guard, which ends it with all that it has started, also when this process is killed.
     """
     us = os.getpid()
@@ -47,7 +49,7 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
             os.close(answers)
             os.kill(guard, signal.SIGTERM)  # if a signal has come to us; it may have ended
             _, status = os.waitpid(guard, 0)
-    if not answered:  # the guard was killed
+    if not answered:  # the guard was killed, or could start no shell
         return os.waitstatus_to_exitcode(status), ""
     return msgpack.decode(answered, type=tuple[int | None, str])
 
@@ -64,7 +66,7 @@ def _guard(parent: int, answer: int, command: str, env: Mapping[str, str], withi
         with after_cleanup():
             os.write(answer, msgpack.encode(_run(command, env, within, stdin)))
     finally:
-        os._exit(0)
+        os._exit(_NOT_STARTED)  # which counts where nothing was written
 
 
 def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> tuple[int | None, str]:

@@ -16,7 +16,7 @@ def test_a_file_that_appears_gives_the_workers_the_notice_and_they_save_and_leav
     result = job.wait().expect(138)
     assert "2 workers left after SIGUSR1" in result.err, "and have not finished"
     assert job.signs("got", 2) == ["SIGUSR1", "SIGUSR1"]
-    assert f"ddplaunch: --notice-file {path}: SIGUSR1 to the workers" in result.err
+    assert f"ddplaunch: --notice-file {path}: SIGUSR1 to the workers\n" in result.err
     assert [event["text"] for event in job.events("notice")] == [f"--notice-file {path}"]
     job.nothing_left()
 
@@ -74,15 +74,37 @@ def test_a_command_that_succeeds_gives_the_notice_and_one_that_hangs_ends_with_t
 
 
 @pytest.mark.parametrize("option", [("--notice-command", "/nonexistent"), ("--notice-file", "name" * 99)])
-def test_what_can_give_no_notice_is_named_and_the_job_goes_on(job, program, option):
+def test_what_can_give_no_notice_is_named_once_and_the_job_goes_on(job, program, option):
     job.behave("0=polite", workers=1, options=option)
     warning = next(line for line in job.process.stderr if b"warning" in line).decode()
-    assert (
-        warning.startswith(f"ddplaunch: warning: {option[0]} {option[1]}: ") and "No notice comes from there" in warning
-    )
+    assert warning.startswith(f"ddplaunch: warning: {option[0]} {option[1]}: ")
+    assert warning.endswith(". ddplaunch tries again\n")
     job.process.terminate()
-    job.wait()
+    assert "warning" not in job.wait().err
     job.nothing_left()
+
+
+def test_an_error_of_the_disk_that_passes_is_named_once_and_the_file_is_looked_at_again(job, program):
+    path = job.home / "notice"
+    path.symlink_to(path)
+    job.start("--nproc-per-node", 1, "--notice-file", path, program("leaves"))
+    warning = next(line for line in job.process.stderr if b"warning" in line).decode()
+    assert "too many levels of symbolic links. ddplaunch tries again" in warning
+    job.sign("ready-0")
+    (job.home / "new").touch()
+    (job.home / "new").replace(path)
+    assert "warning" not in job.wait().expect(138).err
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("option", ["--notice-file", "--stop-file"])
+def test_a_folder_in_place_of_the_file_is_one_error_before_the_start(job, program, option):
+    for nodes in ((), ("--nnodes", 2, "--simulate")):
+        err = job.run(*nodes, option, job.home, program("behave")).err
+        assert err.count("error") == 1
+        assert (
+            f"{option} {job.home} is a folder\n\nhint: name a file in it: `{option} {job.home}/{option[2:-5]}`" in err
+        )
 
 
 @pytest.mark.parametrize("option", ["--notice-file", "--stop-file"])
@@ -102,7 +124,7 @@ def test_a_stop_file_stops_all_nodes_of_a_job_that_nobody_reaches(job, program):
     path = job.home / "stop"
     job.behave(nodes=2, workers=1, options=("--stop-file", path))
     path.touch()
-    assert job.wait().expect(143).err.count("--stop-file") == 1
+    assert job.wait().expect(143).err.count(f"--stop-file {path}: SIGTERM to the workers\n") == 1
     job.nothing_left()
 
 
@@ -117,6 +139,8 @@ def test_a_node_of_an_elastic_job_leaves_after_its_notice_and_the_others_go_on(n
         nodes.place(rank, 0)
     files[1].touch()
     assert nodes.statuses(started[1]) == [143]
+    named = f"ddplaunch: --notice-file {files[1]}: SIGTERM to the workers on {os.uname().nodename}\n"
+    assert [named in node.err for node in started] == [False, True]
     assert nodes.place(0, 1)["WORLD_SIZE"] == "1"
     (nodes.home / "signs" / "go").touch()
     assert nodes.statuses(started[0]) == [0]
