@@ -78,6 +78,16 @@ def test_the_number_of_nodes_may_come_from_anywhere(shown, folder: Path) -> None
     assert "#SBATCH --nodes=4\n" in shown("--print --nodes 4 -- --nnodes 4 train.py")
 
 
+def test_spares_are_nodes_that_slurm_is_asked_for(shown) -> None:
+    assert "#SBATCH --nodes=3\n" in shown("--print -- --nnodes 2 --spares 1 train.py")
+    assert "#SBATCH --nodes=3-5\n" in shown("--print -- --nnodes 2:4 --spares 1 train.py")
+    assert "#SBATCH --nodes=3\n" in shown("--print -- --spares 2 train.py")
+    assert "#SBATCH --nodes=3\n" in shown("--print -N 3 -- --nnodes 2 --spares 1 train.py")
+    assert "#SBATCH --nodes=2\n" in shown("--print -N 2 -- --spares 1 train.py")
+    for enough in ("-w gpu[1-4]", "-n 8", "-G 16"):
+        assert "--nodes" not in shown(f"--print {enough} -- --spares 1 train.py")
+
+
 def test_nodes_that_failed_in_slurm_are_excluded_if_that_is_asked(
     shown, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +150,12 @@ REFUSED = [
     ("--nodes 3 -- --nnodes 2 train.py", "--nodes 3 of sbatch and --nnodes 2 do not go together",
      "leave --nnodes out: the job has all nodes that Slurm gives it"),
     ("-N 1-4 -- --nnodes 2:4 train.py", "--nodes 1-4 of sbatch and --nnodes 2:4 do not go together",
+     "leave --nnodes out: the job has all nodes that Slurm gives it"),
+    ("--nodes 2 -- --spares 2 train.py", "--nodes 2 of sbatch is too few for --spares 2",
+     "type `--nodes 3`: it counts the spares, too"),
+    ("-N 2-3 -- --nnodes 2 --spares 1 train.py", "--nodes 2-3 of sbatch is too few for --nnodes 2 with --spares 1",
+     "type `--nodes 3`: it counts the spares, too"),
+    ("-N 4 -- --nnodes 2 --spares 1 train.py", "--nodes 4 of sbatch and --nnodes 2 with --spares 1 do not go together",
      "leave --nnodes out: the job has all nodes that Slurm gives it"),
     ("--nodes 2 -- --standalone train.py", "--nodes 2 of sbatch and --standalone do not go together",
      "--standalone means one node: leave one out"),

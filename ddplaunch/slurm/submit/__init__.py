@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.cluster.checks import asked_nnodes, nnodes_asked
 from ddplaunch.errors import LaunchError, visible, write_stderr
 from ddplaunch.exitcodes import NOT_FOUND, OK
-from ddplaunch.options.parsers import write_nnodes
 from ddplaunch.process.program import check as check_program
 from ddplaunch.runlog.folders import bad_nodes_file
 from ddplaunch.slurm.submit import output, script
@@ -276,9 +276,16 @@ def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
             f"--nodes {found[0]} of sbatch and {spec.origin('standalone')} do not go together",
             hint="--standalone means one node: leave one out",
         )
-    min_nodes, max_nodes = spec.nnodes
-    if "nnodes" in spec.origins and not min_nodes <= given <= max_nodes:
+    least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]
+    is_asked = nnodes_asked(spec)
+    if spec.spares and given < least:
+        asked = asked_nnodes(spec) if is_asked else spec.typed("spares", spec.spares)
         raise LaunchError(
-            f"--nodes {found[0]} of sbatch and {spec.typed('nnodes', write_nnodes(spec.nnodes))} do not go together",
+            f"--nodes {found[0]} of sbatch is too few for {asked}",
+            hint=f"type `--nodes {least}`: it counts the spares, too",
+        )
+    if is_asked and not least <= given <= most:
+        raise LaunchError(
+            f"--nodes {found[0]} of sbatch and {asked_nnodes(spec)} do not go together",
             hint="leave --nnodes out: the job has all nodes that Slurm gives it",
         )

@@ -93,6 +93,7 @@ _BREAK = " \\\n" + _INDENT
 # about the output of sbatch itself, not about the job
 _NOT_IN_SCRIPT = ("quiet", "verbose", "test-only")
 _ABOUT_TASKS = ("ntasks-per-node", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket")
+_GIVE_NODES = ("nodelist", "nodefile", "ntasks", "gpus")  # from which Slurm derives how many
 _PLAIN = frozenset(string.ascii_letters + string.digits + "@%+=:,./_-[]*")
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F)} | str.maketrans({
     "\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'",
@@ -101,10 +102,11 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F)} | str.maket
 
 def options(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOption, ...]:
     """Return the options in the script: those that were typed, and defaults."""
-    min_nodes, max_nodes = spec.nnodes
-    nodes = f"{min_nodes}" if min_nodes == max_nodes else f"{min_nodes}-{max_nodes}"
+    least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]
+    nodes = f"{least}" if least >= most else f"{least}-{most}"
+    is_open = spec.spares and not request.has(*_GIVE_NODES)  # then Slurm would give one node
     defaults = [
-        *([SbatchOption("nodes", nodes)] if "nnodes" in spec.origins else []),
+        *([SbatchOption("nodes", nodes)] if "nnodes" in spec.origins or is_open else []),
         *([SbatchOption("ntasks-per-node", "1")] if not request.has(*_ABOUT_TASKS) else []),
         SbatchOption("output", "%x-%A_%a.out" if request.has("array") else "%x-%j.out"),
         # a requeued job continues in the same file
