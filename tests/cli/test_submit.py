@@ -98,6 +98,14 @@ def test_nodes_that_failed_in_slurm_are_excluded_if_that_is_asked(
     assert "#SBATCH --exclude=gpu01,gpu02\n" in shown("--print -- --avoid-bad-nodes train.py")
     assert "#SBATCH --exclude=gpu[07-09],gpu01,gpu02\n" in shown("--print -x gpu[07-09] -- --avoid-bad-nodes train.py")
     assert "exclude" not in shown("--print -- -q train.py")
+    scontrol = folder / "empty" / "scontrol"
+    scontrol.write_text('#!/bin/sh\nprintf "NodeName=%s State=IDLE\\n" gpu02 gpu03\n')
+    scontrol.chmod(0o755)
+    assert "#SBATCH --exclude=gpu02\n" in shown("--print -- --avoid-bad-nodes train.py")
+    scontrol.write_text("#!/bin/sh\necho NodeName=gpu03 State=IDLE\n")
+    assert "exclude" not in shown("--print -- --avoid-bad-nodes train.py")
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    assert "#SBATCH --exclude=gpu01,gpu02\n" in shown("--print -- --avoid-bad-nodes train.py")
 
 
 def test_a_list_of_failed_nodes_that_cannot_be_used_is_named(folder: Path) -> None:

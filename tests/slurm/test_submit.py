@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 from pexpect import fdpexpect
 
+from ddplaunch.runlog import bad_nodes
+from ddplaunch.runlog.bad_nodes import Failure
+from ddplaunch.runlog.folders import bad_nodes_file
 from tests.conftest import PATIENCE, PROGRAMS, Result, until
 from tests.hosts.host import Command
 from tests.slurm.job import Batch, SlurmJob
@@ -72,6 +76,14 @@ def test_the_output_and_the_status_are_those_of_the_job(job: SlurmJob) -> None:
     said = [line.removeprefix(f"ddplaunch: job {batch.id} ") for line in result.err.splitlines()]
     assert said[0] == f"is submitted; its output goes to greets-{batch.id}.out"
     assert said[-1].startswith("completed")
+
+
+def test_failed_nodes_are_excluded_and_those_of_another_slurm_are_not(job: SlurmJob) -> None:
+    now = time.time()
+    failures = [Failure(host=host, kind="lost", at=now, in_slurm=True) for host in ("node1", "elsewhere")]
+    bad_nodes.add(bad_nodes_file(job.env), failures, now)
+    result = submit(job, "--wait", "--", "--avoid-bad-nodes", script(job, "greets.py", GREETS)).expect(0)
+    assert "on node2: " in submitted(job, result.out).output()
 
 
 def test_a_job_that_fails_gives_its_status(job: SlurmJob) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import chdir
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ ParseJob = Callable[[Sequence[str], Mapping[str, str]], tuple[int, JobSpec]]
 # a step. All but these are removed.
 _NOT_OF_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SLURM_DEBUG_FLAGS")
 _ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
+_PATIENCE = 5.0  # seconds
 _JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
 
 
@@ -100,12 +101,26 @@ def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> 
         return request
     hosts = dict.fromkeys(one.host for one in failures)
     if spec.avoid_bad_nodes and hosts:
+        # sbatch refuses a name that it does not know
+        bad = bad_nodes.among(failures, _known_nodes(request, env) or hosts)
         typed = [option for option in request.options if option.name != "exclude"]
-        names = ",".join(filter(None, (request.value("exclude"), *hosts)))
-        return replace(request, options=(*typed, SbatchOption("exclude", names)))
+        names = ",".join(filter(None, (request.value("exclude"), *bad)))
+        return replace(request, options=(*typed, SbatchOption("exclude", names))) if bad else request
     if hosts and spec.verbosity >= 0:
         write_stderr(visible(f"ddplaunch: warning: {bad_nodes.warning(bad_nodes.among(failures, hosts), now)}\n"))
     return request
+
+
+def _known_nodes(request: SubmitRequest, env: Mapping[str, str]) -> Collection[str]:
+    """Return the nodes of the cluster to which the job is submitted; none if Slurm does not say them."""
+    from ddplaunch.slurm.scontrol import ScontrolError, parse_nodes, scontrol
+
+    clusters = _given("clusters", (), request, env)
+    where = (f"--clusters={clusters}",) if clusters else ()
+    try:
+        return parse_nodes(scontrol(environment(env), (*where, "--all", "show", "nodes", "-o"), _PATIENCE))
+    except ScontrolError:
+        return ()
 
 
 def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Callable[[str], int]) -> int:
