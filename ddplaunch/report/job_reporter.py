@@ -49,6 +49,7 @@ class JobReporter:
         self.pace: float | None = None  # steps in a second
         self.steps: int | None = None  # about how many the last generation has made
         self._prepared = False
+        self._signalled_at: float | None = None  # when a signal has ended the job, if this has said so
         # of the machines, by host: a kind of runlog/bad_nodes.py, and why
         self._faults: dict[str, tuple[str, str]] = {}
 
@@ -58,7 +59,8 @@ class JobReporter:
         if isinstance(event, job.BeginFailed):
             failed = event.failure
             emit("worker_start_failed", rank=failed.rank, reason=failed.reason, status=failed.status)
-        if before.phase is job.Phase.RUNNING and after.why is Why.SIGNALLED:
+        is_stopped = after.why is Why.SIGNALLED or (after.halted and not before.halted)
+        if is_stopped and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
             self._say_stopping(event, before)
         if before.policy.max_nodes == 1:
             return
@@ -100,15 +102,19 @@ class JobReporter:
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Say that the job stops by a signal which came to another node, or to the command that has started the agents.
 
-        `Reporter` says so of a signal that came to this node.
+        `Reporter` says so of a signal that came to this node while its workers ran.
         """
         match event:
-            case job.StopRequested(_, signum):
+            case job.StopRequested(Why.SIGNALLED, signum):
                 pass
-            case job.NodeStopping(id) if id != SELF_ID:
-                signum = 0  # Ctrl-C here would be the first
+            case job.NodeStopping(id, Why.SIGNALLED, signum) if id != SELF_ID:
+                # without a command that has started all agents, Ctrl-C here would be the first
+                signum = signum if before.policy.dispatched else 0
+            case job.NodeStopping(_, Why.SIGNALLED, signum) if before.phase is job.Phase.STOPPING:
+                pass
             case _:
                 return
+        self._signalled_at = self._reporter.clock()
         running = [before.members[id] for id in before.running] or [*before.members.values()]
         workers = sum(member.workers for member in running)
         self.print(closing.render_stopping(signum, self._spec.grace_period, workers, len(running)))
@@ -224,7 +230,9 @@ class JobReporter:
                 return text if spent is None else f"{text}, {spent}"
             case Why.SIGNALLED:
                 stopped = (end.stopped_at for end in exits if end.stopped_at is not None)
-                after = min(stopped, default=now) - began if state.has_begun else None
+                # the workers may have been asked to end before, as after the loss of a node
+                at = min(stopped, default=now) if self._signalled_at is None else self._signalled_at
+                after = at - began if state.has_begun else None
                 reason = f"{ending.text}: " if ending.text else ""
                 return reason + closing.render_stopped(state.signum, after, exits)
             case Why.TIMED_OUT:

@@ -364,6 +364,26 @@ def test_an_elastic_job_goes_on_without_a_node_that_is_lost(job, program, lost):
     assert "error: " not in result.err
 
 
+@pytest.mark.parametrize("lost", [1, 0])
+def test_ctrl_c_while_workers_are_stopped_for_a_lost_node_is_acknowledged(job, program, lost):
+    told = ("--nnodes", "2:3", "--nproc-per-node", 1, "--simulate", "--grace-period", "50s")
+    with (job.home / "err").open("wb") as err:
+        process = job.start(*told, program("restarts"), "saves_until_told", stderr=err)
+    job.signs("place-0", 3)
+    found = processes(job)
+    for who in ("relay", "agent"):
+        found[who][lost].kill()
+    for rank in {0, 1, 2} - {lost}:
+        job.sign(f"saving-0-{rank}")
+    told_of = "takes over from" if lost == 0 else "is lost: "
+    until(lambda: told_of in (job.home / "err").read_text(), "the loss")
+    process.send_signal(SIGINT)
+    said = re.compile(r"ddplaunch: stopping (1 worker|the workers on 2 nodes), up to 50 s; Ctrl-C again kills\n")
+    until(lambda: said.search((job.home / "err").read_text()), "the acknowledgement")
+    (job.home / "signs" / "saved").touch()
+    assert job.wait().status == 130
+
+
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_of_two_nodes_the_second_goes_on_once_the_first_is_known_to_have_ended(job, program, is_stopped):
     """It was only silent, and then its connection to the command ended. Before that, Ctrl-C ends the job as ever."""

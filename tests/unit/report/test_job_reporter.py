@@ -1,0 +1,55 @@
+"""What the coordinator says of a signal that comes while all workers are being stopped already, for a node that was lost."""
+
+from __future__ import annotations
+
+from signal import SIGINT
+
+import pytest
+from msgspec.structs import replace
+
+from ddplaunch.report.job_reporter import JobReporter
+from ddplaunch.report.paint import Paint
+from ddplaunch.report.reporter import Reporter
+from ddplaunch.supervise.job import SELF_ID, AgentLost, Event, NodeStopping, StopRequested, step
+from ddplaunch.supervise.outcome import ClusterEnding, Why
+from tests.unit.builders import spec
+from tests.unit.supervise.job_histories import ELASTIC, THREE, end, ended, history, met
+
+SIGNALS = {
+    "to the command that started the agents": StopRequested(Why.SIGNALLED, SIGINT, 4.0),
+    "to this node": NodeStopping(SELF_ID, Why.SIGNALLED, SIGINT, 4.0),
+    "to another node": NodeStopping(1, Why.SIGNALLED, SIGINT, 4.0),
+}
+
+
+@pytest.mark.parametrize("policy", [ELASTIC, THREE], ids=["goes on without it", "ends with it"])
+@pytest.mark.parametrize("event", SIGNALS.values(), ids=SIGNALS.keys())
+def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
+    clock, said = [100.0], []
+    reporter = Reporter(
+        said.append, lambda: clock[0], verbosity=0, paint=Paint(), cwd="/", home="/", origins={}, program="train.py"
+    )
+    told = JobReporter(reporter, spec(grace_period=30.0))
+    before, _ = history(policy, [*met(), AgentLost(2, "connection closed", 2.0)])
+    before = replace(before, policy=replace(policy, has_successors=policy is ELASTIC))
+
+    def happens(event: Event, at: float) -> None:
+        nonlocal before
+        clock[0] = 100.0 + at
+        state, _ = step(before, event)
+        told.on_event(event, before, state)
+        before = state
+
+    happens(event, 4.0)
+    happens(NodeStopping(1, Why.SIGNALLED, SIGINT, 4.5), 4.5)
+    keys = "" if event == SIGNALS["to another node"] else "; Ctrl-C again kills"
+    assert said == [f"ddplaunch: stopping the workers on 2 nodes, up to 30 s{keys}\n"]
+    for id, host in enumerate("ab"):
+        killed = end(id, host, 110.0, code=None, signal=9, stopped_with=9, stopped_at=102.0)
+        happens(ended(id, 10.0, killed), 10.0)
+    told.ended(before, {}, "", ClusterEnding())
+    if policy is ELASTIC:
+        took = "2 workers ended in 8 s, ranks 0-1 by SIGKILL"
+        assert said[1:] == [f"ddplaunch: stopped by SIGINT (Ctrl-C) after 4 s; {took}\n"]
+    else:
+        assert said[1].startswith("error: node 2 (c) was lost")
