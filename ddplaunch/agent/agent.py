@@ -368,13 +368,15 @@ class Agent:
         self._signals.received(notice.signum, SignalOrigin.PROCESS)
 
     def _stop_all(self, signum: int, source: SignalOrigin) -> None:
-        """Stop the job by this signal, and kill all workers when asked again: SIGTERM itself might have this node leave."""
+        """Stop the job for good, where SIGTERM itself might requeue it or have this node leave; asked again, kill all workers."""
+        from ddplaunch.supervise import job  # imported with the coordinator
+
         coordinator = self._coordinator
+        if coordinator is not None:
+            coordinator.feed(job.Abandoned())
         if signum != SIGTERM or coordinator is None or not self._context.inputs.allocation.nodes_leave:
             self._signals.received(signum, source)
             return
-        from ddplaunch.supervise import job  # imported with the coordinator
-
         now, was_asked = self._loop.now(), self._stop_asked
         self._stop_asked = self._signals.end_asked = True
         again = job.NodeEscalated(job.NO_MEMBER, signum, now)

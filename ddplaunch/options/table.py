@@ -252,7 +252,7 @@ OPTIONS: tuple[Option, ...] = (
            example="'curl -sf http://169.254.169.254/latest/meta-data/spot/instance-action'",
            help="Run this shell command every 5 s on each node. Once it exits with 0, give the same notice."),
     Option(name="stop_file", group=_SUPERVISION, metavar="FILE", parse=parsers.path, path="file", example="/shared/stop",
-           help="When this file appears or changes on node 0, stop the job, as SIGTERM does."),
+           help="When this file appears or changes on node 0, stop the job, as SIGTERM does. It is not requeued."),
 
     Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.one_of(*_OUTPUTS, hint=parsers.to_files), choices=_OUTPUTS,
            example="prefix", default="prefix",

@@ -128,6 +128,18 @@ def test_a_stop_file_stops_all_nodes_of_a_job_that_nobody_reaches(job, program):
     job.nothing_left()
 
 
+def test_a_stop_file_stops_a_job_for_good_that_its_signal_would_requeue(job, program):
+    path = job.home / "stop"
+    job.start("--nproc-per-node", 1, "--requeue-on", "TERM,USR1", "--stop-file", path, program("leaves"))
+    job.sign("ready-0")
+    path.touch()
+    err = job.wait().expect(143).err
+    assert job.sign("got-0") == "SIGTERM"
+    assert "ddplaunch: stopped by SIGTERM after" in err
+    assert "requeue" not in err
+    job.nothing_left()
+
+
 def test_a_node_of_an_elastic_job_leaves_after_its_notice_and_the_others_go_on(nodes, program):
     last_call = ("--rdzv-conf", "last_call_timeout=60")
     args = ("--nproc-per-node", 1, *last_call, program("restarts"), "stays_until_told")

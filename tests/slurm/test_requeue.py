@@ -108,6 +108,15 @@ def test_a_worker_that_fails_after_the_notice_fails_the_job(job: SlurmJob) -> No
     assert "rank 1 on node1 failed: RuntimeError: the checkpoint cannot be written" in running.output()
 
 
+def test_a_job_that_is_stopped_by_its_stop_file_is_over(job: SlurmJob) -> None:
+    path = job.home / "stop"
+    running = leaving(job, "a step of its own", flags=f"--requeue-on TERM,USR1 --stop-file {path}")
+    path.touch()
+    assert (running.wait(), running.exit_code(), running.restarts()) == ("FAILED", 143, 0)
+    assert about_the_queue(running) == []
+    assert "ddplaunch: stopped by SIGTERM after" in running.output()
+
+
 def test_a_command_that_is_killed_is_no_notice(job: SlurmJob) -> None:
     goes_on = f"until [ -e {job.home}/signs/go ]; do sleep 0.1; done"
     running = job.sbatch(

@@ -101,6 +101,10 @@ class StopRequested(Struct, frozen=True):
     by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
 
 
+class Abandoned(Struct, frozen=True):
+    """The user is stopping the job for good, by whatever signal."""
+
+
 class PastStop(Struct, frozen=True):
     """The coordinator that was lost was stopping the workers, and for this reason."""
 
@@ -163,6 +167,7 @@ Event = (
     _OfMembers
     | _OfNodes
     | StopRequested
+    | Abandoned
     | PastStop
     | BeginFailed
     | PortTaken

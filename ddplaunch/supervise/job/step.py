@@ -92,6 +92,8 @@ def step(state: State, event: events.Event) -> Result:
             return _on_escalated(_note(state, signum), id, signum)
         case events.StopRequested(why, signum, at, by_cluster):
             return _stop_job(_note(state, signum, why), why, signum, at, by_cluster=by_cluster)
+        case events.Abandoned():
+            return replace(state, abandoned=True), ()
         case events.PastStop():
             return _on_past_stop(state, event)
         case events.JobSuspended(at):

@@ -469,6 +469,8 @@ ABANDONED: dict[str, tuple[list[Event], int]] = {
     "there was no notice": ([*met(), *LEAVING], 0),
     "Ctrl-C came after it": ([*met(), NodeNoticed(1, SIGUSR1), NodeStopping(1, Why.SIGNALLED, SIGINT, 4), *STOPPING],
         130),
+    "the user stopped it for good, by a signal that is a notice": (
+        [*met(), Abandoned(), NodeNoticed(0, SIGTERM), NodeStopping(0, Why.SIGNALLED, SIGTERM, 4), *STOPPING], 143),
     "the user's command was lost": ([*met(), StopRequested(Why.FRONT_LOST, SIGTERM, 4), *STOPPING], 122),
     "the user stopped it and then did not want to wait": (
         [*met(), NodeStopping(1, Why.SIGNALLED, SIGTERM, 4), NodeEscalated(1, SIGINT, 4.5), *STOPPING], 143),
