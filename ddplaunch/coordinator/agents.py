@@ -245,6 +245,7 @@ def member_of(id: int, hello: Hello, *, is_new: bool = False) -> Member:
         requested_rank=hello.requested_rank,
         node_rank=None if is_new or hello.runs is None else hello.runs.node_rank,
         votes=hello.votes,
+        is_known=hello.run_id is not None and not is_new,
         agreed=(
             ("ddplaunch", facts.ddplaunch),
             ("Python", facts.python),

@@ -69,7 +69,7 @@ class JobReporter:
                 emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="hung")
             case job.DeadlineReached() if after.why is Why.TIMED_OUT is not before.why:
                 emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="timed_out")
-            case job.Joined(member, _):
+            case job.Joined(member, _) if not member.is_known:
                 emit("node_joined", host=member.host, workers=member.workers, node_rank=member.requested_rank)
             case job.AgentLost(id, reason, _) if id in before.members:
                 member = before.members[id]
@@ -157,10 +157,9 @@ class JobReporter:
 
     def failed(self, state: State, traces: Mapping[int, Traces], wait: float, ending: ClusterEnding) -> None:
         """Report that a generation failed and another follows after `wait` seconds."""
-        first = state.failure
-        rank = first.rank if first else None
-        self._reporter.emit("generation_failed", generation=state.generation, rank=rank, wait=wait)
         if state.why in (Why.FAILED, Why.HUNG):
+            rank = state.failure.rank if state.failure else None
+            self._reporter.emit("generation_failed", generation=state.generation, rank=rank, wait=wait)
             spec, used = self._spec, len(state.spent)
             # the restart that follows is counted already
             self._reporter.write(self._reporter.paint.labels(self._failure(state, traces, ending, used - 1)))

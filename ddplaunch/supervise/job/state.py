@@ -76,6 +76,7 @@ class Member(Struct, frozen=True, kw_only=True):
     has_ended: bool = False  # no process of this generation is left there
     leaves_by: int = 0  # the signal at which it ends, when none of this generation is left there, and the others go on
     votes: tuple[Vote, ...] = ()  # in the electorates
+    is_known: bool = False  # it was a member for the coordinator from which this one takes over
 
     @property
     def is_leaving(self) -> bool:
