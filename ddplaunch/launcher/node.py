@@ -52,6 +52,7 @@ import importlib.util
 sys.exit(importlib.util.find_spec("debugpy") is None)
 """
 _DEBUGPY_WITHIN = 30.0  # seconds
+_LOOK_WITHIN = 1.0  # seconds
 
 
 def run(
@@ -83,7 +84,7 @@ def run(
     several = allocation.rendezvous is not None and not spec.no_control
     _check_ports(spec, allocation, draft)
     _check_debuggers(spec, env, draft, allocation if several else None)
-    _check_files(spec)
+    check_files(spec)
     signals = passed_on(spec.signals)
     if reports_job is None:
         reports_job = 0 in draft.ranks or not allocation.has_one_screen
@@ -172,15 +173,25 @@ def _check_debuggers(spec: JobSpec, env: Mapping[str, str], draft: Plan, among_n
         check_debugpy(draft.interpreter, token.public(env))
 
 
-def _check_files(spec: JobSpec) -> None:
+def check_files(spec: JobSpec) -> None:
     """Refuse a folder in place of a file whose change means something: anything that is made in it changes it.
 
     Raises LaunchError: it is one.
     """
     for name, path in (("notice_file", spec.notice_file), ("stop_file", spec.stop_file)):
-        if path is not None and os.path.isdir(path):
+        if path is not None and _is_folder(path):
             hint = f"name a file in it: `{spec.typed(name, os.path.join(path, name.partition('_')[0]))}`"
             raise LaunchError(f"{spec.typed(name, path)} is a folder", hint=hint)
+
+
+def _is_folder(path: str) -> bool:
+    """Return whether a path is that of a folder; False if its disk hangs, with which the job starts all the same."""
+    from ddplaunch.process.ask import AskedEnded, ask  # few jobs need it
+
+    try:
+        return ask(partial(os.path.isdir, path), _LOOK_WITHIN)
+    except (OSError, AskedEnded):  # of which TimeoutError is one
+        return False
 
 
 def _without_this_node(allocation: Allocation) -> str | None:
