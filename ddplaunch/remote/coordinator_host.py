@@ -11,7 +11,7 @@ from functools import partial
 
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.loop.loop import Loop
-from ddplaunch.remote.connections import HostConnection
+from ddplaunch.remote.connections import HostConnection, HostPhase
 from ddplaunch.remote.protocol import COORDINATOR_ENDED
 
 _LATE = 1.0  # seconds, beyond the heartbeat timeout, in which an agent without a connection to here begins to end
@@ -40,6 +40,11 @@ class CoordinatorHost:
     def speakers(self) -> tuple[HostConnection, ...]:
         """The hosts that may know how the job has ended, the one that knows best first."""
         return (self.current, *reversed(self._successors))
+
+    @property
+    def answering(self) -> HostConnection:
+        """The host whose agent is asked about the job: the coordinator's, or once that is lost the last that has taken over."""
+        return next((host for host in self.speakers if host.phase is HostPhase.CONNECTED), self.current)
 
     def took_over(self, host: HostConnection) -> None:
         """Note that the agent of a host waits for the others as their coordinator."""

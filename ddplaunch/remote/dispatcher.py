@@ -270,12 +270,12 @@ class Dispatcher:
             raise FrameError(f"sent a malformed reply ({error})") from None
         if not self._coordinator.speaks_for_job(host):
             raise FrameError("sent a reply that only the first host may send")
-        if (run_socket := self._run_socket) is not None and host is self._coordinator.current:
+        if (run_socket := self._run_socket) is not None and host is self._coordinator.answering:
             expendable(lambda: run_socket.streams.take(chunk), self._no_run_socket)
 
     def _reach(self, host: HostConnection) -> None:
         """Have commands that are typed here reach the coordinator on this host, once its agent has a socket of the run."""
-        if host is not self._coordinator.current or (registered := self._registered.get(host)) is None:
+        if host is not self._coordinator.answering or (registered := self._registered.get(host)) is None:
             return
         if self._job.starter == "simulate":
             self._tell_front(registered.folder, registered.name)
@@ -326,6 +326,8 @@ class Dispatcher:
         self._coordinator.disconnected(host)
         if host is self._coordinator.current and self._run_socket is not None:
             self._run_socket.streams.close()
+        if host is self._coordinator.current and (heir := self._coordinator.answering) is not host:
+            self._reach(heir)
         status = self._statuses.ended.get(host.agent.node_rank)
         if status == exitcodes.BUG:
             self._console.write(host.own_output)

@@ -110,6 +110,24 @@ def test_rows_follow_a_job_that_another_node_takes_over(live):
     assert "stopped by SIGINT" in screen.at_end()[-1]
 
 
+def test_rows_show_that_workers_are_being_stopped_while_another_node_takes_over(job, program):
+    nodes = ("--nnodes", "2:3", "--nproc-per-node", 1, "--simulate")
+    terminal = Lasting(job, "--live", *nodes, program("restarts"), "saves_until_told", columns=COLUMNS)
+    screen = Screen(terminal, COLUMNS)
+    job.signs("place-0", 3)
+    screen.until(lambda rows: rows[-1].startswith("all 3: running"))
+    everything = psutil.Process(terminal.child.pid).children(recursive=True)
+    hosts = [each for each in everything if "ddplaunch.launcher.host" in each.cmdline()]
+    first = min(hosts, key=lambda each: each.pid)
+    for each in [first, *first.children(recursive=True)]:
+        each.kill()
+    screen.until(lambda rows: rows[-1].startswith("all 2: stopping"))
+    (job.home / "signs" / "saved").touch()
+    screen.until(lambda rows: rows[-1].startswith("all 2: running"))
+    terminal.press(CTRL_C)
+    assert "stopped by SIGINT" in screen.at_end()[-1]
+
+
 def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(job, program):
     bash = Shell(job)
     bash.runs("--live", "--nproc-per-node", 2, program("tells"), 0)
