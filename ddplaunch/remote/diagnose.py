@@ -190,8 +190,9 @@ class HostStatuses:
         if self.errors:
             found = error([(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)], len(self._hosts))
             return Verdict(found.status, found.render())
-        if (known := next((host for host in speakers if host in self.ended), None)) is not None:
-            return Verdict(self.ended[known])
+        if told := [self.ended[host] for host in speakers if host in self.ended]:
+            # one that was lost, and whose host has seen that, does not know how the others went on
+            return Verdict(next((status for status in told if status != exitcodes.NODE_LOST), exitcodes.NODE_LOST))
         if signum and not self.has_begun:
             return Verdict(exitcodes.of_signal(signum), note=render_stopped(signum, None, ()))
         found = error([(self._hosts[speakers[0]], self.lost.get(speakers[0], NO_STATUS))])

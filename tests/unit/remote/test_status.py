@@ -39,6 +39,9 @@ def test_one_that_has_taken_over_gives_it_if_the_coordinator_does_not(statuses):
     statuses.lost[0] = LOST
     statuses.ended[1], statuses.ended[2] = 122, 130
     assert statuses.verdict([0, 2, 1], signum=0, front_lost=False) == Verdict(130)
+    statuses.ended[0] = 122
+    assert statuses.verdict([0, 2, 1], signum=0, front_lost=False) == Verdict(130)
+    assert statuses.verdict([0, 1], signum=0, front_lost=False) == Verdict(122)
     statuses.ended[0] = 3
     assert statuses.verdict([0, 2, 1], signum=0, front_lost=False) == Verdict(3)
 
