@@ -96,6 +96,11 @@ def spares(spec: JobSpec, found: int, *, is_per_rank: bool) -> None:
             f"{asked}, but there {'is' if found == 1 else 'are'} {count(found, 'node')}",
             hint="--nnodes counts the nodes that run workers, without the spares",
         )
+    if spec.spares and found - spec.spares == 1:
+        raise LaunchError(
+            f"{asked}: the only node is node 0, and a spare alone cannot take its place",
+            hint="of two nodes or more any may be lost: `--nnodes 2`",
+        )
 
 
 def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:

@@ -331,8 +331,9 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
         _, max_nodes = resolved["nnodes"].value if "nnodes" in resolved else default("nnodes")
         each = resolved["nproc_per_node"].value if "nproc_per_node" in resolved else None
         workers = max_nodes * each if isinstance(each, int) else 1 << 32  # only the nodes will find out
+        all_nodes = max_nodes + (resolved["spares"].value if "spares" in resolved else 0)
         for fault in chaos.value:
-            kind, number = ("node", max_nodes) if fault.kind == "node" else ("rank", workers)
+            kind, number = ("node", all_nodes) if fault.kind == "node" else ("rank", workers)
             if fault.target >= number:
                 raise LaunchError(
                     f"{chaos.given}: there is no {kind} {fault.target}, since the job has {number}",

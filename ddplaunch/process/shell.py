@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
 
     The status is None if it was killed because it still ran after `within` seconds, and 126 if no shell could be started.
     Blocks until then: call it in a child.
+    Its PATH ends with the folder of our interpreter, where `ddplaunch` is.
     The command runs below a guard, which ends it with all that it has started, also when this process is killed.
     """
     us = os.getpid()
@@ -90,7 +92,7 @@ def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> t
             stdin=given,
             stdout=PIPE,
             stderr=STDOUT,
-            env=dict(env),
+            env={**env, "PATH": os.pathsep.join(filter(None, (env.get("PATH"), os.path.dirname(sys.executable))))},
             start_new_session=True,
             preexec_fn=prepare,  # noqa: PLW1509 - the guard has one thread
         )

@@ -69,7 +69,7 @@ class Chaos:
                 self._toggle.set(self._loop.now() + SLOW_INTERVAL)
                 self._notify(f"chaos: {worker} runs at half its speed from now on")
             case "node" if self._kill_node(fault.target):
-                self._notify(f"chaos: killed all of node {fault.target}")
+                self._notify(f"chaos: killed all of node-{fault.target}")
             case _:
                 target = f"node {fault.target}" if fault.kind == "node" else worker
                 self._notify(f"chaos: {fault.kind} {target}: it does not run")

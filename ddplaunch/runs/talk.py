@@ -149,6 +149,7 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
     chosen = find.choose(env, named, "stop")
     name, began = chosen.name, time.monotonic()
     assert chosen.replies is not None
+    nodes = 1
     try:
         with _connection(
             chosen, hint="send SIGTERM to the command that started it; a second one kills the job"
@@ -157,7 +158,7 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
             within = _STOP_WITHIN if chosen.replies.run is not None else _SENT
             for reply in client.replies_of(sock, requests.StopRun(), within):
                 match reply:
-                    case requests.Run():
+                    case requests.Run(nnodes=nodes):
                         write(f"stopping {heading(chosen)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
                     case requests.RunEnded(status):
                         write(f"{name} has ended with status {status}, {duration(time.monotonic() - began)} later")
@@ -166,5 +167,8 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
                         raise LaunchError(f"run {name} does not take the request: {below(reason)}")
     except OSError:
         pass  # it ended at this very moment
+    if nodes > 1:
+        write(f"node 0 of {name} is lost; `ddplaunch ps` on its other nodes shows whether it goes on there")
+        return NODE_LOST
     write(f"{name} has ended; its status is not known")
     return OK

@@ -177,6 +177,24 @@ def test_a_stop_ends_an_elastic_job_as_a_whole_where_ctrl_c_is_ignored(nodes, pr
     assert nodes.statuses() == [143, 143]
 
 
+def test_a_stop_says_so_if_node_0_is_lost_before_the_end(nodes, program, verb, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", nodes.env["XDG_STATE_HOME"])
+    name = f"lost-{nodes.port}"
+    args = ("--run-id", name, "--nproc-per-node", 1, "--grace-period", "60s", program("behave"), "all=stubborn")
+    first, _ = [nodes.node(*nodes.static("1:2", place), *args) for place in range(2)]
+    for rank in range(2):
+        nodes.sign(f"ready-{rank}", ENOUGH)
+    with subprocess.Popen([*nodes.command, "stop", name], env=nodes.env, stderr=PIPE) as asked:
+        for rank in range(2):
+            nodes.sign(f"got-{rank}", ENOUGH)
+        os.kill(first.agent, signal.SIGKILL)
+        line = f"node 0 of {name} is lost; `ddplaunch ps` on its other nodes shows whether it goes on there"
+        assert line in asked.stderr.read().decode()
+        assert asked.wait() == 122
+    verb("stop", name)
+    assert nodes.statuses() == [122, 130]
+
+
 def test_a_node_0_that_is_stopped_does_not_hide_that_another_has_taken_over_here(nodes, program, verb, monkeypatch):
     name = f"stands-{nodes.port}"
     args = (

@@ -319,7 +319,7 @@ def test_a_closed_stdout_stops_nobody(job, program):
 @pytest.mark.parametrize(
     ("chaos", "status", "words"),
     [
-        ("node:1@100ms", 122, ("chaos: killed all of node 1\n", "error: node 1 (node-1) was lost")),
+        ("node:1@100ms", 122, ("chaos: killed all of node-1\n", "error: node 1 (node-1) was lost")),
         (
             "slow:0@0s,hang:1@50ms,kill:2@400ms",
             137,
