@@ -144,6 +144,8 @@ class Agents:
 
     def hand_over(self, signum: int, unfit: str) -> None:
         """Have another agent take over, and know no agent any more."""
+        for id, member in self.waiting.items():
+            self.introduce(id, member.votes)
         self._dismiss(messages.HandedOver(signum, fields.line(unfit)))
 
     def desert(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import events_in, until
@@ -192,6 +193,25 @@ def test_sigterm_or_a_closed_terminal_of_node_0_is_that_node_leaving(nodes, star
     assert first.err.endswith(left)
     assert generation(nodes, 1, 2) == [second, third]
     finish(nodes, second, third)
+
+
+def test_a_node_0_that_is_started_again_before_the_last_one_has_saved_finds_who_takes_over(nodes, start, program):
+    first, second, third = start(3, "2:3", behaviour="saves_until_told")
+    first.process.send_signal(SIGTERM)
+    for rank in range(3):
+        nodes.sign(f"saving-0-{rank}")
+    again = nodes.node(*nodes.c10d("2:3"), "--nproc-per-node", 1, program("restarts"), "stays_until_told")
+
+    def connected() -> list[Any]:
+        return [
+            one for one in psutil.Process(again.agent).net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED
+        ]
+
+    until(connected, "the connection to the node that leaves")
+    (nodes.home / "signs" / "saved").touch()
+    assert nodes.statuses(first) == [143]
+    assert generation(nodes, 1, 3) == [second, third, again]
+    finish(nodes, second, third, again)
 
 
 def test_once_node_0_has_left_the_others_wait_for_another_node_if_they_are_too_few(nodes, start, node_of):
