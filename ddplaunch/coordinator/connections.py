@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 from socket import socket
 
 from msgspec import Struct
@@ -73,14 +74,17 @@ class _Connection:
         self.host_silence = 0.0  # seconds, as last measured
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
+        self.answered = 0.0  # when it gave its last answer, by its clock
+        self.answered_at = -inf  # when that came
 
 
 class Connections:
     """Authenticated peers by number, in order of arrival; each is pinged from time to time.
 
-    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason and whether its process
-    is known to have ended. `dropped` gets each peer of whose message what it tells of workers was malformed and left out, with
-    the reason: no node is lost for that. `answered` is called at each pong.
+    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason, whether its process
+    is known to have ended, and when its last pong came. `dropped` gets each peer of whose message what it tells of workers was
+    malformed and left out, with the reason: no node is lost for that. `answered` is called at each pong. A peer learns when its
+    last pong has come if it `counts`: the coordinator does not go on without it for AT_ONCE after that.
     """
 
     def __init__(
@@ -89,16 +93,18 @@ class Connections:
         terms: Terms,
         *,
         received: Callable[[int, messages.ToCoordinator], None],
-        lost: Callable[[int, str, bool], None],
+        lost: Callable[[int, str, bool, float], None],
         dropped: Callable[[int, str], None],
         refused: Callable[[str, str], None],
         answered: Callable[[], None],
+        counts: Callable[[int], bool],
     ) -> None:
         """Listen on one of the ports of `terms`; raise LaunchError if all are taken."""
         self._received_message = received
         self._lost = lost
         self._dropped = dropped
         self._answered = answered
+        self._counts = counts
         self._loop = loop
         self._heartbeat_timeout = terms.heartbeat_timeout
         least = terms.heartbeat_timeout
@@ -175,6 +181,10 @@ class Connections:
         if (connection := self._connections.pop(id, None)) is not None:
             connection.peer.close()
 
+    def answered_at(self, id: int) -> float:
+        """Return when the last pong of a peer came."""
+        return self._connections[id].answered_at
+
     def expel(self, id: int, reason: str) -> None:
         """Close a connection, and report it as lost."""
         connection = self._connections.get(id)
@@ -183,7 +193,7 @@ class Connections:
                 self._listener.report_refusal(connection.peer.address, reason)
             connection.peer.send(messages.encode(messages.GivenUp(line(reason))))
         self.drop(id)
-        self._lost(id, reason, False)
+        self._lost(id, reason, False, -inf if connection is None else connection.answered_at)
 
     def close(self) -> None:
         """Close everything."""
@@ -204,10 +214,10 @@ class Connections:
             return
         self._last_id += 1
         id = self._last_id
-        self._connections[id] = connection = _Connection(peer)
+        self._connections[id] = _Connection(peer)
         peer.received = lambda payload: self._on_payload(id, payload)
         peer.closed = lambda reason: self._on_closed(id, reason)
-        self._ping(connection)
+        self._ping(id)
         if not self._beat_at.is_set:
             self._beat_at.set(self._loop.now() + self._beat)
 
@@ -223,6 +233,7 @@ class Connections:
         heartbeat.unanswered = 0
         if isinstance(message, messages.Pong):
             heartbeat.pong_received(message.sent, message.at, time.monotonic())
+            connection.answered, connection.answered_at = message.at, self._loop.now()
             self._answered()
         elif message is not None:
             self._received_message(id, message)
@@ -244,11 +255,12 @@ class Connections:
             return message
 
     def _on_closed(self, id: int, reason: str) -> None:
-        del self._connections[id]
+        connection = self._connections.pop(id)
         when = self._loop.clock.paused(self._heartbeat_timeout)
         # the kernel closes the connections of a process that ends; an agent that goes on elsewhere says so before. A firewall
         # may reset them
-        self._lost(id, f"{reason} while the coordinator was {when}" if when else reason, reason == CLOSED)
+        text = f"{reason} while the coordinator was {when}" if when else reason
+        self._lost(id, text, reason == CLOSED, connection.answered_at)
 
     # --- time
 
@@ -276,8 +288,11 @@ class Connections:
             if self._silence.seconds_left(agent, host, self._beat) == 0:
                 self.expel(id, self._silence.describe(agent))
             else:
-                self._ping(connection)
+                self._ping(id)
 
-    def _ping(self, connection: _Connection) -> None:
+    def _ping(self, id: int) -> None:
+        connection = self._connections[id]
         connection.heartbeat.unanswered += 1
-        connection.peer.send(messages.encode(messages.Ping(time.monotonic(), self._silence.host_limit)))
+        answered = connection.answered if self._counts(id) else 0.0
+        ping = messages.Ping(time.monotonic(), self._silence.host_limit, answered)
+        connection.peer.send(messages.encode(ping))

@@ -59,6 +59,7 @@ class Incoming:
             refused=lambda address, reason: print_line(f"refused a connection from {address}: {reason}"),
             # an agent may wait until all others have answered
             answered=lambda: self.agents.state_changed(),  # noqa: PLW0108 - which are made next
+            counts=lambda id: id in coordinator.state.members and bool(coordinator.state.members[id].votes),
         )
         self.agents = Agents(
             loop,
@@ -109,8 +110,11 @@ class Incoming:
             case messages.Acknowledged(term):
                 self._coordinator.feed(job.Acknowledged(id, term, self._loop.now()))
             case messages.Deserted():
+                answered_at = self._connections.answered_at(id)
                 self._connections.drop(id)
-                self._on_lost(id, "has heard nothing from node 0 for too long", has_ended=False)
+                self._on_lost(
+                    id, "has heard nothing from node 0 for too long", has_ended=False, answered_at=answered_at
+                )
             case NodeEnd(leftovers=leftovers) if id in self._late:
                 self._late.discard(id)
                 if leftovers:
@@ -158,7 +162,7 @@ class Incoming:
         # with the votes of those that have come back before, it may go on after all
         return state.is_cut_off or (is_going and not self.agents.returned and not may_go_on(state))
 
-    def _on_lost(self, id: int, reason: str, has_ended: bool) -> None:
+    def _on_lost(self, id: int, reason: str, has_ended: bool, answered_at: float) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end."""
         for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
             known.pop(id, None)
@@ -172,7 +176,7 @@ class Incoming:
             self.agents.watchers.discard(id)
             self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._loop.now()))
         else:
-            self._coordinator.feed(job.AgentLost(id, reason, self._loop.now(), has_ended))
+            self._coordinator.feed(job.AgentLost(id, reason, self._loop.now(), has_ended, answered_at))
 
     # --- one kind of message each
 

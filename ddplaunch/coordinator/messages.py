@@ -122,6 +122,7 @@ class Ping(Struct, frozen=True, tag="ping"):
 
     sent: Seconds
     host_limit: Duration  # of silence, after which each takes the host of the other for lost: see `silence.py`
+    answered: Seconds = 0.0  # when the agent gave the last answer that has come, by its clock
 
 
 class Pong(Struct, frozen=True, tag="pong"):

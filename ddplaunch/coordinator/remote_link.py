@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
@@ -70,6 +72,8 @@ class RemoteLink(Link):
         self._may_shorten_silence = may_shorten_silence
         self._silence = Silence(heartbeat_timeout, heartbeat_timeout)
         self._heard_at = 0.0
+        self._answers: deque[tuple[float, float]] = deque(maxlen=8)  # when pings were answered, by both clocks
+        self._known_at = -inf  # when the last answer was given that has come there, as it has said
         loop.clock.protect(heartbeat_timeout)
         self._peer: Peer | None = None
         self._sequence: OrderSequence | None = None  # from the first message on
@@ -134,6 +138,8 @@ class RemoteLink(Link):
         if self._resolver is not None:
             self._resolver.close()
         self._peer = peer
+        self._answers.clear()
+        self._known_at = -inf
         self._notice_at.cancel()
         peer.received, peer.closed = self._on_message, self._on_closed
         self._note_message()
@@ -171,10 +177,12 @@ class RemoteLink(Link):
             self._lose(f"{_LOST}: the coordinator sent a malformed message ({error})")
             return
         match message:
-            case messages.Ping(sent, host_limit):
+            case messages.Ping(sent, host_limit, answered):
                 if self._may_shorten_silence:
                     self._silence.host_limit = min(host_limit, self._heartbeat_timeout)
-                self._send(messages.Pong(sent, time.monotonic()))
+                self._known_at = next((when for at, when in self._answers if at == answered), self._known_at)
+                self._answers.append((time.monotonic(), self._loop.now()))
+                self._send(messages.Pong(sent, self._answers[-1][0]))
             case messages.Succession():
                 self._on_succession(message)
                 self._send(messages.Acknowledged(message.electorates[-1].term))

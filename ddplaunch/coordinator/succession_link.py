@@ -30,6 +30,7 @@ from ddplaunch.coordinator.silence import seconds_to_look
 from ddplaunch.net.port import listen
 from ddplaunch.supervise import node
 from ddplaunch.supervise.job import SELF_ID
+from ddplaunch.supervise.job.succession import AT_ONCE
 from ddplaunch.supervise.outcome import OWN_END, Why
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
 PATIENCE = 2.0
 _AGAIN = 1.0  # seconds from one look whether the nodes of the coordinator that was lost are here to the next
 _BACK = 5.0  # seconds until a node that was sent elsewhere, and reaches nobody there, looks where it looked before
-# seconds after the last word of a coordinator in which neither that one nor another node can lose this node, begin a generation
-# without it and bring the job to its end
-AT_ONCE = 3.0
 
 
 class SuccessionLink(RemoteLink):
@@ -240,7 +238,7 @@ class SuccessionLink(RemoteLink):
             super().send(self._stopping)
             return
         now = self._loop.now()
-        until = self._heard_at + AT_ONCE
+        until = self._known_at + AT_ONCE
         if self._dialer.reached is not None:
             self._lost_last = endpoint_of(self._dialer.reached[1]), until
         if not self._lost:
@@ -256,7 +254,7 @@ class SuccessionLink(RemoteLink):
             )
             self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs
         elif has_ended and self._dialer.reached == self._old:
-            self._old, self._lost_has_ended = None, True
+            self._old, self._lost_has_ended = None, self._is_in_time(until)
         self._give_up_at.set(now + seconds_to_look(self._heartbeat_timeout))
         self._look_for_successor()
 
@@ -301,7 +299,7 @@ class SuccessionLink(RemoteLink):
         self._gone.add(where)
         last, until = self._lost_last
         until = until if where == last else self._lost_until
-        has_ended = self._loop.now() <= until and not self._loop.clock.paused(AT_ONCE)
+        has_ended = self._is_in_time(until)
         if has_ended:
             self._ended.add(where)
         if self._old is not None and where == endpoint_of(self._old[1]):
@@ -310,6 +308,10 @@ class SuccessionLink(RemoteLink):
                 self.coordinator.last_one_ended()
         if self.coordinator is None:
             self._look_for_successor()
+
+    def _is_in_time(self, until: float) -> bool:
+        """Whether a coordinator that has ended now cannot have gone on without this node before."""
+        return self._loop.now() <= until and not self._loop.clock.paused(AT_ONCE)
 
     def _on_handed_over(self, signum: int, unfit: str) -> None:
         self._left = signum != 0
@@ -320,7 +322,7 @@ class SuccessionLink(RemoteLink):
         reached = self._dialer.reached
         self._disconnect()
         if reached == self._old:
-            self._old, self._lost_has_ended = None, True
+            self._old, self._lost_has_ended = None, self._is_in_time(self._lost_until)
         elif reached is not None:
             self._gone.add(endpoint_of(reached[1]))
         self._look_for_successor()

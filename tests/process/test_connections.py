@@ -46,10 +46,11 @@ class Crowd:
             self.loop,
             terms,
             received=lambda *_: None,
-            lost=lambda *lost: self.lost.append(lost),
+            lost=lambda *lost: self.lost.append(lost[:3]),
             dropped=lambda *_: None,
             refused=lambda *_: None,  # who has not even said hello
             answered=lambda: None,
+            counts=lambda _: True,
         )
 
     def join(self) -> None:
@@ -151,7 +152,7 @@ def test_who_has_lost_another_coordinator_and_comes_late_may_say_at_length_how_i
         peer.received = lambda payload: answer(peer, payload)
 
     state = job.State(policy=job.Policy(min_nodes=1, max_nodes=3), generation=2, term=1, phase=job.Phase.RUNNING)
-    coordinator: Any = SimpleNamespace(state=state, feed=fed.append)
+    coordinator: Any = SimpleNamespace(state=state, feed=fed.append, take_up=lambda _: None)
     terms = Terms(
         max_nodes=3, run_id="run-1", address=None, key=KEY, listen="127.0.0.1", ports=(0,), has_front=False,
         heartbeat_timeout=10.0,

@@ -131,7 +131,23 @@ def scenario(seed: int) -> Scenario:
     )
     if policy.has_successors and starts > 2 and dice.random() < 0.2:
         found = replace(found, faults=tuple(sorted((*found.faults, *_split(dice, starts)), key=lambda fault: fault.at)))
+    if policy.has_successors and starts > 2 and dice.random() < 0.15:
+        found = replace(found, faults=tuple(sorted((*found.faults, *_reset(dice, starts)), key=lambda fault: fault.at)))
     return found
+
+
+def _reset(dice: Random, starts: int) -> tuple[Fault, ...]:
+    """Return how node 0 loses some nodes by a reset, and ends when it goes on without them, while they reach it again."""
+    at = dice.uniform(3.0, 30.0)
+    group = dice.sample(range(1, starts), dice.randint(1, starts - 2))
+    rest = [number for number in range(1, starts) if number not in group]
+    later, lasts = at + dice.random(), dice.uniform(0.2, 2.5)
+    return (
+        *(Fault(at, "reset", 0, one) for one in group),
+        *(Fault(later, "sever", one, other, lasts=60.0) for one in group for other in rest),
+        *(Fault(later, "sever", 0, one, lasts=lasts) for one in group),
+        Fault(at, "kill", COORDINATOR, awaits=True, after=dice.choice((2, 4, 6, 8, 12))),
+    )
 
 
 def _split(dice: Random, starts: int) -> tuple[Fault, ...]:

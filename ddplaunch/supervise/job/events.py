@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec import Struct
 
 from ddplaunch.supervise.job.state import Member
@@ -22,6 +24,7 @@ class AgentLost(Struct, frozen=True):
     reason: str  # as in a sentence: "connection closed", "silent for 10 s"
     at: float
     has_ended: bool = False  # its process is known to be gone, so that it goes on nowhere else
+    answered_at: float = -inf  # when its last answer came
 
 
 class Acknowledged(Struct, frozen=True):

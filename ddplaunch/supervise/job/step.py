@@ -23,7 +23,7 @@ from ddplaunch.supervise.job.starting import (
     waiting,
 )
 from ddplaunch.supervise.job.state import BETWEEN, FIRST_NOTICE, SELF_ID, Member, Members, Phase, Policy, State
-from ddplaunch.supervise.job.succession import SETTLE, gathered, may_go_on, with_begun, with_ended
+from ddplaunch.supervise.job.succession import AT_ONCE, SETTLE, gathered, may_go_on, with_begun, with_ended
 from ddplaunch.supervise.outcome import CUT_OFF, OWN_END, Why
 from ddplaunch.words import signal_name
 
@@ -58,7 +58,8 @@ def step(state: State, event: events.Event) -> Result:
         # members
         case events.Joined(member, at):
             return _on_joined(state, member, at)
-        case events.AgentLost(id, reason, at, has_ended):
+        case events.AgentLost(id, reason, at, has_ended, answered_at):
+            state = _without_surprise(state, id, answered_at) if not has_ended else state
             return _on_agent_lost(state, id, reason, at, has_ended) if id in state.members else (state, ())
         case events.Acknowledged(id, term, at):
             return on_acknowledged(state, id, at) if term == state.term else (state, ())
@@ -149,6 +150,13 @@ def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
         return end(replace(state, why=Why.NOT_MET, ended_idle=True), text, event.hint)
     state, then = start(state, event.at) if is_complete(state) else (state, ())
     return state, (actions.Print(text), *then)
+
+
+def _without_surprise(state: State, id: int, answered_at: float) -> State:
+    """Begin no generation without this node as long as it would take a refused connection for the end of this coordinator."""
+    if id not in state.members or not state.members[id].votes:
+        return state
+    return replace(state, regroup_at=max(state.regroup_at, answered_at + AT_ONCE))
 
 
 def _on_agent_lost(state: State, id: int, reason: str, at: float, has_ended: bool = True) -> Result:

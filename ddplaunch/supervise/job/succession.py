@@ -11,6 +11,9 @@ from ddplaunch.supervise.electorate import MAX_SPENT, Electorate, History, Vote
 from ddplaunch.supervise.job.state import FIRST_NOTICE, Member, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
+# seconds from an answer of a node, which node 0 has received, in which node 0 neither goes on without this node nor comes to an
+# end later than that: who refuses this node a connection then has ended, and has begun nothing without it
+AT_ONCE = 4.0
 SETTLE = (
     3.0  # seconds for the last nodes, once enough are there: a silent coordinator is noticed up to a heartbeat apart
 )

@@ -33,7 +33,7 @@ def test_a_node_on_the_host_of_the_coordinator_is_reached_from_other_hosts_where
     )  # fmt: skip
     nothing: Any = lambda *_: None  # noqa: E731 - one line for five callbacks
     connections = Connections(
-        loop, terms, received=nothing, lost=nothing, dropped=nothing, refused=nothing, answered=nothing
+        loop, terms, received=nothing, lost=nothing, dropped=nothing, refused=nothing, answered=nothing, counts=bool
     )
     for address, local_address in peers:
         peer: Any = PlayedCoordinator()

@@ -114,7 +114,7 @@ TO_AGENT: list[dict[str, Any]] = [
     {"type": "kill", "at": 1.5},
     {"type": "forward", "signum": 10},
     {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10, "is_watched": False},
-    {"type": "ping", "sent": 1.0, "host_limit": 5.0},
+    {"type": "ping", "sent": 1.0, "host_limit": 5.0, "answered": 2.0},
     {"type": "ask", "number": 1, "question": {"type": "status"}},
     {"type": "forget", "number": 1},
     {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},

@@ -15,9 +15,10 @@ from ddplaunch.coordinator.messages import Candidate, Deserted, Ended, GivenUp, 
 from ddplaunch.coordinator.orders import Generation
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED
 from ddplaunch.coordinator.silence import seconds_to_look
-from ddplaunch.coordinator.succession_link import AT_ONCE, SuccessionLink
+from ddplaunch.coordinator.succession_link import SuccessionLink
 from ddplaunch.supervise import node
 from ddplaunch.supervise.electorate import Electorate, Vote
+from ddplaunch.supervise.job.succession import AT_ONCE
 from ddplaunch.supervise.outcome import Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import HISTORY
@@ -77,6 +78,7 @@ class Bed:
             history=HISTORY,
         )
         self.hear(told)
+        self.is_kept()
 
     def _take_over(self, _request: object, inheritance: Any, *_: object) -> Any:
         inheritance.listening.close()
@@ -90,9 +92,14 @@ class Bed:
         self.dialed = []
 
     def open(self, rank: int) -> Peer:
-        self.reached, peer = (2, NODES[rank]), Peer(rank)
-        self.link._on_opened(peer)  # type: ignore[arg-type]
-        return peer
+        self.reached, self.peer = (2, NODES[rank]), Peer(rank)
+        self.link._on_opened(self.peer)  # type: ignore[arg-type]
+        return self.peer
+
+    def is_kept(self) -> None:
+        """The coordinator has this node, and says that its answers come."""
+        self.hear(Ping(0.0, 10.0))
+        self.hear(Ping(0.0, 10.0, self.peer.sent[-1].at))
 
     def hear(self, message: Any) -> None:
         self.link._on_message(messages.encode(message))
@@ -136,7 +143,7 @@ def test_who_is_given_up_looks_for_the_others(beds: Any) -> None:
     assert (bed.link.end, bed.dialed) == (None, [NODES[1], NODES[0]])
 
 
-@pytest.mark.parametrize(("after", "has_ended"), [(AT_ONCE - 0.5, True), (AT_ONCE + 0.5, False)])
+@pytest.mark.parametrize(("after", "has_ended"), [(2.5, True), (AT_ONCE + 0.5, False)])
 def test_a_refusal_proves_an_end_only_before_that_node_can_have_gone_on_with_others(
     beds: Any, after: float, has_ended: bool
 ) -> None:
@@ -162,7 +169,7 @@ def test_once_a_node_that_took_over_is_lost_too_a_refusal_proves_only_its_own_en
     bed.link._lose_coordinator("connection reset", has_ended=False)
     bed.wait(AT_ONCE + 0.5)
     bed.open(1)
-    bed.hear(Ping(0.0, 10.0))
+    bed.is_kept()
     bed.link._lose_coordinator("connection reset", has_ended=False)
     bed.refuses(0)
     assert bed.link._ended == set()
@@ -253,3 +260,19 @@ def test_a_worker_that_fails_because_node_0_is_lost_does_not_end_its_node(beds: 
     assert bed.link.end is None
     bed.link.send(node.ReportStopping(Why.SIGNALLED, SIGTERM))
     assert bed.link.end and bed.link.end.status == 143
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_the_end_of_a_coordinator_that_may_have_gone_on_without_this_node_proves_nothing(
+    beds: Any, is_kept: bool
+) -> None:
+    """This node was dropped, comes back, and sees how the connection is closed."""
+    bed = beds(1)
+    bed.link._lose_coordinator("connection reset", has_ended=False)
+    bed.link.coordinator.state.gather_until = 1.0
+    bed.wait(AT_ONCE + 0.5)
+    bed.open(0)
+    if is_kept:
+        bed.is_kept()
+    bed.link._on_closed(CLOSED)
+    assert bed.inherited[-1].lost_has_ended is is_kept

@@ -112,6 +112,19 @@ def test_nodes_that_have_ended_are_not_going_on_elsewhere() -> None:
     assert (state.phase, state.generation) == (Phase.RUNNING, 1)
 
 
+def test_it_goes_on_without_a_node_only_when_that_would_not_take_its_end_for_that_of_the_job() -> None:
+    """Else that node would count with those of the generation before, from which others have gone on meanwhile."""
+    reset = AgentLost(1, "connection reset", 50.0, answered_at=49.5)
+    over = [stopping(id, 50.1) for id in (0, 2, 3)]
+    state, _ = history(ELASTIC, [*begun(4), reset, *over, DeadlineReached(50.2), DeadlineReached(53.4)])
+    assert state.deadline == 49.5 + succession.AT_ONCE
+    state = after(state, DeadlineReached(53.5), *acknowledged(2, 3, term=2))
+    assert (state.phase, len(state.taking_part)) == (Phase.RUNNING, 3)
+    silent = AgentLost(1, LOST, 50.0, answered_at=40.0)
+    state, _ = history(ELASTIC, [*begun(4), silent, *over, DeadlineReached(50.2), *acknowledged(2, 3, term=2)])
+    assert state.phase is Phase.RUNNING
+
+
 def test_nodes_that_have_left_are_not_going_on_elsewhere() -> None:
     told = [NodeStopping(id, Why.SIGNALLED, 15, 50.0) for id in (1, 2)]
     ends = [stopping(id, 51.0) for id in (1, 2, SELF_ID)]
