@@ -220,6 +220,8 @@ def _notify(queue: OutputQueue, event: Event) -> None:
     match event.name:
         case "job_started":
             queue.put(CONTROL, b'{"type":"begun","world_size":%d}' % event.fields["world_size"])
+        case "generation_started":
+            queue.put(CONTROL, b'{"type":"generation","number":%d}' % event.fields["generation"])
         case "worker_started":
             queue.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
 

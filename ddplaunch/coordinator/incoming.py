@@ -309,6 +309,8 @@ class Incoming:
         state, answered = self._coordinator.state, self._connections.all_answered
         is_clear = answered and not any(member.is_leaving for member in state.members.values())
         for id, member in list(self.agents.waiting.items()):
+            if id not in self.agents.waiting:
+                return  # the one before has ended the job, or had it handed over
             if id in self.agents.returned and (not answered or state.phase is Phase.ENDED):
                 continue
             if why_not_admitted(self._coordinator.state, member) is None or is_clear:

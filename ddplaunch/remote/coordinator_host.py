@@ -31,6 +31,7 @@ class CoordinatorHost:
         self._ended: set[HostConnection] = set()  # whose agents go on nowhere
         self._confirmed: set[HostConnection] = set()  # successors that know that those before them have ended
         self._is_over = False  # the job, as the coordinator has decided
+        self._generations: dict[HostConnection, int] = {}  # the last that has begun on each host
 
     def speaks_for_job(self, host: HostConnection) -> bool:
         """Whether the coordinator is on this host, or was, or its agent has taken over."""
@@ -57,6 +58,10 @@ class CoordinatorHost:
         """Note that a generation has begun with the coordinator on this host."""
         self.current, self._successors = host, []
 
+    def generation_begun(self, host: HostConnection, number: int) -> None:
+        """Note that this generation has begun on a host."""
+        self._generations[host] = number
+
     def agent_ended(self, host: HostConnection, status: int = NODE_LOST) -> None:
         """Note that the agent of a host has ended, or begun to end, and so coordinates nothing any more.
 
@@ -72,10 +77,16 @@ class CoordinatorHost:
             self._loop.timer(self._loop.now() + self._fence, partial(self.agent_ended, host))
 
     def _answer(self) -> None:
-        """Tell each successor, once, that all coordinators before that one have ended; or end it, with the job."""
+        """Tell each successor, once, that all coordinators before that one have ended; or end it, with the job.
+
+        One that the job has gone on without is told nothing: it would count with nodes that have gone on.
+        """
+        last = max(self._generations.values(), default=-1)
         for at, host in enumerate(self._successors):
             if self._is_over:
                 host.close_stdin()
+            elif self._generations.get(host, -1) < last:
+                continue
             elif host not in self._confirmed and self._ended.issuperset((self.current, *self._successors[:at])):
                 self._confirmed.add(host)
                 host.send(COORDINATOR_ENDED, b"")

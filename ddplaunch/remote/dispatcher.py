@@ -229,6 +229,8 @@ class Dispatcher:
             case messages.Begun(world_size):
                 self._statuses.has_begun, self._world_size = True, world_size
                 self._chaos.begun(world_size)
+            case messages.GenerationBegun(number):
+                self._coordinator.generation_begun(host, number)
             case messages.Worker(rank, pid) if self._job.spec.chaos:
                 self._chaos.started(rank, pid)
             case messages.FailureText() | messages.Outcome():

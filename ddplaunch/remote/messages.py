@@ -93,9 +93,15 @@ class Registered(Struct, frozen=True, tag="registered"):
 
 
 class Begun(Struct, frozen=True, tag="begun"):
-    """From a host: a generation begins."""
+    """From a host: the first of its generations begins."""
 
     world_size: Number
+
+
+class GenerationBegun(Struct, frozen=True, tag="generation"):
+    """From a host: a generation begins there."""
+
+    number: Number
 
 
 class Worker(Struct, frozen=True, tag="worker"):
@@ -139,7 +145,7 @@ class Outcome(Struct, frozen=True, tag="outcome"):
 
 
 FromCoordinator = Addresses | Listening | Coordinates | Registered | FailureText | Outcome
-Report = FromCoordinator | Ready | Begun | Worker | OrderRefused | AgentEnded | FinalReport
+Report = FromCoordinator | Ready | Begun | GenerationBegun | Worker | OrderRefused | AgentEnded | FinalReport
 
 encode = msgspec.json.Encoder().encode
 order: Callable[[bytes], Order] = decoder(Order)

@@ -118,6 +118,17 @@ def test_who_has_lost_a_coordinator_is_taken_back_once_all_others_have_answered(
     assert len(fed) == 1
 
 
+def test_who_waits_is_forgotten_when_the_job_ends_as_the_one_before_joins() -> None:
+    fed = list[Any]()
+    incoming = incoming_for(STATE, fed)
+    incoming._coordinator.feed = lambda event: (fed.append(event), incoming.agents.waiting.clear())
+    member = member_of(3, HELLO, is_new=True)
+    incoming.agents.waiting.update({3: member, 4: replace(member, id=4)})
+    incoming._admit_waiting()
+    incoming.agents.close()
+    assert len(fed) == 1
+
+
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_who_is_told_to_stop_while_it_waits_leaves_as_it_is_or_ends_the_job_of_one_command(dispatched: bool) -> None:
     fed, released = list[Any](), list[Any]()

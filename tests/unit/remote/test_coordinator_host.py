@@ -108,3 +108,18 @@ def test_nobody_takes_over_a_job_that_has_had_its_end(bed: Bed, order: str, stat
     bed.loop.pass_time(TIMEOUT + 2)
     assert bed.told() == []
     assert [host.is_cut_off for host in bed.hosts] == [False, True, False]
+
+
+def test_one_that_the_job_has_gone_on_without_does_not_take_over(bed: Bed) -> None:
+    """Nodes have lost each other, and not this side. Another one may go on with the generation that has begun since."""
+    for host in bed.hosts:
+        bed.coordinator.generation_begun(host, 0)
+    bed.coordinator.took_over(bed.hosts[1])
+    for host in (bed.hosts[0], bed.hosts[2]):
+        bed.coordinator.generation_begun(host, 1)
+    bed.coordinator.agent_ended(bed.hosts[0])
+    assert bed.told() == []
+    bed.coordinator.took_over(bed.hosts[2])
+    assert bed.told() == []  # the one before it may still go on
+    bed.coordinator.agent_ended(bed.hosts[1])
+    assert bed.told() == [2]
