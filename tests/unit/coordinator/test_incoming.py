@@ -121,7 +121,12 @@ def test_who_has_lost_a_coordinator_is_taken_back_once_all_others_have_answered(
 def test_who_waits_is_forgotten_when_the_job_ends_as_the_one_before_joins() -> None:
     fed = list[Any]()
     incoming = incoming_for(STATE, fed)
-    incoming._coordinator.feed = lambda event: (fed.append(event), incoming.agents.waiting.clear())
+
+    def ends(event: Any) -> None:
+        fed.append(event)
+        incoming.agents.waiting.clear()
+
+    incoming._coordinator.feed = ends
     member = member_of(3, HELLO, is_new=True)
     incoming.agents.waiting.update({3: member, 4: replace(member, id=4)})
     incoming._admit_waiting()
