@@ -27,7 +27,9 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
     """Return the exit status of a command, -n if signal n ended it, and the end of its output, with stderr.
 
     The status is None if it was killed because it still ran after `within` seconds, and 126 if no shell could be started.
-    Blocks until then: call it in a child. Its PATH ends with the folder of our interpreter, where `ddplaunch` is. The command runs below a guard, which ends it with all that it has started, also when this process is killed.
+    Blocks until then: call it in a child. Its PATH ends with the folder of our interpreter, where `ddplaunch` is.
+
+    The command runs below a guard, which ends it with all that it has started, also when this process is killed.
     """
     us = os.getpid()
     answers, answer = os.pipe2(os.O_CLOEXEC)

@@ -188,7 +188,7 @@ def test_a_stop_says_so_if_node_0_is_lost_before_the_end(nodes, program, verb, m
         for rank in range(2):
             nodes.sign(f"got-{rank}", ENOUGH)
         os.kill(first.agent, signal.SIGKILL)
-        line = f"node 0 of {name} is lost; `ddplaunch ps` on its other nodes shows whether it goes on there"
+        line = f"node 0 of {name} is lost. `ddplaunch ps` on its other nodes shows whether it goes on there"
         assert line in asked.stderr.read().decode()
         assert asked.wait() == 122
     verb("stop", name)
