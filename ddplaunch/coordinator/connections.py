@@ -75,14 +75,14 @@ class _Connection:
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
         self.answered = 0.0  # when it gave its last answer, by its clock
-        self.answered_at = -inf  # when that came
+        self.answered_at = -inf  # when that or another message came
 
 
 class Connections:
     """Authenticated peers by number, in order of arrival; each is pinged from time to time.
 
     `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason, whether its process
-    is known to have ended, and when its last pong came. `dropped` gets each peer of whose message what it tells of workers was
+    is known to have ended, and when its last message came. `dropped` gets each peer of whose message what it tells of workers was
     malformed and left out, with the reason: no node is lost for that. `answered` is called at each pong. A peer learns when its
     last pong has come if it `counts`: the coordinator does not go on without it for AT_ONCE after that.
     """
@@ -182,7 +182,7 @@ class Connections:
             connection.peer.close()
 
     def answered_at(self, id: int) -> float:
-        """Return when the last pong of a peer came."""
+        """Return when the last message of a peer came, unless it has left."""
         return self._connections[id].answered_at
 
     def expel(self, id: int, reason: str) -> None:
@@ -231,9 +231,11 @@ class Connections:
             self.expel(id, f"sent a malformed message ({error})")
             return
         heartbeat.unanswered = 0
+        if not isinstance(message, messages.Deserted):
+            connection.answered_at = self._loop.now()
         if isinstance(message, messages.Pong):
             heartbeat.pong_received(message.sent, message.at, time.monotonic())
-            connection.answered, connection.answered_at = message.at, self._loop.now()
+            connection.answered = message.at
             self._answered()
         elif message is not None:
             self._received_message(id, message)

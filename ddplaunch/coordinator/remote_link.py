@@ -74,6 +74,7 @@ class RemoteLink(Link):
         self._heard_at = 0.0
         self._answers: deque[tuple[float, float]] = deque(maxlen=8)  # when pings were answered, by both clocks
         self._known_at = -inf  # when the last answer was given that has come there, as it has said
+        self._acknowledged_at = -inf  # when the last electorate was
         loop.clock.protect(heartbeat_timeout)
         self._peer: Peer | None = None
         self._sequence: OrderSequence | None = None  # from the first message on
@@ -139,7 +140,7 @@ class RemoteLink(Link):
             self._resolver.close()
         self._peer = peer
         self._answers.clear()
-        self._known_at = -inf
+        self._known_at = self._acknowledged_at = -inf
         self._notice_at.cancel()
         peer.received, peer.closed = self._on_message, self._on_closed
         self._note_message()
@@ -185,6 +186,7 @@ class RemoteLink(Link):
                 self._send(messages.Pong(sent, self._answers[-1][0]))
             case messages.Succession():
                 self._on_succession(message)
+                self._acknowledged_at = self._loop.now()
                 self._send(messages.Acknowledged(message.electorates[-1].term))
             case messages.Ended(votes):
                 self._on_ended(votes)

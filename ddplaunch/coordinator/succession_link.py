@@ -178,6 +178,7 @@ class SuccessionLink(RemoteLink):
             if self._lost and self.coordinator is not None:
                 self._loop.post(Coordinates())
             self._begin(order)
+            self._known_at = max(self._known_at, self._acknowledged_at)
             # all nodes have acknowledged the last electorate: the one before decides nothing any more
             self._succession = self._succession.as_begun()
             self._found()
