@@ -92,7 +92,7 @@ def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> t
             stdin=given,
             stdout=PIPE,
             stderr=STDOUT,
-            env={**env, "PATH": os.pathsep.join(filter(None, (env.get("PATH"), os.path.dirname(sys.executable))))},
+            env={**env, "PATH": f"{env.get('PATH', os.defpath)}{os.pathsep}{os.path.dirname(sys.executable)}"},
             start_new_session=True,
             preexec_fn=prepare,  # noqa: PLW1509 - the guard has one thread
         )

@@ -20,3 +20,8 @@ def test_a_python_without_memfd_create_as_condas_runs_it_too(monkeypatch: pytest
 
 def test_a_command_that_takes_too_long_is_killed_and_its_words_are_kept():
     assert run_in_shell("echo told; sleep 60", ENV, 0.3) == (None, "told\n")
+
+
+def test_a_command_finds_ddplaunch_though_its_environment_is_not_activated():
+    assert run_in_shell("command -v ddplaunch", ENV, 10.0)[0] == 0
+    assert run_in_shell("exec true", {}, 10.0) == (0, "")
