@@ -278,8 +278,9 @@ class SuccessionLink(RemoteLink):
     def _before(self) -> tuple[messages.Candidate, ...]:
         """Return the nodes that take over before this one, but for those that are gone."""
         assert self._succession is not None
-        candidates = self._succession.candidates[: self._position]
-        return tuple(one for one in candidates if _endpoint(one) not in self._gone)
+        candidates, position = self._succession.candidates, self._position
+        own = None if position is None else _endpoint(candidates[position])  # it may be there twice, if it came again
+        return tuple(one for one in candidates[:position] if _endpoint(one) not in {*self._gone, own})
 
     def _look_for_successor(self) -> None:
         """Look for the nodes that take over before this one; if there is none, take over."""

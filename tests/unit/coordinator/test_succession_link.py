@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import CLOSED, RESET
@@ -276,3 +277,12 @@ def test_the_end_of_a_coordinator_that_may_have_gone_on_without_this_node_proves
         bed.is_kept()
     bed.link._on_closed(CLOSED)
     assert bed.inherited[-1].lost_has_ended is is_kept
+
+
+def test_an_agent_that_is_in_the_order_twice_does_not_look_for_itself(beds: Any) -> None:
+    """It had come again before the coordinator knew that its first connection was broken."""
+    bed = beds(2)
+    other, own = bed.link._succession.candidates
+    bed.link._succession = replace(bed.link._succession, candidates=(replace(other, address=own.address), own))
+    bed.link._on_closed(CLOSED)
+    assert (len(bed.inherited), bed.dialed) == (1, [])
