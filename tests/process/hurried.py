@@ -7,5 +7,5 @@ from ddplaunch.launcher import node
 
 if __name__ == "__main__":
     node._AT_REST = 0.5
-    vars(import_module("ddplaunch.supervise.job.step"))["NOTICED"] = 2.0  # its package has a function of this name
+    vars(import_module("ddplaunch.supervise.job.limits"))["NOTICED"] = 2.0
     main()

@@ -302,7 +302,7 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def is_debugged(self) -> bool:
         """Whether a debugger holds a worker of any node, so that the time limits wait."""
-        return any(id in self.members and self.members[id].runs for id in self.debugging)
+        return any(map(self.runs, self.debugging))
 
     @property
     def may_wait_for_port(self) -> bool:
@@ -341,6 +341,10 @@ class State(Struct, frozen=True, kw_only=True):
     def running(self) -> tuple[int, ...]:
         """The ids of the nodes on which processes of this generation are left."""
         return tuple(member.id for member in self.members.values() if member.runs)
+
+    def runs(self, id: int) -> bool:
+        """Whether processes of this generation are left on this node."""
+        return id in self.members and self.members[id].runs
 
     @property
     def exits(self) -> tuple[WorkerExit, ...]:

@@ -1,12 +1,11 @@
 """The decision about the job: a state and an event give the next state and the actions to carry out.
 
-`step` is the table of events. How a generation ends, and what follows, is in `ending`; who may join and what it is told, in
-`rendezvous`.
+`step` is the table of events. How a generation ends, and what follows, is in `ending`. Who may join, and what it is told, is in
+`rendezvous`. `limits` are those of time.
 """
 
 from __future__ import annotations
 
-from math import isfinite
 from signal import SIGHUP, SIGINT, SIGTERM
 
 from msgspec.structs import replace
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 from ddplaunch import exitcodes
 from ddplaunch.supervise.job import actions, events, rendezvous
 from ddplaunch.supervise.job.ending import HARMLESS, MAY_RESTART, Result, end, go_on_if_ended, stop
+from ddplaunch.supervise.job.limits import on_limits_paused, on_node_idle, on_resumed
 from ddplaunch.supervise.job.starting import (
     is_complete,
     on_acknowledged,
@@ -29,8 +29,6 @@ from ddplaunch.words import signal_name
 
 NEXT_NOTICE = 30.0  # seconds from one such line to the next
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
-# seconds without progress on any node after which that is printed, if --hang-timeout does not end the job
-NOTICED = 60.0
 
 # seconds from SIGTERM to a node until the next generation: somebody who deletes the whole job does not reach all nodes at
 # once, and node 0, with which the job ends, may be the last
@@ -81,14 +79,14 @@ def step(state: State, event: events.Event) -> Result:
         case events.NodeStopping(id, why, signum):
             return _on_node_stopping(_note(state, signum, why), event) if id in state.members else (state, ())
         case events.NodeEnded(id):
-            return _on_node_ended(state, event) if _runs(state, id) else (state, ())
+            return _on_node_ended(state, event) if state.runs(id) else (state, ())
         case events.NodeIdle(id):
-            return _on_node_idle(state, event) if _runs(state, id) else (state, ())
+            return on_node_idle(state, event) if state.runs(id) else (state, ())
         case events.LimitsPaused(id, paused):
-            return _on_limits_paused(state, id, paused=paused) if _runs(state, id) else (state, ())
+            return on_limits_paused(state, id, paused=paused) if state.runs(id) else (state, ())
         # the user, or a scheduler
         case events.NodeNoticed(id, signum):
-            return (_note(state, signum), ()) if _runs(state, id) else (state, ())
+            return (_note(state, signum), ()) if state.runs(id) else (state, ())
         case events.NodeEscalated(id, signum):
             return _on_escalated(_note(state, signum), id, signum)
         case events.StopRequested(why, signum, at, by_cluster):
@@ -100,7 +98,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.JobSuspended(at):
             return (replace(state, suspended_at=at) if state.suspended_at is None else state), ()
         case events.JobResumed(at):
-            return _on_resumed(state, at), ()
+            return on_resumed(state, at), ()
         # time
         case events.DeadlineReached(at):
             return _on_deadline(state, at)
@@ -113,10 +111,6 @@ def _note(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
     if signum in state.policy.notices:
         return state if state.notice else replace(state, notice=signum)
     return replace(state, abandoned=True) if signum not in (0, SIGTERM) else state
-
-
-def _runs(state: State, id: int) -> bool:
-    return id in state.members and state.members[id].runs
 
 
 # --- members
@@ -412,67 +406,7 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
     return state, (actions.HandOver(0), *then, *ended)
 
 
-# --- limits: of time, and of time without progress
-
-
-def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
-    """Note for how long a node has made no progress. If no node has for too long, stop all workers, or print it."""
-    if state.phase is not Phase.RUNNING or state.suspended_at is not None or state.is_debugged:
-        return state, ()
-    was_named = isfinite(state.idle_named_at) and state.progress_at <= state.idle_named_at
-    state = replace(
-        state,
-        idle=state.idle.with_item(event.id, (event.since, event.at)),
-        progress_at=max(state.progress_at, event.since),
-    )
-    if was_named and state.progress_at > state.idle_named_at:
-        return state, (actions.NameProgress(event.at - state.idle_named_at),)
-    limit = state.policy.hang_timeout or NOTICED
-    is_named = state.progress_at <= state.idle_named_at
-    # a report before that of the awaited node changes nothing: with thousands of nodes, most reports end here
-    awaited = state.idle_awaits
-    awaits_another = awaited is not None and awaited != event.id and _runs(state, awaited)
-    if event.at - event.since < limit or is_named or awaits_another:
-        return state, ()
-    awaited = _must_report_again(state, limit)
-    if awaited is not None:
-        return replace(state, idle_awaits=awaited), ()
-    if state.policy.hang_timeout is not None:
-        return stop(state, Why.HUNG, SIGTERM, event.at)
-    spans = [state.idle[id] for id in state.running]
-    since, until = max(since for since, _ in spans), min(until for _, until in spans)
-    state = replace(state, progress_at=since)
-    if since <= state.idle_named_at:
-        return state, ()  # no progress since it was printed
-    return replace(state, idle_named_at=event.at), (actions.NameIdle(until - since),)
-
-
-def _must_report_again(state: State, limit: float) -> int | None:
-    """Return a node without whose next report it is not known whether all nodes were idle together for `limit` seconds.
-
-    None: they were.
-    """
-    running = state.running
-    missing = next((id for id in running if id not in state.idle), None)
-    if missing is not None:
-        return missing
-    since = max(state.idle[id][0] for id in running)
-    too_old = [id for id in running if state.idle[id][1] - since < limit]
-    # the node that reported last is likely to be the last again
-    return max(too_old, key=lambda id: state.idle[id][1], default=None)
-
-
-def _on_limits_paused(state: State, id: int, *, paused: bool) -> Result:
-    """Have the time limits wait while a debugger holds a worker of this node; print that once for each other node."""
-    if not paused:
-        return replace(state, debugging=state.debugging - {id}), ()
-    policy = state.policy
-    limits = [name for name, limit in (("--timeout", policy.timeout), ("--hang-timeout", policy.hang_timeout)) if limit]
-    is_named = id == SELF_ID or id in state.named_as_debugging or not limits
-    state = replace(state, debugging=state.debugging | {id}, named_as_debugging=state.named_as_debugging | {id})
-    verb = "wait" if len(limits) > 1 else "waits"
-    line = f"{state.members[id]} holds a worker in a debugger: {' and '.join(limits)} {verb} until it is left"
-    return state, () if is_named else (actions.Print(line),)
+# --- time
 
 
 def _on_deadline(state: State, at: float) -> Result:
@@ -498,16 +432,3 @@ def _on_deadline(state: State, at: float) -> Result:
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
     line = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
     return replace(state, notice_at=None), (actions.Print(line),)
-
-
-def _on_resumed(state: State, at: float) -> State:
-    """Move the deadlines by the time that the job was suspended."""
-    if state.suspended_at is None:
-        return state
-    pause = at - state.suspended_at
-    deadline, job_deadline = state.phase_deadline, state.job_deadline
-    if deadline is not None and state.phase is not Phase.RENDEZVOUS:
-        deadline += pause
-    if job_deadline is not None:
-        job_deadline += pause
-    return replace(state, suspended_at=None, phase_deadline=deadline, job_deadline=job_deadline)
