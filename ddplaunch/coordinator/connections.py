@@ -74,7 +74,7 @@ class _Connection:
         self.host_silence = 0.0  # seconds, as last measured
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
-        self.answered = 0.0  # when it gave its last answer, by its clock
+        self.answered = 0.0  # when it gave its last answer, or said hello, by its clock
         self.answered_at = -inf  # when that or another message came
 
 
@@ -238,6 +238,8 @@ class Connections:
             connection.answered = message.at
             self._answered()
         elif message is not None:
+            if isinstance(message, messages.Hello):
+                connection.answered = message.at
             self._received_message(id, message)
             connection.is_known = True
 
@@ -293,8 +295,12 @@ class Connections:
                 self._ping(id)
 
     def _ping(self, id: int) -> None:
-        connection = self._connections[id]
-        connection.heartbeat.unanswered += 1
-        answered = connection.answered if self._counts(id) else 0.0
-        ping = messages.Ping(time.monotonic(), self._silence.host_limit, answered)
-        connection.peer.send(messages.encode(ping))
+        self._connections[id].heartbeat.unanswered += 1
+        self.confirm(id)
+
+    def confirm(self, id: int) -> None:
+        """Tell a peer that its last answer or hello has come, by a ping that nobody counts."""
+        if (connection := self._connections.get(id)) is not None:
+            answered = connection.answered if self._counts(id) else 0.0
+            ping = messages.Ping(time.monotonic(), self._silence.host_limit, answered)
+            connection.peer.send(messages.encode(ping))

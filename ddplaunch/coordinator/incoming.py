@@ -213,16 +213,17 @@ class Incoming:
         """Admit an agent that is new, or that has lost a coordinator, once it takes part in no generation of that one."""
         if hello.runs is not None:
             self._connections.admit(id)  # the end of its part of that generation may be long
-        if self._coordinator.state.gather_until is not None:
+        state, member = self._coordinator.state, member_of(id, hello)
+        if state.gather_until is not None and why_not_admitted(state, member) is None:
             self.agents.take_up(id, hello)
-            self._admit(member_of(id, hello))
+            self._join(member)
             self._coordinator.take_up(hello.runs)
             return
         self._coordinator.take_up(hello.runs)
         if hello.votes:
             self.agents.returned.add(id)
         if hello.runs is not None:
-            self._late.add(id)  # it has come too late for that generation, and first has to end its part of it
+            self._late.add(id)  # there is no place for it in what ends of that generation: it first has to end its part
         else:
             self._admit(member_of(id, hello, is_new=True))
 
@@ -325,3 +326,5 @@ class Incoming:
         self.agents.returned.discard(member.id)
         self.agents.introduce(member.id, member.votes)
         self._coordinator.feed(job.Joined(member, self._loop.now()))
+        if member.votes:
+            self._connections.confirm(member.id)  # this coordinator may be lost before the next ping

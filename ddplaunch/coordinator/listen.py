@@ -146,7 +146,14 @@ def take_over(
     within = seconds_to_gather(request.spec.heartbeat_timeout)
     skipped = 1 + int.from_bytes(os.urandom(2))
     state = succession.take_over(
-        policy, told.history, told.electorates, inheritance.since, loop.now(), within, skipped=skipped
+        policy,
+        told.history,
+        told.electorates,
+        inheritance.since,
+        loop.now(),
+        within,
+        announced=(one.votes for one in told.candidates),
+        skipped=skipped,
     )
     state = succession.without_coordinator(
         state, inheritance.lost, told.coordinator, has_ended=inheritance.lost_has_ended

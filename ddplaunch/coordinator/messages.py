@@ -102,6 +102,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     run_id: Name | None = None
     votes: Votes = ()
     runs: Running | None = None  # whose end is still to be reported
+    at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
 
 
 class Watch(Struct, frozen=True, tag="watch"):
@@ -122,7 +123,7 @@ class Ping(Struct, frozen=True, tag="ping"):
 
     sent: Seconds
     host_limit: Duration  # of silence, after which each takes the host of the other for lost: see `silence.py`
-    answered: Seconds = 0.0  # when the agent gave the last answer that has come, by its clock
+    answered: Seconds = 0.0  # when the agent gave the last answer that has come, or said hello, by its clock
 
 
 class Pong(Struct, frozen=True, tag="pong"):

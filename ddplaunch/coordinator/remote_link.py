@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ddplaunch import exitcodes
 from ddplaunch.control.dialer import Dialer, Target, target
 from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
@@ -145,6 +147,8 @@ class RemoteLink(Link):
         peer.received, peer.closed = self._on_message, self._on_closed
         self._note_message()
         hello = self._hello(self._names.get(peer.address, peer.address))
+        if isinstance(hello, messages.Hello):
+            hello = replace(hello, at=self._answer_now())
         self._sequence = OrderSequence(hello)
         peer.send(messages.encode(hello))
 
@@ -182,8 +186,7 @@ class RemoteLink(Link):
                 if self._may_shorten_silence:
                     self._silence.host_limit = min(host_limit, self._heartbeat_timeout)
                 self._known_at = next((when for at, when in self._answers if at == answered), self._known_at)
-                self._answers.append((time.monotonic(), self._loop.now()))
-                self._send(messages.Pong(sent, self._answers[-1][0]))
+                self._send(messages.Pong(sent, self._answer_now()))
             case messages.Succession():
                 self._on_succession(message)
                 self._acknowledged_at = self._loop.now()
@@ -206,6 +209,11 @@ class RemoteLink(Link):
                 self._on_handed_over(signum, unfit)
             case _:
                 self.take(messages.on_arrival(message, self._loop.now()))
+
+    def _answer_now(self) -> float:
+        """Return the time of an answer that is sent now, of which the coordinator may say that it has come."""
+        self._answers.append((time.monotonic(), self._loop.now()))
+        return self._answers[-1][0]
 
     def _send(self, message: messages.ToCoordinator) -> None:
         if self._peer is not None:

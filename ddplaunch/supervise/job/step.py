@@ -23,7 +23,15 @@ from ddplaunch.supervise.job.starting import (
     waiting,
 )
 from ddplaunch.supervise.job.state import BETWEEN, FIRST_NOTICE, SELF_ID, Member, Members, Phase, Policy, State
-from ddplaunch.supervise.job.succession import AT_ONCE, SETTLE, gathered, may_go_on, with_begun, with_ended
+from ddplaunch.supervise.job.succession import (
+    AT_ONCE,
+    SETTLE,
+    gathered,
+    may_go_on,
+    with_begun,
+    with_ended,
+    with_unbegun,
+)
 from ddplaunch.supervise.outcome import CUT_OFF, OWN_END, Why
 from ddplaunch.words import signal_name
 
@@ -124,7 +132,7 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
     if state.phase is Phase.RENDEZVOUS:
         return start_if_enough(state, at, is_restart=state.generation >= 0)
     if state.gather_until is not None:
-        return go_on_if_ended(gathered(with_begun(state, member), at), at)
+        return go_on_if_ended(gathered(with_unbegun(with_begun(state, member), member), at), at)
     if state.spares:
         return state, (actions.Print(f"{member.host} is a spare: it waits until a node is lost or leaves"),)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):

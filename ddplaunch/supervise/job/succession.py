@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 from msgspec.structs import replace
@@ -43,12 +44,14 @@ def take_over(
     at: float,
     within: float,
     *,
+    announced: Iterable[tuple[Vote, ...]] = (),
     skipped: int = 0,
 ) -> State:
     """Return the state of a coordinator that takes over and waits for the other nodes, so many seconds at most.
 
-    What ran is being stopped on all of them. `since` is when `past` was announced. It leaves out the next `skipped` terms, a
-    number drawn by chance: a vote counts by its term, and other coordinators may go on from the same electorate.
+    What ran is being stopped on all of them. `since` is when `past` was announced, to nodes of which some had the votes
+    `announced` then. It leaves out the next `skipped` terms, a number drawn by chance: a vote counts by its term, and other
+    coordinators may go on from the same electorate.
     """
     return State(
         policy=policy,
@@ -60,6 +63,7 @@ def take_over(
         term=electorates[-1].term + skipped,
         electorates=electorates,
         took_over=True,
+        announced=tuple(announced),
         gather_until=at + within,
         notice_at=at + FIRST_NOTICE,
         restarts=past.restarts,
@@ -91,6 +95,14 @@ def with_begun(state: State, member: Member) -> State:
     if not member.runs or len(terms) != 1 or terms.isdisjoint(one.term for one in state.electorates):
         return state
     return replace(state, electorates=tuple(one for one in state.electorates if one.term >= min(terms)))
+
+
+def with_unbegun(state: State, member: Member) -> State:
+    """Drop later electorates of which this member was to know and does not: their generations never begin."""
+    last = max((vote.term for vote in member.votes), default=0)
+    as_told = (votes for votes in state.announced if not set(votes).isdisjoint(member.votes))
+    unbegun = {vote.term for votes in as_told for vote in votes if vote.term > last}
+    return replace(state, electorates=tuple(one for one in state.electorates if one.term not in unbegun))
 
 
 def gathered(state: State, at: float) -> State:

@@ -12,10 +12,11 @@ from ddplaunch.control.handshake import Key
 from ddplaunch.coordinator.agents import member_of
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.incoming import Incoming
-from ddplaunch.coordinator.messages import Anew, Hello, NodeFacts, Running, for_agent
+from ddplaunch.coordinator.messages import Anew, Hello, NodeFacts, Ping, Running, encode, for_agent
 from ddplaunch.coordinator.orders import JobEnd, NodeEnd
 from ddplaunch.supervise import job
 from ddplaunch.supervise.electorate import Electorate, Vote
+from ddplaunch.supervise.job.state import Members
 from ddplaunch.supervise.node import ReportStopping
 from ddplaunch.supervise.outcome import Traces, Why
 from tests.loops import FakeLoop
@@ -164,6 +165,35 @@ def test_a_node_that_comes_back_with_a_process_that_nothing_ends_runs_no_other_g
     incoming._on_message(3, NodeEnd(0, (), None, ("rank 1 (pid 7)",), NO_TRACES))
     incoming.agents.close()
     assert (fed, refused) == ([], [(3, "what is left of its workers would run beside others: rank 1 (pid 7)", 122)])
+
+
+def test_the_end_of_workers_is_not_missed_while_there_is_no_place_for_their_node() -> None:
+    """Its connection from before may still count as a member."""
+    full = Members.of(job.Member(id=id, host="c", workers=1, requested_rank=None) for id in range(3))
+    fed = list[Any]()
+    incoming = incoming_for(replace(STATE, members=full, gather_until=9.0), fed)
+    incoming._on_message(3, replace(HELLO, runs=Running(0, 1)))
+    incoming._on_message(3, NodeEnd(0, (), None, (), NO_TRACES))
+    incoming._coordinator.state = STATE
+    incoming._admit_waiting()
+    incoming.agents.close()
+    assert [(event.member.id, event.member.runs) for event in fed] == [(3, False)]
+
+
+def test_who_takes_over_says_at_once_that_the_hello_of_a_node_has_come() -> None:
+    """It may be lost before its next ping, and what its end proves depends on that."""
+    sent, peer = list[Any](), PlayedCoordinator()
+    peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
+    incoming = incoming_for(replace(STATE, gather_until=9.0), [])
+
+    def admit(event: Any) -> None:
+        incoming._coordinator.state = replace(STATE, members=Members.of([event.member]))
+
+    incoming._coordinator.feed = admit
+    incoming._connections._on_opened(peer)
+    incoming._connections._on_payload(1, encode(replace(HELLO, at=7.0)))
+    incoming.agents.close()
+    assert [message.answered for message in sent if isinstance(message, Ping)] == [0.0, 7.0]
 
 
 def test_a_coordinator_that_has_left_the_job_admits_nobody_who_still_waits() -> None:

@@ -263,20 +263,20 @@ def test_a_worker_that_fails_because_node_0_is_lost_does_not_end_its_node(beds: 
     assert bed.link.end and bed.link.end.status == 143
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_the_end_of_a_coordinator_that_may_have_gone_on_without_this_node_proves_nothing(
-    beds: Any, is_kept: bool
-) -> None:
+@pytest.mark.parametrize("known", ["hello", "answer", ""])
+def test_the_end_of_a_coordinator_that_may_have_gone_on_without_this_node_proves_nothing(beds: Any, known: str) -> None:
     """This node was dropped, comes back, and sees how the connection is closed."""
     bed = beds(1)
     bed.link._lose_coordinator("connection reset", has_ended=False)
     bed.link.coordinator.state.gather_until = 1.0
     bed.wait(AT_ONCE + 0.5)
-    bed.open(0)
-    if is_kept:
+    hello = bed.open(0).sent[-1]
+    if known == "hello":
+        bed.hear(Ping(0.0, 10.0, hello.at))
+    elif known:
         bed.is_kept()
     bed.link._on_closed(CLOSED)
-    assert bed.inherited[-1].lost_has_ended is is_kept
+    assert bed.inherited[-1].lost_has_ended is bool(known)
 
 
 def test_an_agent_that_is_in_the_order_twice_does_not_look_for_itself(beds: Any) -> None:

@@ -318,6 +318,29 @@ def test_who_has_begun_a_generation_proves_that_the_electorate_before_decides_no
     assert state.electorates == (known[1:] if proves else known)
 
 
+@pytest.mark.parametrize(
+    ("votes", "proves"),
+    [
+        ((Vote(1, 3),), True),
+        ((Vote(1, 3), Vote(2, 3)), False),
+        (
+            (Vote(1, 3), Vote(9, 0)),
+            False,
+        ),  # another coordinator may have taken the vote in the second electorate from it
+        ((Vote(1, 4),), False),  # it was not to take part
+        ((), False),
+    ],
+)
+def test_who_has_not_acknowledged_the_next_generation_proves_that_it_never_begins(
+    votes: tuple[Vote, ...], proves: bool
+) -> None:
+    known = (Electorate(1, 5), Electorate(2, 4))
+    announced = tuple((Vote(1, rank), Vote(2, rank)) for rank in (1, 2, 3))
+    state = replace(taken_over(5), electorates=known, announced=announced)
+    state = after(state, Joined(member(1, node_rank=3, votes=votes), 100.5))
+    assert state.electorates == (known[:1] if proves else known)
+
+
 def test_it_waits_for_the_others_no_longer_than_it_must() -> None:
     enough = after(taken_over(5), follower(1, 2), follower(2, 3))
     assert enough.gather_until == 100.5 + succession.SETTLE
