@@ -9,7 +9,7 @@ import os
 import selectors
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ddplaunch.process import clock
 from ddplaunch.process.linux import detach, end_within, signal_at_end_of
@@ -53,13 +53,18 @@ def fork_asked(
     After `within` seconds the kernel ends the child, whatever it does then.
     """
     us = os.getpid()
+    return fork_to_answer(lambda answer: _answer(us, question, (answer, *descriptors), within))
+
+
+def fork_to_answer(run: Callable[[int], NoReturn]) -> tuple[int, int]:
+    """Start a child that runs `run` with the pipe to write to, all signals blocked; return its pid, and the pipe to read from."""
     answers, answer = os.pipe2(os.O_CLOEXEC)
-    # blocked until the child has them blocked itself: a handler of ours would write to the pipe that wakes our loop
+    # blocked until the child decides which it takes: a handler of ours would write to the pipe that wakes our loop
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            _answer(us, question, (answer, *descriptors), within)
+            run(answer)
     except OSError:
         os.close(answers)
         raise
@@ -96,7 +101,7 @@ def _read(pipe: int, until: float) -> bytes | None:
     return None
 
 
-def _answer(parent: int, question: Callable[[], object], kept: Sequence[int], within: float | None) -> None:
+def _answer(parent: int, question: Callable[[], object], kept: Sequence[int], within: float | None) -> NoReturn:
     """Call the question in the child, write the answer or the exception to descriptor 3, and exit."""
     try:
         signal_at_end_of(parent, signal.SIGKILL)

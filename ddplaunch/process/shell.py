@@ -14,6 +14,7 @@ from typing import NoReturn
 from msgspec import msgpack
 
 from ddplaunch.process import tree
+from ddplaunch.process.ask import fork_to_answer
 from ddplaunch.process.ending import after_cleanup
 from ddplaunch.process.linux import become_subreaper, memory_file, signal_at_end_of
 
@@ -32,18 +33,7 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
     The command runs below a guard, which ends it with all that it has started, also when this process is killed.
     """
     us = os.getpid()
-    answers, answer = os.pipe2(os.O_CLOEXEC)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        guard = os.fork()
-        if guard == 0:
-            _guard(us, answer, command, env, within, stdin)
-    except OSError:
-        os.close(answers)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(answer)
+    guard, answers = fork_to_answer(lambda answer: _guard(us, answer, command, env, within, stdin))
     with after_cleanup():
         try:
             answered = b"".join(iter(lambda: os.read(answers, 1 << 16), b""))
