@@ -76,7 +76,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
         env = {**env, token.VARIABLE: secret}
         for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
             write_stderr(visible(f"ddplaunch: warning: {below(weakness)}\n"))
-    _warn_of_bad_nodes(spec, env, allocation)
+    _warn(spec, allocation)
     # a job of this node alone may need this process, its terminal, or be in a container without srun
     if allocation.starter == "srun" and allocation.is_here and (to_caller or os.isatty(0) or _lacks_srun(env)):
         from ddplaunch.cluster.slurm import without_step
@@ -119,19 +119,21 @@ def _has_failed(failures: Sequence[Failure], host: str) -> bool:
     return any(is_same_host(one.host, host) for one in failures)
 
 
-def _warn_of_bad_nodes(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> None:
-    """Print which nodes have failed lately; once, where the job is started, and unless it is to be quiet."""
-    is_first = allocation.node_rank in (0, None) and not allocation.has_front
-    if spec.verbosity < 0 or spec.simulate or not is_first:
-        return
-    warnings = [*allocation.warnings]
-    if failures := _failures(env)[0]:
-        from ddplaunch.runlog import bad_nodes
+def _those_that_failed(spec: JobSpec, allocation: Allocation, failures: Sequence[Failure]) -> list[str]:
+    """Return a warning of the nodes of this job that have failed lately, if there are any."""
+    if not failures or spec.simulate:
+        return []
+    from ddplaunch.runlog import bad_nodes
 
-        if bad := bad_nodes.among(failures, allocation.hosts or (os.uname().nodename,)):
-            may_avoid = bool(allocation.start) and not spec.avoid_bad_nodes
-            warnings.append(bad_nodes.warning(bad, time.time(), may_avoid=may_avoid))
-    for warning in warnings:
+    bad = bad_nodes.among(failures, allocation.hosts or (os.uname().nodename,))
+    may_avoid = bool(allocation.start) and not spec.avoid_bad_nodes
+    return [bad_nodes.warning(bad, time.time(), may_avoid=may_avoid)] if bad else []
+
+
+def _warn(spec: JobSpec, allocation: Allocation) -> None:
+    """Print the warnings once, where the job is started, unless it is to be quiet."""
+    is_first = allocation.node_rank in (0, None) and not allocation.has_front
+    for warning in allocation.warnings if spec.verbosity >= 0 and not spec.simulate and is_first else ():
         write_stderr(visible(f"ddplaunch: warning: {warning}\n"))
 
 
@@ -216,7 +218,7 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
     failures, unusable = _failures(env)
     avoided = failures if spec.avoid_bad_nodes else []
     found = discover(spec, env, os.uname().nodename, read=_read, is_bad=partial(_has_failed, avoided))
-    found = replace(found, warnings=(*found.warnings, *unusable))
+    found = replace(found, warnings=(*found.warnings, *unusable, *_those_that_failed(spec, found, failures)))
     if found.cluster in ("local", "static") and spec.origin("avoid_bad_nodes").startswith("--"):
         found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))
     if found.rendezvous is None or spec.no_control:

@@ -26,6 +26,7 @@ def test_a_job_warns_of_its_node_until_that_is_forgotten(job):
     ]
     bad_nodes.add(path, failures, now)
     assert f"ddplaunch: warning: {HOST} had a fault of a GPU 1 h ago" in said("train.py").err
+    assert f"{HOST} had a fault of a GPU 1 h ago" in said("plan", "train.py").out
     assert "other" not in said("-q", "train.py").err
     assert re.search(
         rf"^{re.escape(HOST)} +had a fault of a GPU 1 h ago  run k7qx  Xid 79$",
