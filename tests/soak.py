@@ -44,6 +44,7 @@ class Round:
         self.workers: list[int] = []  # of each node
         self.hurt: set[int] = set()  # nodes that may end otherwise than the job
         self.members: set[int] = set()  # nodes that have begun a generation together, and were not hurt since
+        self.missed = 0  # nodes that were hurt since
 
     def run(self, expected: str) -> None:
         """Train under faults, then in peace, and prove the result."""
@@ -89,15 +90,16 @@ class Round:
     def victim(self, *, settled: bool) -> Node | None:
         """Return a node to which something may be done, so that others go on; None if there is none.
 
-        `settled`: once all nodes train together. Else one dies while the job does without another, but one that has been a
-        member of it is left.
+        `settled`: once all nodes train together. Else one dies while the job does without another, but so many are left that
+        none but the first has to be known to have ended.
         """
-        if settled or not self.members:
+        if settled or len(self.members) < 2 + self.missed:
             until(self.settles, "a generation of all nodes", PATIENCE)
         number = self.dice.choice([at for at, node in enumerate(self.nodes.started) if not node.has_ended])
         if len(self.members - {number}) <= self.spares:  # one of them may be a spare, which decides nothing
             return None
         self.members.discard(number)
+        self.missed += 1
         self.hurt.add(number)
         return self.nodes.started[number]
 
@@ -111,7 +113,7 @@ class Round:
         waiting = workers if len(running) > MOST else [0]
         if not world.exists() or int(world.read_text()) not in {sum(workers) - spare for spare in waiting}:
             return False
-        self.members = set(running) - self.hurt
+        self.members, self.missed = set(running) - self.hurt, 0
         return True
 
     def join(self) -> str:
@@ -163,7 +165,7 @@ class Round:
         seconds = self.dice.choice((0.5, 2.0, SILENCE + 2.0))
         if (node := self.victim(settled=True)) is None:
             return "no agent stands"
-        agent = node.agent
+        agent, self.missed = node.agent, MOST  # it may be alive
         _signal(agent, signal.SIGSTOP)
         time.sleep(seconds)
         _signal(agent, signal.SIGCONT)

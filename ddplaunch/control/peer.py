@@ -141,9 +141,11 @@ class Peer:
         self._broken = reason
         self._buffer.take()
         with suppress(OSError):  # the other side was faster
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.shutdown(socket.SHUT_RD)
 
     def _end(self, reason: str) -> None:
+        if reason != CLOSED:
+            _reset_at_close(self._sock)
         self._discard()
         self.closed(reason)
 
@@ -298,6 +300,12 @@ def describe(error: OSError) -> str:
     return why_failed(error)
 
 
+def _reset_at_close(sock: socket.socket) -> None:
+    """Have the other side read "connection reset", not a close, which it would take for the end of this process."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
 def keep_rejections(sock: socket.socket, keep: int) -> None:
     """Have the kernel keep the ICMP messages about this socket, for `error_of`, or not: a connection is to survive them."""
     with suppress(OSError):  # some sandboxes have none
@@ -320,7 +328,7 @@ def error_of(sock: socket.socket) -> OSError | None:
             # where no socket listens, the kernel may assign the ephemeral port to the very socket that connects to it
             number = errno.ECONNREFUSED
             # release the port at once, or the process that is to listen there could not bind it
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            _reset_at_close(sock)
     except OSError as error:  # it is connected no more
         return error
     if number == errno.ECONNREFUSED and _was_rejected(sock):

@@ -57,6 +57,7 @@ class Agents:
         self.world_size = 0
         self.asked_before = 0  # the number of the last question before this generation
         self.job_end: JobEnd | None = None
+        self.announced_terms: set[int] = set()
         self._announced: Succession | None = None  # the last time, for nodes that come later
         self._heirs: tuple[int, ...] = ()  # agents that may take over
         self._past: Generation | None = None  # of a coordinator from which this one takes over
@@ -103,6 +104,7 @@ class Agents:
             electorates=announced.electorates,
             history=announced.history,
         )
+        self.announced_terms.add(announced.electorates[-1].term)
         for id in announced.order:
             self.connections.admit(id)
         for id, member in members.items():

@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.control.questions import Answer
     from ddplaunch.control.streams import Chunk
     from ddplaunch.coordinator.agents import Agents
-    from ddplaunch.coordinator.messages import Running
     from ddplaunch.coordinator.orders import Order, OrderToAll, Report
     from ddplaunch.coordinator.questions import NodeStreams, Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
@@ -101,9 +100,9 @@ class Coordinator:
             if asked is not None and len(self.state.members) < len(before.members):
                 asked.drop_departed(self.state.members)
 
-    def take_up(self, runs: Running | None) -> None:
+    def take_up(self, stop: node.StopOrdered | None) -> None:
         """Learn from a node that has lost another coordinator why that one was stopping the workers."""
-        if runs is not None and (stop := runs.stop) is not None:
+        if stop is not None:
             self.feed(job.PastStop(stop.why, stop.signum, self._loop.now()))
 
     def take(self, id: int, report: Report) -> None:
@@ -226,7 +225,7 @@ class Coordinator:
 
     def refuse(self, id: int, reason: str, status: int, hint: str = "") -> None:
         """Tell an agent that it cannot take part, with which its node ends; and the user."""
-        text = LaunchError(f"the coordinator refused this node: {reason}", hint=hint).render()
+        text = LaunchError(f"node 0 refused this node: {reason}", hint=hint).render()
         self._order((id,), JobEnd(status=status, why="refused", text=text))
         if self._agents is not None:
             self._agents.refused(id, reason)

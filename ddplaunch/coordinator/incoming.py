@@ -26,7 +26,6 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import Member, Phase
 from ddplaunch.supervise.job.rendezvous import why_refused as why_not_admitted
-from ddplaunch.supervise.job.succession import may_go_on
 from ddplaunch.supervise.outcome import Why
 
 _HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each is logged
@@ -59,7 +58,7 @@ class Incoming:
             refused=lambda address, reason: print_line(f"refused a connection from {address}: {reason}"),
             # an agent may wait until all others have answered
             answered=lambda: self.agents.state_changed(),  # noqa: PLW0108 - which are made next
-            counts=lambda id: id in coordinator.state.members and bool(coordinator.state.members[id].votes),
+            counts=lambda id: coordinator.state.counts(id),  # noqa: PLW0108 - of a state that changes
         )
         self.agents = Agents(
             loop,
@@ -154,14 +153,6 @@ class Incoming:
                     reports.add(made)
                     self._coordinator.take(id, message)
 
-    @property
-    def _is_cut_off(self) -> bool:
-        """Whether this coordinator begins nothing any more, but others may. So it has ended, for an agent that it turns away."""
-        state = self._coordinator.state
-        is_going = state.gather_until is None and state.phase is not Phase.ENDED
-        # with the votes of those that have come back before, it may go on after all
-        return state.is_cut_off or (is_going and not self.agents.returned and not may_go_on(state))
-
     def _on_lost(self, id: int, reason: str, has_ended: bool, answered_at: float) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end."""
         for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
@@ -197,9 +188,9 @@ class Incoming:
         """Know an agent from now on, unless it is to look for the job elsewhere, or comes after the end."""
         if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
             self._connections.expel(id, "too many agents have come and gone")
-        elif hello.votes and self._is_cut_off:
+        elif hello.votes and self._coordinator.state.is_cut_off:
             self._connections.drop(id)  # the job may go on with others, for which it looks then
-        elif hello.votes and self.agents.job_end is not None:
+        elif hello.run_id is not None and self.agents.job_end is not None:
             self.agents.send((id,), self.agents.job_end)  # it has lost another coordinator, and comes late
         elif hello.run_id is not None and self._is_anew(hello.run_id):
             self._connections.send(id, messages.encode(messages.Anew()))
@@ -217,9 +208,9 @@ class Incoming:
         if state.gather_until is not None and why_not_admitted(state, member) is None:
             self.agents.take_up(id, hello)
             self._join(member)
-            self._coordinator.take_up(hello.runs)
+            self._coordinator.take_up(hello.stop)
             return
-        self._coordinator.take_up(hello.runs)
+        self._coordinator.take_up(hello.stop)
         if hello.votes:
             self.agents.returned.add(id)
         if hello.runs is not None:
@@ -320,11 +311,16 @@ class Incoming:
 
     def _join(self, member: Member) -> None:
         state = self._coordinator.state
-        known = {one.term for one in state.electorates}
-        if state.gather_until is None and any(vote.term not in known for vote in member.votes):
-            member = replace(member, votes=())  # another coordinator may have begun with them
+        if state.gather_until is None and member.votes:
+            member = replace(member, votes=self._still_counting(member.votes))
         self.agents.returned.discard(member.id)
         self.agents.introduce(member.id, member.votes)
         self._coordinator.feed(job.Joined(member, self._loop.now()))
         if member.votes:
             self._connections.confirm(member.id)  # this coordinator may be lost before the next ping
+
+    def _still_counting(self, votes: messages.Votes) -> messages.Votes:
+        """Return the votes that count here of a node that comes back; none if another coordinator may have begun with it."""
+        known = {one.term for one in self._coordinator.state.electorates}
+        is_ours = votes[-1].term in known | self.agents.announced_terms  # the last that it has acknowledged
+        return tuple(vote for vote in votes if vote.term in known) if is_ours else ()

@@ -144,7 +144,7 @@ def take_over(
     """Return a coordinator that takes over from one that was lost; its own agent has this `hello` and `take` gives it orders."""
     told, policy = inheritance.succession, replace(_policy(request), names=(), command=())
     within = seconds_to_gather(request.spec.heartbeat_timeout)
-    skipped = 1 + int.from_bytes(os.urandom(2))
+    skipped = 1 + int.from_bytes(os.urandom(3))
     state = succession.take_over(
         policy,
         told.history,
@@ -152,7 +152,7 @@ def take_over(
         inheritance.since,
         loop.now(),
         within,
-        announced=(one.votes for one in told.candidates),
+        told=(one.votes for one in told.candidates),
         skipped=skipped,
     )
     state = succession.without_coordinator(
@@ -171,7 +171,7 @@ def take_over(
     agents = Incoming(loop, terms, coordinator, reporter.print).agents
     agents.continue_with(inheritance.past)
     coordinator.join(take, agents.join(hello), agents)
-    coordinator.take_up(hello.runs)
+    coordinator.take_up(hello.stop)
     if terms.has_front:  # else the job would outlive a command that is lost together with node 0
 
         def end() -> None:

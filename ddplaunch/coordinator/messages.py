@@ -84,7 +84,6 @@ class Running(Struct, frozen=True):
 
     generation: Number
     node_rank: Number
-    stop: node.StopOrdered | None = None  # that the coordinator had ordered, or knew of
 
 
 class Hello(Struct, frozen=True, tag="hello"):
@@ -102,6 +101,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     run_id: Name | None = None
     votes: Votes = ()
     runs: Running | None = None  # whose end is still to be reported
+    stop: node.StopOrdered | None = None  # that the coordinator had ordered, or knew of
     at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
 
 

@@ -204,6 +204,7 @@ class RemoteLink(Link):
             case messages.Anew():
                 self._on_anew()
             case messages.Deserted():
+                self._known_at = -inf  # with the one that it follows it may go on without this node at once
                 self._lose_coordinator("it leaves the job to other nodes", has_ended=False)
             case messages.HandedOver(signum, unfit):
                 self._on_handed_over(signum, unfit)

@@ -78,9 +78,8 @@ class SuccessionLink(RemoteLink):
         self._was_moved = False  # by a coordinator that was started when the job had another already
         self._retired: Coordinator | None = None  # that was here until it learned that the job goes on elsewhere
         self._redirector: Redirector | None = None  # while the coordinator is here, and was elsewhere before
-        # until then, who refuses a connection cannot have gone on without this node, and ended: all, or this endpoint alone
-        self._lost_until = 0.0
-        self._lost_last: tuple[str, float] = ("", 0.0)
+        # until when a coordinator that was lost cannot have gone on without this node, and have ended, by its endpoint
+        self._lost_until: dict[str, float] = {}
         self._gone: set[str] = set()  # endpoints at which nobody listens any more
         self._ended: set[str] = set()  # of these, those whose agents ended at once
         super().__init__(
@@ -106,7 +105,13 @@ class SuccessionLink(RemoteLink):
         if not self._lost or self._succession is None:
             return hello
         succession = self._succession
-        return replace(hello, requested_rank=None, run_id=succession.run_id, votes=succession.votes, runs=self._running)
+        known = {
+            "run_id": succession.run_id,
+            "votes": succession.votes,
+            "runs": self._running,
+            "stop": self.stop_ordered,
+        }
+        return replace(hello, requested_rank=None, **known)
 
     @property
     def _running(self) -> messages.Running | None:
@@ -114,7 +119,7 @@ class SuccessionLink(RemoteLink):
         begun = self._begun
         if begun is None or begun.agreed is None:
             return None
-        return messages.Running(begun.number, begun.agreed.index, self.stop_ordered)
+        return messages.Running(begun.number, begun.agreed.index)
 
     # --- while there is a coordinator
 
@@ -140,7 +145,7 @@ class SuccessionLink(RemoteLink):
 
     def _found(self) -> None:
         """Forget the coordinator that was lost, since there is another."""
-        self._lost, self._left, self._gone, self._ended = "", False, set(), set()
+        self._lost, self._left, self._gone, self._ended, self._lost_until = "", False, set(), set(), {}
         self._give_up_at.cancel()
 
     def lead(self, coordinator: Coordinator) -> Link:
@@ -238,24 +243,22 @@ class SuccessionLink(RemoteLink):
         if self._stopping is not None:  # this node was to leave, or to end the job
             super().send(self._stopping)
             return
-        now = self._loop.now()
-        until = self._known_at + AT_ONCE
-        if self._dialer.reached is not None:
-            self._lost_last = endpoint_of(self._dialer.reached[1]), until
+        now, reached = self._loop.now(), self._dialer.reached
+        if reached is not None:
+            self._lost_until[endpoint_of(reached[1])] = self._known_at + AT_ONCE
         if not self._lost:
-            self._lost_until = until
             if (
                 self._heard_at > self._failed_at and self.stop_ordered is None
             ):  # it lived, and workers were not lost with it
                 self.stop_ordered = node.StopOrdered(SIGTERM, now, Why.FAILED)
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
-            self._old = None if has_ended else self._dialer.reached
+            self._old = None if has_ended else reached
             self._loop.handle(  # reported ahead of who takes over
                 CoordinatorLost(f"{self._how_lost()}. Looking for the node that takes over")
             )
             self._loop.post(node.StopOrdered(SIGTERM, now))  # which means nothing where no worker runs
-        elif has_ended and self._dialer.reached == self._old:
-            self._old, self._lost_has_ended = None, self._is_in_time(until)
+        elif has_ended and reached == self._old and reached is not None:
+            self._old, self._lost_has_ended = None, self._has_ended_at_once(endpoint_of(reached[1]))
         self._give_up_at.set(now + seconds_to_look(self._heartbeat_timeout))
         self._look_for_successor()
 
@@ -299,10 +302,7 @@ class SuccessionLink(RemoteLink):
         if not self._lost or reason != CONNECTION_REFUSED or where in self._gone:
             return
         self._gone.add(where)
-        last, until = self._lost_last
-        until = until if where == last else self._lost_until
-        has_ended = self._is_in_time(until)
-        if has_ended:
+        if has_ended := self._has_ended_at_once(where):
             self._ended.add(where)
         if self._old is not None and where == endpoint_of(self._old[1]):
             self._old, self._lost_has_ended = None, has_ended
@@ -311,9 +311,12 @@ class SuccessionLink(RemoteLink):
         if self.coordinator is None:
             self._look_for_successor()
 
-    def _is_in_time(self, until: float) -> bool:
-        """Whether a coordinator that has ended now cannot have gone on without this node before."""
-        return self._loop.now() <= until and not self._loop.clock.paused(AT_ONCE)
+    def _has_ended_at_once(self, where: str) -> bool:
+        """Whether who listens no longer at this endpoint was followed, and cannot have gone on without this node before it ended.
+
+        Of another node that proves nothing: it may have lost that coordinator much earlier, and have gone on with others.
+        """
+        return self._loop.now() <= self._lost_until.get(where, 0.0) and not self._loop.clock.paused(AT_ONCE)
 
     def _on_handed_over(self, signum: int, unfit: str) -> None:
         self._left = signum != 0
@@ -323,8 +326,8 @@ class SuccessionLink(RemoteLink):
         """Look elsewhere; the coordinator that was lost has ended, if another one listens in its place."""
         reached = self._dialer.reached
         self._disconnect()
-        if reached == self._old:
-            self._old, self._lost_has_ended = None, self._is_in_time(self._lost_until)
+        if reached is not None and reached == self._old:
+            self._old, self._lost_has_ended = None, self._has_ended_at_once(endpoint_of(reached[1]))
         elif reached is not None:
             self._gone.add(endpoint_of(reached[1]))
         self._look_for_successor()
@@ -361,11 +364,16 @@ class SuccessionLink(RemoteLink):
             return
         self._stop_timers()
         if self.coordinator is not None:
+            state = self.coordinator.state
+            if state.halted and state.why is Why.SIGNALLED:
+                self.stop_ordered = node.StopOrdered(state.signum, self._loop.now(), Why.SIGNALLED)
             self.coordinator.desert()
             self.coordinator = None
         super()._on_opened(peer)
         if self._lost and self._end_of_node is not None:
             super().send(self._end_of_node)
+        if self._stopping is not None:
+            super().send(self._stopping)
 
     def _give_up(self) -> None:
         text = self._how_lost().replace(" is lost: ", " was lost: ", 1)

@@ -137,6 +137,7 @@ class Loop:
         # takes what a question raised, which is a bug of ours; set by an owner that goes on without its answer
         self.question_failed: Callable[[Exception], object] | None = None
         self.clock = clock
+        clock.begin()
         self.now = clock.now
         self._selector = selector or selectors.DefaultSelector()
         self._watched = self._selector.get_map()

@@ -39,6 +39,11 @@ class Clock:
         """Return the time in seconds."""
         return self._pass(0.0)
 
+    def begin(self) -> None:
+        """Take nothing for a pause that was until now: this process has had no deadline."""
+        self.now()
+        self.pause = None
+
     def protect(self, timeout: float) -> None:
         """Sleep so short from now on that no pause uses up a time limit like this one."""
         self._beat = min(self._beat, timeout / 4)
@@ -55,11 +60,8 @@ class Clock:
             self._pass(inf)
             return ready
         sleep = min(max(0.0, min(deadline, rest_until) - self.now()), self._beat)
-        began = self._seen
         ready = selector.select(sleep)
-        now = self._pass(sleep)
-        if (missed := self._seen - began - sleep) > LATE:
-            self.pause = Pause(missed, now)
+        self._pass(sleep)
         return ready
 
     def wait(self, selector: selectors.BaseSelector, deadline: float) -> list[tuple[selectors.SelectorKey, int]]:
@@ -75,6 +77,7 @@ class Clock:
         missed, self._seen = at - self._seen - sleep, at
         if missed > LATE:
             self._missed += missed
+            self.pause = Pause(missed, at - self._missed)
         return at - self._missed
 
     def paused(self, within: float) -> str:

@@ -590,6 +590,13 @@ def test_the_end_is_told_once(loop) -> None:
     assert (coordinator.ends, agent.ends) == (["connection closed"], [])
 
 
+def test_who_is_given_up_for_a_malformed_frame_does_not_take_that_for_the_end_of_the_process(loop) -> None:
+    coordinator, agent = loop.pair()
+    agent.peer._buffer.put(pack(b"signed by nobody", bytes(16)))
+    loop.until(lambda: agent.ends and coordinator.ends)
+    assert (coordinator.ends, agent.ends) == (["sent a frame with a wrong signature"], ["connection reset"])
+
+
 def test_a_reset_has_its_own_reason(loop) -> None:
     listener = loop.listen()
     sock, _ = loop.agent(listener.port)

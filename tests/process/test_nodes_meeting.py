@@ -140,7 +140,7 @@ def test_a_node_too_many_is_refused_in_the_coordinators_words(nodes, program):
     assert nodes.statuses(late) == [2]
     host = socket.gethostname()
     refusal, _, hint = late.err.partition("\n\n")
-    assert refusal == f"error: the coordinator refused this node: the job has its 2 nodes already: {host}, {host}"
+    assert refusal == f"error: node 0 refused this node: the job has its 2 nodes already: {host}, {host}"
     assert hint.splitlines()[0] == (
         "hint: for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
     )

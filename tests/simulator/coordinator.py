@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from signal import SIGHUP, SIGTERM
+from typing import Any
 
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.succession_link import SuccessionLink
@@ -31,6 +32,9 @@ class SimulatedCoordinator(Coordinator):
         self.members: frozenset[int] = frozenset()  # agents on its list
         self._stopping: set[int] = set()  # ids of nodes that stop, or were ordered to
         self._acknowledged: set[tuple[int, int]] = set()  # ids of nodes, and terms
+        self._bound: frozenset[int] = (
+            frozenset()
+        )  # ids of nodes that let it go on, or take part in what it has announced
         self.world.coordinators.append(self)
         if state.took_over:
             self.world.fire()
@@ -88,7 +92,8 @@ class SimulatedCoordinator(Coordinator):
             case job.BeginGeneration(number, order):
                 self._check_begin(number, order)
             case job.Announce(order):
-                self._check_announce(self._numbers(order))
+                self._check_announce(order)
+                self._bound = frozenset(id for id, one in self.state.members.items() if one.votes and id != SELF_ID)
                 self.world.announced.append(self._numbers(order))
                 self.world.fire()
             case job.StopNodes(ids):
@@ -116,11 +121,15 @@ class SimulatedCoordinator(Coordinator):
     def _numbers(self, ids: Iterable[int]) -> frozenset[int]:
         return frozenset(_number(self.state.members[id].host) for id in ids)
 
-    def _check_announce(self, numbers: Iterable[int]) -> None:
+    def _check_announce(self, ids: Iterable[int]) -> None:
         """Raise Violation if a node that is to take part knows that the job was to end."""
-        for agent in (self.world.agents[number] for number in numbers if number != self.own.number):
+        assert self._agents is not None
+        for id in set(ids) - {SELF_ID}:
+            agent = self.world.agents[_number(self.state.members[id].host)]
             order = agent.link.stop_ordered if isinstance(agent.link, SuccessionLink) else None
-            if order is not None and order.why is Why.SIGNALLED and agent.followed() is self:
+            peer: Any = self._agents.connections._connections[id].peer
+            is_told = peer.other is getattr(agent.link, "_peer", None)  # the hello of a later connection is under way
+            if order is not None and order.why is Why.SIGNALLED and is_told:
                 raise Violation(f"a job that is stopped is not started again: {agent} knows of {order}")
 
     def _check_begin(self, number: int, order: tuple[int, ...]) -> None:
@@ -132,8 +141,11 @@ class SimulatedCoordinator(Coordinator):
             raise Violation(f"a generation has MIN to MAX nodes: {number} begins with {len(order)}")
         if order[0] != SELF_ID or len(set(order)) < len(order) or any(state.members[id].is_leaving for id in order):
             raise Violation(f"node 0 is the coordinator's, and nobody is there twice or leaves: {number} has {order}")
-        if policy.has_successors and not self._acknowledged >= {(id, state.term) for id in order if id != SELF_ID}:
-            raise Violation(f"a generation begins once all its nodes know who decides: {number} begins with {order}")
+        if policy.has_successors and not self._acknowledged >= {(id, state.term) for id in self._bound}:
+            raise Violation(f"a generation begins once all that decide know of it: {number} begins with {order}")
+        finished = [one for one in self.world.coordinators if one.state.status == 0 and one.own.status == 0]
+        if any(one.at_end.isdisjoint(self._numbers(order)) for one in finished):  # others may have missed that it has
+            raise Violation(f"a job that has finished is not started again: {number} begins")
         before = self.world.runs.get(number)
         if before is not None and any(self.world.agents[one].process.is_alive for one in before.nodes):
             raise Violation(f"generations train in their order: {number} begins twice")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ddplaunch.supervise import job
 
-MOST_NODES = 5  # agents that a scenario begins with; later ones have higher numbers
+MOST_NODES = 7  # agents that a scenario begins with; later ones have higher numbers
 _KINDS = (
     *("kill", "kill", "kill", "crash", "reset", "cut", "sever", "deaf", "pause", "partition", "slow", "join", "join"),
     *("sigterm", "sigterm", "signal", "twice", "twice", "front", "start", "port", "withdraw"),
@@ -47,6 +47,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     workers: int  # of each node
     ranked: bool  # agents have node ranks from their users
     program: str  # what workers do at SIGTERM: "ends", "slow", "ignores", or "daemons", which leaves a process behind
+    slow: tuple[int, ...] = ()  # agents whose workers then need most of the grace period
     work: float  # seconds until a worker that nobody disturbs exits with 0
     follows: float  # how likely a worker fails because another one has ended
     delay: float  # seconds that a message takes at most
@@ -63,7 +64,7 @@ def scenario(seed: int) -> Scenario:
     """Return the scenario of a seed."""
     dice = Random(seed)
     least = dice.choice((1, 2, 2, 3))
-    more, spares = dice.choice(((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (0, 1), (1, 2)))
+    more, spares = dice.choice(((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (0, 1), (1, 2), (0, 3)))
     has_notice, is_dispatched = dice.random() < 0.2, dice.random() < 0.2
     policy = job.Policy(
         min_nodes=least,
@@ -117,7 +118,7 @@ def scenario(seed: int) -> Scenario:
         seed=seed,
         policy=policy,
         heartbeat_timeout=dice.choice((10.0, 10.0, 3.0)) if delay < 1.0 else 10.0,
-        grace_period=dice.choice((1.0, 4.0, 12.0)),
+        grace_period=dice.choice((1.0, 4.0, 12.0, 30.0)),
         stacks_within=dice.choice((0.0, 0.0, 3.0)),
         health_check=dice.random() < 0.15,
         workers=dice.choice((1, 2)),
@@ -126,6 +127,7 @@ def scenario(seed: int) -> Scenario:
         work=dice.choice((3.0, 12.0, 30.0)),
         follows=dice.choice((0.0, 0.5, 1.0)),
         delay=delay,
+        slow=tuple(number for number in range(starts) if dice.random() < 0.4) if dice.random() < 0.2 else (),
         stuck=dice.randrange(starts) if dice.random() < 0.04 else -1,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
@@ -133,6 +135,9 @@ def scenario(seed: int) -> Scenario:
         found = replace(found, faults=tuple(sorted((*found.faults, *_split(dice, starts)), key=lambda fault: fault.at)))
     if policy.has_successors and starts > 2 and dice.random() < 0.15:
         found = replace(found, faults=tuple(sorted((*found.faults, *_reset(dice, starts)), key=lambda fault: fault.at)))
+    if policy.spares > 1 and starts > 3 and dice.random() < 0.5:
+        early = Fault(0.0, "kill", COORDINATOR, awaits=True, after=dice.choice((2, 4, 6, 8, 12)))
+        found = replace(found, faults=tuple(sorted((*found.faults, early), key=lambda fault: fault.at)))
     return found
 
 

@@ -456,7 +456,10 @@ class Worker:
 
     def signal(self, signum: int) -> None:
         self.stopped = (signum, self.world.now)
-        slow = {"ends": 0.2, "daemons": 0.2, "slow": 3.0}.get(self.world.scenario.program)
+        scenario = self.world.scenario
+        slow = {"ends": 0.2, "daemons": 0.2, "slow": 3.0}.get(scenario.program)
+        if self.agent.number in scenario.slow:
+            slow = scenario.grace_period
         if slow is not None and not (self.world.hangs and self.world.dice.random() < 0.5):
             self.world.soon(slow, self.end, None, signum)
 

@@ -79,9 +79,11 @@ def _restart_or_end(state: State, at: float) -> Result:
         return cut_off(state)
     if failure is None or (sick := sick_node(state)) is None:
         return _restart(state, failure, at, counts=counts)
+    left = replace(state, members=state.members.without(sick.id))
+    if not may_go_on(left):
+        return _restart(state, failure, at, counts=counts)
     reason = f"left out, since its workers failed first twice in a row: {failure.how}"
-    state, then = _restart(state, failure, at, counts=counts)
-    state = replace(state, members=state.members.without(sick.id))
+    state, then = _restart(left, failure, at, counts=counts)
     hint = "`ddplaunch doctor` examines it"
     return state, (*then, actions.Refuse(sick.id, reason, exitcodes.NODE_LOST, hint, unfit=sick))
 

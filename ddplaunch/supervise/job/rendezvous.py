@@ -42,8 +42,8 @@ def taking_part(state: State) -> dict[int, Member]:
     """
 
     def place(one: Member) -> tuple[object, ...]:
-        was_announced = any(vote.term == state.term for vote in one.votes)
-        return one.id != SELF_ID, _or_last(one.node_rank), not was_announced, _or_last(one.requested_rank), one.id
+        announced = max((vote.term for vote in one.votes), default=0)
+        return one.id != SELF_ID, _or_last(one.node_rank), -announced, _or_last(one.requested_rank), one.id
 
     ordered = sorted(state.members.values(), key=place)
     return {member.id: member for member in ordered[: state.most_running]}

@@ -48,18 +48,17 @@ def waiting(state: State, at: float) -> State:
 
 def start(state: State, at: float) -> Result:
     """Begin the next generation with all members but spares; before that, if another may take over, let them know who decides."""
+    state = replace(state, electorates=_committed(state))
     if not may_go_on(state):
         return cut_off(state)
     if at < state.regroup_at:
-        return replace(waiting(state, at), phase_deadline=state.regroup_at), ()
+        until = waiting(state, at).rdzv_deadline if state.rdzv_deadline is None else state.rdzv_deadline
+        return replace(waiting(state, at), phase_deadline=state.regroup_at, rdzv_deadline=until), ()
     ordered = rendezvous.by_node_rank(rendezvous.taking_part(state))
     if not state.policy.has_successors:
         return _begin(state, ordered, at)
     term = state.term + 1
-    committed = tuple(one for one in state.electorates if one.term != state.term or not state.unacknowledged)
-    # before the first generation, nothing else decides between this coordinator and nodes that know of the first electorate
-    committed = committed or state.electorates[:1]
-    kept = {one.term for one in committed}
+    kept = {one.term for one in state.electorates}
     voting = {member.id: Vote(term, rank) for rank, member in enumerate(ordered)}
     members = Members.of(_with_votes(member, kept, voting.get(member.id)) for member in state.members.values())
     state = replace(
@@ -70,12 +69,20 @@ def start(state: State, at: float) -> Result:
         notice_at=None,
         members=members,
         term=term,
-        electorates=(*committed, Electorate(term, len(ordered))),
-        unacknowledged=FrozenMap.of(dict.fromkeys(voting.keys() - {SELF_ID}, True)),
+        electorates=(*state.electorates, Electorate(term, len(ordered))),
+        # also who takes no part, but has let this coordinator go on: it could let another one do so with the same vote
+        unacknowledged=FrozenMap.of({one.id: True for one in members.values() if one.votes and one.id != SELF_ID}),
     )
     announced = actions.Announce(tuple(member.id for member in ordered), state.electorates, history(state, at))
     state, then = _begin_if_acknowledged(state, at)
     return state, (announced, *then)
+
+
+def _committed(state: State) -> tuple[Electorate, ...]:
+    """Return the electorates without that of a generation which was announced here, and does not begin."""
+    committed = tuple(one for one in state.electorates if one.term != state.term or not state.unacknowledged)
+    # before the first generation, nothing else decides between this coordinator and nodes that know of the first electorate
+    return committed or state.electorates[:1]
 
 
 def _with_votes(member: Member, kept: Collection[int], new: Vote | None = None) -> Member:

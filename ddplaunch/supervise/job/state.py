@@ -238,7 +238,7 @@ class State(Struct, frozen=True, kw_only=True):
     unacknowledged: FrozenMap[bool] = NO_NODE  # these nodes, by id
     took_over: bool = False  # from a coordinator that was lost, and has not begun a generation since
     lost_votes: tuple[Vote, ...] = ()  # those of that coordinator, unless it is known to have ended
-    announced: tuple[tuple[Vote, ...], ...] = ()  # of nodes that were to acknowledge the last electorate, their votes
+    told: tuple[tuple[Vote, ...], ...] = ()  # of nodes that were to acknowledge the last electorate, their votes
     gather_until: float | None = None  # when its nodes are no longer waited for; None: they are not
 
     # of this generation
@@ -342,6 +342,11 @@ class State(Struct, frozen=True, kw_only=True):
     def running(self) -> tuple[int, ...]:
         """The ids of the nodes on which processes of this generation are left."""
         return tuple(member.id for member in self.members.values() if member.runs)
+
+    def counts(self, id: int) -> bool:
+        """Whether this node has a vote in every electorate: this coordinator does not go on without it for AT_ONCE."""
+        known = {one.term for one in self.electorates}
+        return id in self.members and bool(known) and known <= {vote.term for vote in self.members[id].votes}
 
     def runs(self, id: int) -> bool:
         """Whether processes of this generation are left on this node."""

@@ -66,7 +66,7 @@ def step(state: State, event: events.Event) -> Result:
             return _on_joined(state, member, at)
         case events.AgentLost(id, reason, at, has_ended, answered_at):
             state = _without_surprise(state, id, answered_at) if not has_ended else state
-            return _on_agent_lost(state, id, reason, at, has_ended) if id in state.members else (state, ())
+            return _on_agent_lost(state, id, reason, at, has_ended=has_ended) if id in state.members else (state, ())
         case events.Acknowledged(id, term, at):
             return on_acknowledged(state, id, at) if term == state.term else (state, ())
         case events.CoordinatorEnded(at):
@@ -156,12 +156,12 @@ def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
 
 def _without_surprise(state: State, id: int, answered_at: float) -> State:
     """Begin no generation without this node as long as it would take a refused connection for the end of this coordinator."""
-    if id not in state.members or not state.members[id].votes:
+    if not state.counts(id):
         return state
     return replace(state, regroup_at=max(state.regroup_at, answered_at + AT_ONCE))
 
 
-def _on_agent_lost(state: State, id: int, reason: str, at: float, has_ended: bool = True) -> Result:
+def _on_agent_lost(state: State, id: int, reason: str, at: float, *, has_ended: bool) -> Result:
     """Go on without this agent, if the job can: start with the other agents, or stop what runs and decide then."""
     member = state.members[id]
     state = replace(state, members=state.members.without(id))
@@ -170,7 +170,8 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float, has_ended: boo
     if state.phase in BETWEEN and state.needs_all:
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         return end(replace(state, why=Why.NODE_LOST, lost=(f"{named}: {reason}",), ended_idle=True))
-    was_to_begin = state.phase is Phase.ANNOUNCING and any(vote.term == state.term for vote in member.votes)
+    counted = id in state.unacknowledged or any(vote.term == state.term for vote in member.votes)
+    was_to_begin = state.phase is Phase.ANNOUNCING and counted
     if was_to_begin:
         state = waiting(state, at)
     if state.phase is Phase.RENDEZVOUS:
@@ -203,7 +204,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         # one command has started all agents: a signal to one is for the job
         stays_alone = state.members[id].node_rank is None and not state.needs_all and not state.policy.dispatched
         if why is Why.FRONT_LOST or stays_alone:
-            state, then = _on_agent_lost(state, id, CUT_OFF if state.policy.dispatched else OWN_END, at)
+            state, then = _on_agent_lost(state, id, CUT_OFF if state.policy.dispatched else OWN_END, at, has_ended=True)
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
@@ -339,7 +340,7 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     state = replace(state, members=members, regroup_at=at + REGROUP)
     if not member.runs:
         starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING, Phase.ANNOUNCING)
-        state, then = _on_agent_lost(state, id, OWN_END, at)
+        state, then = _on_agent_lost(state, id, OWN_END, at, has_ended=True)
         if state.phase is Phase.PAUSING:
             state = replace(state, phase_deadline=max(state.phase_deadline or at, state.regroup_at))
         return state, (*((announces,) if starts_again else ()), *then, actions.Release(id, event.signum))

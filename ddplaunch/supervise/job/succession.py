@@ -44,13 +44,13 @@ def take_over(
     at: float,
     within: float,
     *,
-    announced: Iterable[tuple[Vote, ...]] = (),
+    told: Iterable[tuple[Vote, ...]] = (),
     skipped: int = 0,
 ) -> State:
     """Return the state of a coordinator that takes over and waits for the other nodes, so many seconds at most.
 
     What ran is being stopped on all of them. `since` is when `past` was announced, to nodes of which some had the votes
-    `announced` then. It leaves out the next `skipped` terms, a number drawn by chance: a vote counts by its term, and other
+    `told` then. It leaves out the next `skipped` terms, a number drawn by chance: a vote counts by its term, and other
     coordinators may go on from the same electorate.
     """
     return State(
@@ -63,7 +63,7 @@ def take_over(
         term=electorates[-1].term + skipped,
         electorates=electorates,
         took_over=True,
-        announced=tuple(announced),
+        told=tuple(told),
         gather_until=at + within,
         notice_at=at + FIRST_NOTICE,
         restarts=past.restarts,
@@ -100,21 +100,22 @@ def with_begun(state: State, member: Member) -> State:
 def with_unbegun(state: State, member: Member) -> State:
     """Drop later electorates of which this member was to know and does not: their generations never begin."""
     last = max((vote.term for vote in member.votes), default=0)
-    as_told = (votes for votes in state.announced if not set(votes).isdisjoint(member.votes))
+    as_told = (votes for votes in state.told if not set(votes).isdisjoint(member.votes))
     unbegun = {vote.term for votes in as_told for vote in votes if vote.term > last}
-    return replace(state, electorates=tuple(one for one in state.electorates if one.term not in unbegun))
+    begun = tuple(one for one in state.electorates if one.term not in unbegun)
+    return replace(state, electorates=begun or state.electorates)
 
 
 def gathered(state: State, at: float) -> State:
     """Decide how much longer to wait for the nodes of the coordinator that was lost."""
     if state.gather_until is None:
         return state
-    last = state.electorates[-1]
-    missing = last.size - len(last.ended) - len(state.members)  # at least: a member may have no vote
+    # at least: a member may have no vote
+    missing = max(one.size - len(one.ended) for one in state.electorates) - len(state.members)
     is_settling = state.gather_until - at <= SETTLE
     if missing > 1 and (is_settling or len(state.members) <= missing):
         return state  # to count them at each of thousands that come would take longer than they have
-    _, unaccounted = last.count(_votes(state))
+    unaccounted = max(one.count(_votes(state))[1] for one in state.electorates)
     has_spares = state.policy.spares > 0 and len(state.members) < state.most_running
     may_come = unaccounted > bool(state.lost_votes) or has_spares
     may_be_confirmed = bool(state.lost_votes)  # that the last coordinator has ended: by its host, or by who called it

@@ -59,29 +59,27 @@ def test_who_has_lost_node_0_and_comes_when_the_job_has_ended_learns_how_it_has_
     end = JobEnd(status=130, why="signalled")
     incoming.agents.end(end, ())
     incoming.agents.send = lambda ids, order: sent.append((ids, order))  # no connection is there
-    incoming._on_message(3, HELLO)
+    incoming._on_message(3, replace(HELLO, run_id="run-1", votes=()))  # a spare has none
     incoming.agents.close()
     assert sent == [((3,), end)]
 
 
-@pytest.mark.parametrize("fields", [{"is_cut_off": True}, {"electorates": (Electorate(1, 3),)}])
-def test_a_coordinator_that_may_not_go_on_takes_nobody_back(fields: dict[str, Any]) -> None:
+def test_a_coordinator_that_has_ended_the_job_here_alone_takes_nobody_back() -> None:
     fed = list[Any]()
-    incoming = incoming_for(replace(STATE, **fields), fed)
+    incoming = incoming_for(replace(STATE, is_cut_off=True), fed)
     incoming._connections.drop = fed.append
     incoming._on_message(3, HELLO)
     incoming.agents.close()
     assert fed == [3]
 
 
-def test_no_agent_is_turned_away_while_one_that_has_come_back_may_let_the_coordinator_go_on() -> None:
+def test_a_coordinator_that_may_not_go_on_yet_takes_back_who_may_let_it() -> None:
     fed = list[Any]()
     incoming = incoming_for(replace(STATE, electorates=(Electorate(1, 3),)), fed)
-    incoming.agents.returned.add(2)
-    incoming._connections.drop = fed.append
     incoming._on_message(3, HELLO)
+    incoming._admit_waiting()
     incoming.agents.close()
-    assert (fed, incoming.agents.returned) == ([], {2, 3})
+    assert [event.member.votes for event in fed] == [HELLO.votes]
 
 
 def test_an_agent_for_which_there_is_no_place_does_not_take_the_coordinator_for_ended() -> None:
@@ -187,7 +185,8 @@ def test_who_takes_over_says_at_once_that_the_hello_of_a_node_has_come() -> None
     incoming = incoming_for(replace(STATE, gather_until=9.0), [])
 
     def admit(event: Any) -> None:
-        incoming._coordinator.state = replace(STATE, members=Members.of([event.member]))
+        electorates = (Electorate(1, 3),)
+        incoming._coordinator.state = replace(STATE, members=Members.of([event.member]), electorates=electorates)
 
     incoming._coordinator.feed = admit
     incoming._connections._on_opened(peer)
@@ -207,14 +206,27 @@ def test_a_coordinator_that_has_left_the_job_admits_nobody_who_still_waits() -> 
 
 @pytest.mark.parametrize(
     ("votes", "kept"),
-    [((Vote(1, 2),), (Vote(1, 2),)), ((Vote(1, 2), Vote(7, 0)), ()), ((Vote(7, 0),), ())],
-    ids=["the same electorate", "and that of another coordinator", "another one alone"],
+    [
+        ((Vote(2, 2),), (Vote(2, 2),)),
+        ((Vote(1, 2), Vote(2, 1)), (Vote(2, 1),)),
+        ((Vote(2, 2), Vote(3, 1)), (Vote(2, 2),)),
+        ((Vote(2, 2), Vote(7, 0)), ()),
+        ((Vote(7, 0),), ()),
+    ],
+    ids=[
+        "the same electorate",
+        "and that before, since it was lost as the generation began",
+        "and one that was announced here and taken back",
+        "and that of another coordinator",
+        "another one alone",
+    ],
 )
 def test_who_is_taken_back_votes_unless_another_coordinator_may_have_begun_with_it(
     votes: tuple[Vote, ...], kept: tuple[Vote, ...]
 ) -> None:
     fed, told = list[Any](), list[Any]()
-    incoming = incoming_for(replace(STATE, term=1, electorates=(Electorate(1, 3),)), fed)
+    incoming = incoming_for(replace(STATE, term=4, electorates=(Electorate(2, 3),)), fed)
+    incoming.agents.announced_terms |= {2, 3, 4}
     incoming.agents.introduce = lambda id, votes: told.append((id, votes))
     incoming._join(member_of(3, replace(HELLO, votes=votes), is_new=True))
     incoming.agents.close()

@@ -60,7 +60,8 @@ HELLO = {
     "listens": 4711,
     "run_id": "k7qx",
     "votes": [[1, 2], [2, 1]],
-    "runs": {"generation": 3, "node_rank": 2, "stop": STOP},
+    "runs": {"generation": 3, "node_rank": 2},
+    "stop": STOP,
     "at": 2.0,
 }
 BEGIN: dict[str, Any] = {

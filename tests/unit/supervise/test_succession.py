@@ -335,8 +335,8 @@ def test_who_has_not_acknowledged_the_next_generation_proves_that_it_never_begin
     votes: tuple[Vote, ...], proves: bool
 ) -> None:
     known = (Electorate(1, 5), Electorate(2, 4))
-    announced = tuple((Vote(1, rank), Vote(2, rank)) for rank in (1, 2, 3))
-    state = replace(taken_over(5), electorates=known, announced=announced)
+    told = tuple((Vote(1, rank), Vote(2, rank)) for rank in (1, 2, 3))
+    state = replace(taken_over(5), electorates=known, told=told)
     state = after(state, Joined(member(1, node_rank=3, votes=votes), 100.5))
     assert state.electorates == (known[:1] if proves else known)
 
