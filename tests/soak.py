@@ -90,10 +90,10 @@ class Round:
     def victim(self, *, settled: bool) -> Node | None:
         """Return a node to which something may be done, so that others go on; None if there is none.
 
-        `settled`: once all nodes train together. Else one dies while the job does without another, but so many are left that
-        none but the first has to be known to have ended.
+        `settled`: once all nodes train together. Else one dies while the job does without another, but as many are left as
+        have died since, but for the first.
         """
-        if settled or len(self.members) < 2 + self.missed:
+        if settled or not self.members or len(self.members) < 1 + self.missed:
             until(self.settles, "a generation of all nodes", PATIENCE)
         number = self.dice.choice([at for at, node in enumerate(self.nodes.started) if not node.has_ended])
         if len(self.members - {number}) <= self.spares:  # one of them may be a spare, which decides nothing

@@ -130,6 +130,7 @@ class Inheritance(Struct, frozen=True):
     lost_has_ended: bool
     left: bool  # it did so by a signal, which may be on its way to others
     ended: tuple[messages.Candidate, ...]
+    refused: tuple[messages.Candidate, ...]  # other nodes that no longer listen
     listening: socket.socket
 
 
@@ -164,6 +165,7 @@ def take_over(
         state = replace(state, why=Why.NODE_LEFT)
     for candidate in inheritance.ended:
         state = succession.with_ended(state, candidate.votes)
+    state = replace(state, refused=tuple(vote for one in inheritance.refused for vote in one.votes))
     job_reporter = JobReporter(reporter, request.spec)
     job_reporter.coordinator_lost(told.host, inheritance.lost.partition(": ")[2])
     coordinator = Coordinator(loop, state, request.draft, job_reporter)

@@ -347,6 +347,7 @@ class SuccessionLink(RemoteLink):
             lost_has_ended=self._lost_has_ended,
             left=self._left,
             ended=tuple(one for one in candidates if _endpoint(one) in self._ended),
+            refused=tuple(one for one in candidates if _endpoint(one) in self._gone - self._ended),
             listening=self._listening.dup(),
         )
         hello = self._next_hello(candidates[self._position or 0].address)

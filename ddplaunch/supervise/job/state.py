@@ -238,6 +238,9 @@ class State(Struct, frozen=True, kw_only=True):
     unacknowledged: FrozenMap[bool] = NO_NODE  # these nodes, by id
     took_over: bool = False  # from a coordinator that was lost, and has not begun a generation since
     lost_votes: tuple[Vote, ...] = ()  # those of that coordinator, unless it is known to have ended
+    refused: tuple[
+        Vote, ...
+    ] = ()  # those of nodes that no longer listen: they have ended, perhaps after they had gone on
     told: tuple[tuple[Vote, ...], ...] = ()  # of nodes that were to acknowledge the last electorate, their votes
     gather_until: float | None = None  # when its nodes are no longer waited for; None: they are not
 

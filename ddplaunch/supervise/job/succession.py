@@ -115,7 +115,7 @@ def gathered(state: State, at: float) -> State:
     is_settling = state.gather_until - at <= SETTLE
     if missing > 1 and (is_settling or len(state.members) <= missing):
         return state  # to count them at each of thousands that come would take longer than they have
-    unaccounted = max(one.count(_votes(state))[1] for one in state.electorates)
+    unaccounted = max(one.count((*_votes(state), *state.refused))[1] for one in state.electorates)
     has_spares = state.policy.spares > 0 and len(state.members) < state.most_running
     may_come = unaccounted > bool(state.lost_votes) or has_spares
     may_be_confirmed = bool(state.lost_votes)  # that the last coordinator has ended: by its host, or by who called it
@@ -127,8 +127,19 @@ def gathered(state: State, at: float) -> State:
 
 def may_go_on(state: State) -> bool:
     """Whether no other coordinator can go on with nodes of this job."""
-    counts = [electorate.count(_votes(state)) for electorate in state.electorates]
-    return all(present >= unaccounted + state.took_over for present, unaccounted in counts)
+    return all(_is_enough(state, electorate) for electorate in state.electorates)
+
+
+def _is_enough(state: State, electorate: Electorate) -> bool:
+    """Whether a coordinator goes on, as far as these nodes decide. If it has taken over, it needs more than are unaccounted for.
+
+    Of as many, one that no longer listens decides: so few cannot have gone on before it ended, without the last coordinator.
+    """
+    votes = _votes(state)
+    present, unaccounted = electorate.count(votes)
+    if state.took_over and present == unaccounted and not state.lost_votes:
+        return electorate.count((*votes, *state.refused))[1] < unaccounted
+    return present >= unaccounted + state.took_over
 
 
 def why_not(state: State) -> str:

@@ -379,6 +379,23 @@ def test_it_goes_on_only_with_more_nodes_than_may_be_going_on_elsewhere(
     assert goes_on or state.status == exitcodes.NODE_LOST
 
 
+@pytest.mark.parametrize(
+    ("size", "has_ended", "refused", "goes_on"),
+    [
+        (3, True, (0, 2), True),
+        (3, True, (), False),
+        (3, False, (2,), False),  # with the last coordinator as many may have gone on
+        (4, True, (2, 3), False),  # two of them may have gone on
+    ],
+)
+def test_one_that_no_longer_listens_decides_where_the_others_are_too_few_to_have_gone_on(
+    size: int, has_ended: bool, refused: tuple[int, ...], goes_on: bool
+) -> None:
+    state = replace(taken_over(size, has_ended=has_ended), refused=tuple(Vote(1, rank) for rank in refused))
+    state = after(state, stopping(0, 101.0), DeadlineReached(125.0), DeadlineReached(126.0))
+    assert (state.phase is not Phase.ENDED) is goes_on
+
+
 def test_of_two_the_one_goes_on_that_is_told_of_the_other_ones_end() -> None:
     state = after(taken_over(2, dispatched=True), stopping(0, 101.0))
     assert (state.phase, state.gather_until) == (Phase.STOPPING, 125.0)
