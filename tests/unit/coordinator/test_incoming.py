@@ -178,21 +178,24 @@ def test_the_end_of_workers_is_not_missed_while_there_is_no_place_for_their_node
     assert [(event.member.id, event.member.runs) for event in fed] == [(3, False)]
 
 
-def test_who_takes_over_says_at_once_that_the_hello_of_a_node_has_come() -> None:
+@pytest.mark.parametrize(("known", "answered"), [((1,), 7.0), ((1, 2), 0.0), ((), 0.0)])
+def test_who_takes_over_says_at_once_that_the_hello_of_a_node_has_come_unless_it_may_go_on_without_it(
+    known: tuple[int, ...], answered: float
+) -> None:
     """It may be lost before its next ping, and what its end proves depends on that."""
     sent, peer = list[Any](), PlayedCoordinator()
     peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
     incoming = incoming_for(replace(STATE, gather_until=9.0), [])
 
     def admit(event: Any) -> None:
-        electorates = (Electorate(1, 3),)
+        electorates = tuple(Electorate(term, 3) for term in known)
         incoming._coordinator.state = replace(STATE, members=Members.of([event.member]), electorates=electorates)
 
     incoming._coordinator.feed = admit
     incoming._connections._on_opened(peer)
     incoming._connections._on_payload(1, encode(replace(HELLO, at=7.0)))
     incoming.agents.close()
-    assert [message.answered for message in sent if isinstance(message, Ping)] == [0.0, 7.0]
+    assert [message.answered for message in sent if isinstance(message, Ping)] == [0.0, answered]
 
 
 def test_a_coordinator_that_has_left_the_job_admits_nobody_who_still_waits() -> None:

@@ -79,7 +79,14 @@ def test_a_pause_that_ends_with_an_event_uses_up_no_more(machine):
 def test_a_pause_while_the_loop_works_uses_up_no_time_either(machine):
     before = machine.clock.now()
     assert machine.pass_time(20.0) == before
+    assert machine.clock.paused(10) == "paused for 20 s"
     assert machine.pass_time(LATE / 2) == before + LATE / 2
+
+
+def test_what_was_before_it_is_used_is_no_pause(machine):
+    machine.time += 20.0
+    machine.clock.begin()
+    assert machine.clock.pause is None
 
 
 def test_a_busy_machine_is_no_pause_and_what_it_is_late_does_not_add_up(machine):

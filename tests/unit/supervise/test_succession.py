@@ -1,6 +1,6 @@
 """Who may go on when the nodes of a job lose each other, and what a node that takes over goes on with."""
 
-from signal import SIGINT, SIGTERM
+from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from ddplaunch.supervise.job import (
     State,
     StopNodes,
     StopRequested,
+    rendezvous,
     succession,
 )
 from ddplaunch.supervise.outcome import Why
@@ -125,11 +126,63 @@ def test_it_goes_on_without_a_node_only_when_that_would_not_take_its_end_for_tha
     assert state.phase is Phase.RUNNING
 
 
+def test_a_node_without_whose_vote_the_job_would_end_is_not_left_out_as_sick() -> None:
+    def killed(id: int, at: float) -> list[Any]:
+        failure = end(id, "abc"[id], at, code=None, signal=SIGKILL)
+        return [NodeStopping(id, Why.FAILED, SIGTERM, at), ended(id, at, failure)]
+
+    once = [*killed(2, 50.0), stopping(0, 51.0), stopping(1, 51.0), DeadlineReached(60.0), *acknowledged(1, 2, term=2)]
+    twice = [
+        *killed(2, 70.0),
+        AgentLost(1, LOST, 71.0),
+        stopping(0, 72.0),
+        DeadlineReached(90.0),
+        *acknowledged(2, term=3),
+    ]
+    state, _ = history(replace(ELASTIC, max_restarts=5), [*begun(3), *once, *twice])
+    assert (state.phase, [member.host for member in state.taking_part]) == (Phase.RUNNING, ["a", "c"])
+
+
 def test_nodes_that_have_left_are_not_going_on_elsewhere() -> None:
     told = [NodeStopping(id, Why.SIGNALLED, 15, 50.0) for id in (1, 2)]
     ends = [stopping(id, 51.0) for id in (1, 2, SELF_ID)]
     state, _ = history(ELASTIC, [*begun(3), *told, *ends, DeadlineReached(60.0)])
     assert (state.phase, state.generation) == (Phase.RUNNING, 1)
+
+
+def test_newcomers_that_are_lost_before_they_know_decide_nothing() -> None:
+    """Their generation was announced here, and is not begun."""
+    joined = [Joined(member(id), 50.0) for id in (2, 3, 4)]
+    lost = [AgentLost(id, "connection reset", 52.0) for id in (2, 3, 4)]
+    state, _ = history(ELASTIC, [*begun(2), *joined, stopping(0, 51.0), stopping(1, 51.0), DeadlineReached(51.5)])
+    state = after(replace(state, regroup_at=55.0), *lost, DeadlineReached(55.0), Acknowledged(1, 3, 55.1))
+    assert (state.phase, len(state.taking_part)) == (Phase.RUNNING, 2)
+
+
+def test_a_node_that_lets_it_go_on_knows_of_the_next_generation_also_if_it_takes_no_part() -> None:
+    """It could let another coordinator go on with the same vote."""
+    policy = replace(ELASTIC, max_nodes=4, spares=2)
+    state = replace(taken_over(4, has_ended=True), policy=policy)
+    state = after(state, follower(1, 2), follower(2, 3), *[stopping(id, 101.0) for id in range(3)])
+    state = after(state, DeadlineReached(102.0), Acknowledged(1, 2, 102.0))
+    assert (state.phase, [member.id for member in rendezvous.taking_part(state).values()]) == (Phase.ANNOUNCING, [0, 1])
+    assert after(state, Acknowledged(2, 2, 102.0)).phase is Phase.RUNNING
+    again = after(state, AgentLost(2, LOST, 103.0))
+    assert (again.phase, again.term) == (Phase.ANNOUNCING, 3)
+
+
+def test_a_node_that_is_lost_again_and_again_does_not_postpone_the_end_of_the_rendezvous() -> None:
+    lost = AgentLost(3, "connection reset", 50.0, answered_at=49.9)
+    state, _ = history(ELASTIC, [*begun(4), lost, *[stopping(id, 51.0) for id in (0, 1, 2)]])
+    first = None
+    for time in range(300):
+        at, id = 51.0 + 3 * time, 4 + time % 2
+        back = Joined(member(id, votes=(Vote(1, 3),)), at + 0.3)
+        again = AgentLost(id, "connection reset", at + 3.0, answered_at=at + 2.9)
+        state = after(state, back, *[DeadlineReached(at + tenth / 10) for tenth in range(4, 30)], again)
+        first = first or state.rdzv_deadline
+        assert state.rdzv_deadline in (first, None)
+    assert state.phase is Phase.ENDED
 
 
 def test_until_all_know_of_the_next_generation_the_nodes_of_the_last_one_decide_too() -> None:
@@ -339,6 +392,11 @@ def test_who_has_not_acknowledged_the_next_generation_proves_that_it_never_begin
     state = replace(taken_over(5), electorates=known, told=told)
     state = after(state, Joined(member(1, node_rank=3, votes=votes), 100.5))
     assert state.electorates == (known[:1] if proves else known)
+
+
+def test_never_does_nobody_decide() -> None:
+    state = replace(taken_over(3), electorates=(Electorate(2, 3),), told=((Vote(1, 2), Vote(2, 2)),))
+    assert after(state, Joined(member(1, votes=(Vote(1, 2),)), 100.5)).electorates == (Electorate(2, 3),)
 
 
 def test_it_waits_for_the_others_no_longer_than_it_must() -> None:
