@@ -251,7 +251,8 @@ def _exit_status() -> str:
         "not go on with unfinished training.",
         "With `--max-restarts`, the status is that of the last generation.",
         "With several nodes every node ends with the same status, but for one that was not let in (2) or that lost the others "
-        "(121 before the start, 122 after it). 121 is also the status if a host cannot be reached over ssh, or has no ddplaunch. "
+        "(121 before the start, 122 after it). A spare that was not needed ends with 0, however the job ended. 121 is also the "
+        "status if a host cannot be reached over ssh, or has no ddplaunch. "
         "[One job, one fate](../concepts/one-fate.md#what-happens-when) says which status follows from what.",
     )
 

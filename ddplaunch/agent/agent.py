@@ -399,16 +399,17 @@ class Agent:
     def _on_health(self, generation: orders.Generation, why: str) -> None:
         """Begin the generation that waited for the health check; or leave the job, which ends if no other node can go on."""
         assert self._link is not None
-        coordinator = self._coordinator
+        coordinator, inputs = self._coordinator, self._context.inputs
         if why and coordinator is None:
             self._report(Unfit(piece(why)))
         if why and (coordinator is None or coordinator.leave_unfit(why)):
-            text = f"error: {self._context.inputs.node.host} is not fit for the job: --health-check: {why}\n"
+            asked = inputs.spec.typed("health_check", inputs.spec.health_check)
+            text = f"error: {inputs.node.host} is not fit for the job: {asked}: {why}\n"
             self._link.take(JobEnd(exitcodes.NODE_LOST, "unfit", text))
             return
         self._begin(generation)
         if why:
-            host = self._context.inputs.node.host
+            host = inputs.node.host
             failure = StartFailure(min(generation.ranks), host, f"its health check failed: {why}", exitcodes.NODE_LOST)
             self._step(node.StartFailed(failure, self._loop.now()))
 

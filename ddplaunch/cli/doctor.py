@@ -79,16 +79,19 @@ def doctor(
     `ddplaunch --help-all`; with SCRIPT, each node has to have the same one.
     """  # noqa: D205 - the help of a verb is one paragraph
     env = ctx.obj
+    line = job.typed(ctx)
     if nodes or forget is not None:
         from ddplaunch.doctor import remembered
 
+        if line.program:
+            takes = "--nodes takes no argument" if forget is None else "--forget takes one node"
+            raise LaunchError(f"ddplaunch doctor {takes}: {line.program[0]}", hint="ddplaunch doctor --help")
         return show(remembered.show(env, forget, as_json=as_json))
     from ddplaunch.devices import interpreter
     from ddplaunch.doctor import show as shown
     from ddplaunch.process.program import check, working_directory
     from ddplaunch.report.console import Look, written
 
-    line = job.typed(ctx)
     # a job without a script: the options of files and variables hold for this command too
     with_program = line if line.program else replace(line, program=("-",))
     spec = interpreter.chosen(job.resolve(with_program, env, working_directory()), env)

@@ -90,7 +90,8 @@ def _nnodes(spec: JobSpec, hosts: Sequence[Host], source: str) -> tuple[int, int
 
 def _check_rest(spec: JobSpec, hosts: Sequence[Host], bad: Sequence[Host], source: str) -> None:
     """Refuse a job that has too few hosts without those that have failed."""
-    needed = spec.nnodes[0] if checks.nnodes_asked(spec) else 1
+    nodes = spec.nnodes[0] if checks.nnodes_asked(spec) else 2 if spec.spares else 1
+    needed = nodes + spec.spares
     if needed > len(hosts):
         option = spec.origin("avoid_bad_nodes")
         raise LaunchError(

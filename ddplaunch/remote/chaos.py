@@ -71,8 +71,8 @@ class Chaos:
             case "node" if self._kill_node(fault.target):
                 self._notify(f"chaos: killed all of node-{fault.target}")
             case _:
-                target = f"node {fault.target}" if fault.kind == "node" else worker
-                self._notify(f"chaos: {fault.kind} {target}: it does not run")
+                which = f"node {fault.target}" if fault.kind == "node" else f"{fault.kind} {worker}"
+                self._notify(f"chaos: {which}: it does not run")
 
     def _signal(self, rank: int, signum: int, *, group: bool = True) -> bool:
         """Send a worker a signal, or, with `group`, all of its process group; return whether the worker was alive."""

@@ -4,8 +4,8 @@ The nodes that began the last generation decide, each for the one coordinator th
 needs as many as are unaccounted for, one that takes over needs more. Those whose agents are known to have ended count for nobody.
 So of two coordinators, each unaccounted for by the other, one at most goes on.
 
-Before a generation begins, all its nodes acknowledge its electorate. Until then it takes enough of both, the one before and the
-new one: for the coordinator as for a node that takes over with what it has acknowledged.
+Before a generation begins, its nodes acknowledge its electorate, and so do all others that have let the coordinator go on. Until
+then a node that takes over with what it has acknowledged needs enough of both, the one before and the new one.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_a_node_that_is_unfit_at_a_restart_leaves_and_a_spare_takes_its_place(no
     os.kill(pids[1], SIGKILL)
     assert nodes.statuses(sick) == [122]
     first.says("is lost: its health check failed: exit status 4: GPU 2 is off the bus")
-    assert f"error: {os.uname().nodename} is not fit for the job: --health-check: exit status 4" in sick.err
+    assert f"error: {os.uname().nodename} is not fit for the job: --health-check {check}: exit status 4" in sick.err
     first.says("is node 1 from now on")
     (nodes.home / "signs" / "go").touch()
     assert nodes.statuses(first, spare) == [0, 0]
@@ -88,7 +88,7 @@ def test_node_0_that_is_unfit_at_a_restart_leaves_and_another_node_takes_over(no
     (nodes.home / "bad").touch()
     os.kill(pids[1], SIGKILL)
     assert nodes.statuses(sick) == [122]
-    unfit = f"error: {os.uname().nodename} is not fit for the job: --health-check"
+    unfit = f"error: {os.uname().nodename} is not fit for the job: --health-check {check}"
     assert f"{unfit}: exit status 4: GPU 2 is off the bus" in sick.err
     others[0].says("takes over from node 0")
     assert "is lost: its health check failed: exit status 4: GPU 2 is off the bus" in others[0].err

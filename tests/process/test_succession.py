@@ -124,17 +124,26 @@ def test_it_takes_over_as_well_if_the_command_that_was_typed_is_killed(nodes, st
     finish(nodes, second, third)
 
 
-def test_before_anything_has_begun_the_others_wait_for_node_0_to_be_started_again(nodes, node_of):
+@pytest.mark.parametrize(
+    ("end", "how", "status"),
+    [
+        (kill, "connection closed", 122),
+        (lambda node: os.kill(node.process.pid, SIGKILL), "its ddplaunch has ended", -9),
+        (lambda node: os.kill(node.process.pid, SIGTERM), "it leaves (SIGTERM)", 143),
+    ],
+    ids=["agent", "command", "leaves"],
+)
+def test_before_anything_has_begun_the_others_wait_for_node_0_to_be_started_again(nodes, node_of, end, how, status):
     first = node_of(0, "3:4", last_call=1)
     nodes.answers()
     second = node_of(1, "3:4")
     first.says("2 of 3 nodes joined")
-    kill(first)
-    second.says("node 0 is lost: connection closed. Looking for it again")
+    end(first)
+    second.says(f"node 0 is lost: {how}. Looking for it again")
     third, again = node_of(2, "3:4"), node_of(0, "3:4", last_call=1)
     assert generation(nodes, 0, 3) == [again, second, third]
     finish(nodes, again, second, third)
-    assert nodes.statuses(first) == [122]
+    assert nodes.statuses(first) == [status]
 
 
 def test_who_takes_over_knows_that_a_node_has_left_which_node_0_alone_had_seen(nodes, start):

@@ -173,7 +173,8 @@ class SimulatedCoordinator(Coordinator):
                 ranks = {(last.term, rank) for rank in range(last.size)}
                 gone = leave | {(last.term, rank) for rank in last.ended}
                 may_leave &= 2 * len(ranks & stay) > len(ranks - gone)
-            may_go, may_leave = False, may_leave and bool(before.electorates and stay)
+            is_waited_for = policy.replaceable and bool(others) and not before.electorates
+            may_go, may_leave = False, may_leave and (is_waited_for or bool(before.electorates and stay))
         if has_left is not (may_leave or may_go):
             raise Violation(f"a node leaves only where it may: {member.host}, after {event}")
         if has_left and may_leave and not may_go:

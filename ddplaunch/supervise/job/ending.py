@@ -69,7 +69,7 @@ def _restart_or_end(state: State, at: float) -> Result:
     too_few = len(state.members) < policy.min_nodes
     # of an elastic job that has nodes enough a lost one costs no restart
     counts = state.why in (Why.FAILED, Why.HUNG) or (state.why is Why.NODE_LOST and too_few)
-    if state.why not in HARMLESS:
+    if state.why not in HARMLESS and not (counts and policy.max_restarts == 0):
         state = with_progress(state)
     if counts and not state.gave_up and (is_budget_spent(state, at) or (too_few and not policy.replaceable)):
         return end(state)

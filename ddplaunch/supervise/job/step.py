@@ -209,9 +209,9 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
             return _on_node_leaving(state, event)
-    elif _has_heirs(state) and _leaves_job(state, event):
+    elif (_has_heirs(state) or _is_waited_for(state)) and _leaves_job(state, event):
         return _on_own_leaving(state, event)
-    elif why is Why.FRONT_LOST and state.electorates:
+    elif why is Why.FRONT_LOST and (state.electorates or _is_waited_for(state)):
         return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
@@ -362,6 +362,12 @@ def _has_heirs(state: State) -> bool:
     return may_go_on(replace(left, members=staying, took_over=True))
 
 
+def _is_waited_for(state: State) -> bool:
+    """Whether the other nodes wait for node 0 to be started again, should it end: nothing has been announced yet."""
+    policy = state.policy
+    return policy.has_successors and policy.replaceable and not state.electorates and len(state.members) > 1
+
+
 def _go_on_without_leaving(state: State, at: float) -> Result:
     """Go on once a node that leaves has ended; if node 0 has, too, hand over when all have, which the others then know of."""
     own = state.members[SELF_ID]
@@ -377,9 +383,10 @@ def _go_on_without_leaving(state: State, at: float) -> Result:
 
 
 def _on_own_leaving(state: State, event: events.NodeStopping) -> Result:
-    """Have another node take over once the workers here have ended, which may save something, as all workers do."""
+    """Have another node take over once the workers here have ended; they may save something, as all workers do."""
     own = replace(state.members[SELF_ID], leaves_by=event.signum)
-    announces = actions.Print(f"{own} leaves ({signal_name(event.signum)}): another node takes over")
+    what = "another node takes over" if state.electorates else "the others wait until node 0 is started again"
+    announces = actions.Print(f"{own} leaves ({signal_name(event.signum)}): {what}")
     state = replace(state, members=state.members.with_member(own))
     if not own.runs:
         state, then = _hand_over(state)
@@ -431,11 +438,11 @@ def _on_deadline(state: State, at: float) -> Result:
             return start(state, at)
         return start_if_enough(waiting(state, at), at, is_restart=True)
     if state.rdzv_deadline is not None and at >= state.rdzv_deadline:
-        why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
-        return end(
-            replace(state, why=why),
-            f"the rendezvous timed out: {rendezvous.joined(state)}; missing: {rendezvous.missing(state)}",
-        )
+        text = f"the rendezvous timed out: {rendezvous.joined(state)}; missing: {rendezvous.missing(state)}"
+        if state.generation < 0:
+            return end(replace(state, why=Why.NOT_MET), text)
+        hint = "type the same command on another node in time, or allow fewer nodes, as `--nnodes MIN:MAX` does"
+        return end(replace(state, why=Why.NODE_LOST), f"too few nodes are left, and {text}", hint)
     if state.phase is Phase.RENDEZVOUS or state.gather_until is not None:
         return replace(state, notice_at=at + NEXT_NOTICE), (actions.Print(rendezvous.waiting(state, at)),)
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)

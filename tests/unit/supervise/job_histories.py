@@ -5,13 +5,18 @@ from signal import SIGTERM
 from typing import Any
 
 from ddplaunch.supervise import job
-from ddplaunch.supervise.job import Action, Event, Joined, Member, NodeEnded, NodeStopping, Policy, Print, State
+from ddplaunch.supervise.job import Action, EndJob, Event, Joined, Member, NodeEnded, NodeStopping, Policy, Print, State
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 from tests.unit.builders import worker_exit
 from tests.unit.supervise.phases import job_step
 
 THREE = Policy(min_nodes=3, max_nodes=3)
 ELASTIC = Policy(min_nodes=2, max_nodes=3, last_call=30.0)
+TOO_FEW = EndJob(
+    122,
+    "too few nodes are left, and the rendezvous timed out: 1 of 2 nodes joined (a); missing: 1 more",
+    hint="type the same command on another node in time, or allow fewer nodes, as `--nnodes MIN:MAX` does",
+)
 
 
 def member(id: int, wanted: int | None = None, **fields: Any) -> Member:

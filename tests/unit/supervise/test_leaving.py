@@ -8,7 +8,18 @@ from msgspec.structs import replace
 from ddplaunch.supervise.job import *
 from ddplaunch.supervise.job.step import REGROUP
 from ddplaunch.supervise.outcome import StartFailure, Why
-from tests.unit.supervise.job_histories import ELASTIC, end, ended, failing, history, member, met, silent, stopping
+from tests.unit.supervise.job_histories import (
+    ELASTIC,
+    TOO_FEW,
+    end,
+    ended,
+    failing,
+    history,
+    member,
+    met,
+    silent,
+    stopping,
+)
 
 SPOT = replace(ELASTIC, may_leave=True, replaceable=True)
 STEP = replace(SPOT, replaceable=False)  # tasks of Slurm are started once
@@ -88,7 +99,7 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
             BeginGeneration(0, (0, 1), 0),
             StopNodes((0,), SIGTERM),
             Release(1, SIGTERM),
-            EndJob(122, "the rendezvous timed out: 1 of 2 nodes joined (a); missing: 1 more"),
+            TOO_FEW,
         ],
     ),
     "where none can come, the signal ends the job": (

@@ -132,6 +132,11 @@ def test_giving_up_needs_no_restart_to_be_left() -> None:
     assert status(generations(policy, (failed(),), (failed(),))[1]) == [exitcodes.NO_PROGRESS]
 
 
+def test_where_no_restart_is_allowed_the_status_is_that_of_the_failure() -> None:
+    _, actions = generations(Policy(min_nodes=1, max_nodes=1, max_no_progress=1), (failed(),))
+    assert (status(actions), printed(actions)) == ([1], "")
+
+
 def test_a_generation_whose_steps_were_lost_with_their_node_is_not_in_vain() -> None:
     policy = Policy(min_nodes=1, max_nodes=2, max_restarts=9, max_no_progress=1, last_call=0.1)
     events = [
