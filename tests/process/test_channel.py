@@ -18,6 +18,7 @@ from ddplaunch.control.peer import HANDSHAKE_TIMEOUT, MAX_QUEUED, Peer, error_of
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.addresses import usable_addresses
 from ddplaunch.net.port import listen, reserve
+from tests.conftest import descriptors
 from tests.loops import FakeLoop
 
 KEY = key("a long secret", "job-1")
@@ -140,7 +141,7 @@ class Loop(FakeLoop):
 @pytest.fixture
 def loop() -> Iterator[Loop]:
     """One loop; everything that a test leaves in it is closed, and then nothing may be left."""
-    fds = set(os.listdir("/proc/self/fd"))
+    fds = descriptors()
     loop = Loop()
     yield loop
     for listener in loop.listeners:
@@ -154,7 +155,7 @@ def loop() -> Iterator[Loop]:
         sock.close()
     assert loop.is_idle
     loop.close()
-    assert set(os.listdir("/proc/self/fd")) == fds
+    assert descriptors() == fds
 
 
 def at(port: int, host: str = "127.0.0.1"):

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 import ddplaunch
+from tests.conftest import descriptors
 from tests.programs import functions
 
 
@@ -23,10 +24,10 @@ def at_home(job, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(job.home)
-    descriptors = set(os.listdir("/proc/self/fd"))
+    opened = descriptors()
     yield
     job.nothing_left()
-    assert set(os.listdir("/proc/self/fd")) == descriptors
+    assert descriptors() == opened
 
 
 # --- what comes back

@@ -14,7 +14,7 @@ import pytest
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.process.tree import children, ends_within, look, reap
-from tests.conftest import PATIENCE, until
+from tests.conftest import PATIENCE, descriptors, until
 
 NONE = "the lookup was killed, or could not be started"
 V4 = (socket.AF_INET, ("127.0.0.1", 4321))
@@ -51,13 +51,13 @@ def child_of(loop: Loop) -> int | None:
 
 @pytest.fixture(autouse=True)
 def nothing_left_and_signals_as_before():
-    fds = set(os.listdir("/proc/self/fd"))
+    fds = descriptors()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     before = set(children(os.getpid()))
     yield
     assert signal.pthread_sigmask(signal.SIG_SETMASK, blocked) == blocked
     assert not [pid for pid in set(children(os.getpid())) - before if is_resolver(pid)]
-    assert set(os.listdir("/proc/self/fd")) == fds
+    assert descriptors() == fds
 
 
 def is_resolver(pid: int) -> bool:

@@ -415,6 +415,7 @@ def test_a_writer_that_is_killed_is_named_with_what_follows_and_the_job_goes_on(
     process = job.behave("all=done_when_told")
     (writer,) = {*children(child(process.pid))} - {*job.pids().values()}
     os.kill(writer, signal.SIGKILL)
+    until(lambda: (now := look(writer)) is None or now.state in "ZX", "the end of the writer")
     (job.home / "signs" / "go").touch()
     result = job.wait().expect(0)
     lost = f"the process that writes the logs (pid {writer}) has ended, perhaps killed: output is shown, but no longer kept"
