@@ -30,6 +30,7 @@ class SimulatedCoordinator(Coordinator):
         self.at_end: frozenset[int] = frozenset()  # agents that were members when the job ended, and connected
         self.spares: frozenset[int] = frozenset()  # agents that were never needed
         self.members: frozenset[int] = frozenset()  # agents on its list
+        self.has_handed_over = False
         self._stopping: set[int] = set()  # ids of nodes that stop, or were ordered to
         self._acknowledged: set[tuple[int, int]] = set()  # ids of nodes, and terms
         self._bound: frozenset[int] = (
@@ -96,6 +97,8 @@ class SimulatedCoordinator(Coordinator):
                 self._bound = frozenset(id for id, one in self.state.members.items() if one.votes and id != SELF_ID)
                 self.world.announced.append(self._numbers(order))
                 self.world.fire()
+            case job.HandOver():
+                self.has_handed_over = True
             case job.StopNodes(ids):
                 self._stopping.update(ids)
             case job.KillNodes(ids) if not self._stopping.issuperset(ids):
@@ -143,7 +146,8 @@ class SimulatedCoordinator(Coordinator):
             raise Violation(f"node 0 is the coordinator's, and nobody is there twice or leaves: {number} has {order}")
         if policy.has_successors and not self._acknowledged >= {(id, state.term) for id in self._bound}:
             raise Violation(f"a generation begins once all that decide know of it: {number} begins with {order}")
-        finished = [one for one in self.world.coordinators if one.state.status == 0 and one.own.status == 0]
+        here = [one for one in self.world.coordinators if one.state.status == 0 and one.own.status == 0]
+        finished = [one for one in here if not one.has_handed_over]
         if any(one.at_end.isdisjoint(self._numbers(order)) for one in finished):  # others may have missed that it has
             raise Violation(f"a job that has finished is not started again: {number} begins")
         before = self.world.runs.get(number)
