@@ -416,7 +416,9 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
 
     Others that have lost this one may be looking for it, and are to find nobody.
     """
-    alone = replace(state, members=Members.of([state.members[event.id]]), electorates=(), gather_until=None)
+    # its own workers may have ended with 0 while those of others hang
+    why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
+    alone = replace(state, members=Members.of([state.members[event.id]]), electorates=(), gather_until=None, why=why)
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)
     return state, (actions.HandOver(0), *then, *ended)

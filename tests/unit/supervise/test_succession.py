@@ -304,6 +304,14 @@ def test_a_job_that_is_stopped_while_its_workers_end_after_a_loss_says_so_if_it_
     assert state.phase is Phase.ENDED
 
 
+@pytest.mark.parametrize("why", [Why.HUNG, Why.TIMED_OUT])
+def test_one_that_loses_its_command_while_the_workers_of_others_are_stopped_has_not_finished(why: Why) -> None:
+    state, _ = history(ELASTIC, [*begun(2), ended(SELF_ID, 50.0)])
+    stopped = replace(state, phase=Phase.STOPPING, why=why)
+    state, actions = job_step(stopped, NodeStopping(SELF_ID, Why.FRONT_LOST, 0, 51.0))
+    assert (state.status, len(of(HandOver, list(actions)))) == (137, 1)
+
+
 def test_before_it_has_begun_it_ends_the_job_for_all() -> None:
     cut = [*met(2), NodeStopping(SELF_ID, Why.FRONT_LOST, 15, 20.0)]
     state, actions = history(replace(ELASTIC, dispatched=True, may_leave=False), cut)
