@@ -102,8 +102,8 @@ def with_unbegun(state: State, member: Member) -> State:
     last = max((vote.term for vote in member.votes), default=0)
     as_told = (votes for votes in state.told if not set(votes).isdisjoint(member.votes))
     unbegun = {vote.term for votes in as_told for vote in votes if vote.term > last}
-    begun = tuple(one for one in state.electorates if one.term not in unbegun)
-    return replace(state, electorates=begun or state.electorates)
+    kept = tuple(one for one in state.electorates if one.term not in unbegun)
+    return replace(state, electorates=kept or state.electorates)
 
 
 def gathered(state: State, at: float) -> State:
@@ -131,9 +131,10 @@ def may_go_on(state: State) -> bool:
 
 
 def _is_enough(state: State, electorate: Electorate) -> bool:
-    """Whether a coordinator goes on, as far as these nodes decide. If it has taken over, it needs more than are unaccounted for.
+    """Return whether this electorate lets the coordinator go on: as many nodes follow it as are unaccounted for.
 
-    Of as many, one that no longer listens decides: so few cannot have gone on before it ended, without the last coordinator.
+    A coordinator that has taken over needs one more. It may count one that no longer listens in place of that one, if the
+    last coordinator has ended: without that, so few cannot have gone on before.
     """
     votes = _votes(state)
     present, unaccounted = electorate.count(votes)

@@ -384,10 +384,7 @@ def test_who_has_begun_a_generation_proves_that_the_electorate_before_decides_no
     [
         ((Vote(1, 3),), True),
         ((Vote(1, 3), Vote(2, 3)), False),
-        (
-            (Vote(1, 3), Vote(9, 0)),
-            False,
-        ),  # another coordinator may have taken the vote in the second electorate from it
+        ((Vote(1, 3), Vote(9, 0)), False),  # another coordinator may have taken its second vote from it
         ((Vote(1, 4),), False),  # it was not to take part
         ((), False),
     ],
