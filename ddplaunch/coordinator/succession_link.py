@@ -104,14 +104,14 @@ class SuccessionLink(RemoteLink):
             hello = replace(hello, requested_rank=None)
         if not self._lost or self._succession is None:
             return hello
-        succession = self._succession
-        known = {
-            "run_id": succession.run_id,
-            "votes": succession.votes,
-            "runs": self._running,
-            "stop": self.stop_ordered,
-        }
-        return replace(hello, requested_rank=None, **known)
+        return replace(
+            hello,
+            requested_rank=None,
+            run_id=self._succession.run_id,
+            votes=self._succession.votes,
+            runs=self._running,
+            stop=self.stop_ordered,
+        )
 
     @property
     def _running(self) -> messages.Running | None:
@@ -312,9 +312,9 @@ class SuccessionLink(RemoteLink):
             self._look_for_successor()
 
     def _has_ended_at_once(self, where: str) -> bool:
-        """Whether who listens no longer at this endpoint was followed, and cannot have gone on without this node before it ended.
+        """Return whether a coordinator that has ended at this endpoint cannot have gone on without this node before.
 
-        Of another node that proves nothing: it may have lost that coordinator much earlier, and have gone on with others.
+        Only one that this node has followed: another may have lost that one long ago, and have gone on with others.
         """
         return self._loop.now() <= self._lost_until.get(where, 0.0) and not self._loop.clock.paused(AT_ONCE)
 

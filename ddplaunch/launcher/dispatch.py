@@ -133,7 +133,9 @@ def _those_that_failed(spec: JobSpec, allocation: Allocation, failures: Sequence
 def _warn(spec: JobSpec, allocation: Allocation) -> None:
     """Print the warnings once, where the job is started, unless it is to be quiet."""
     is_first = allocation.node_rank in (0, None) and not allocation.has_front
-    for warning in allocation.warnings if spec.verbosity >= 0 and not spec.simulate and is_first else ():
+    if spec.verbosity < 0 or spec.simulate or not is_first:
+        return
+    for warning in allocation.warnings:
         write_stderr(visible(f"ddplaunch: warning: {warning}\n"))
 
 
