@@ -6,6 +6,7 @@ No job imports this module. A question that a driver does not know has None for 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ctypes import byref
 from itertools import combinations
 from typing import Any
 
@@ -172,7 +173,8 @@ def _fabric_starts(handle: Any) -> bool:
     if not hasattr(pynvml, "c_nvmlGpuFabricInfo_t"):
         return False
     info = pynvml.c_nvmlGpuFabricInfo_t()
-    if ask_nvml(pynvml.nvmlDeviceGetGpuFabricInfo, handle, info) is None:
+    # by reference: pynvml passes the argument on as it is, and the library would crash on a structure
+    if ask_nvml(pynvml.nvmlDeviceGetGpuFabricInfo, handle, byref(info)) is None:
         return False
     return info.state in (pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED, pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS)
 

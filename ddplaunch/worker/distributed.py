@@ -39,7 +39,6 @@ _PAUSE = 0.002  # seconds without the GIL
 ENTRIES = "500"  # more cost memory, and time at each question; docs/design/inspection.md has the figures
 MOST_GROUPS = 256  # in the file
 ROOM = 1 << 20  # characters in the file, as many as the agent reads
-# the first since torch 2.13, which warns of the second; before, only the second is known
 VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
@@ -142,17 +141,28 @@ def raise_timeouts(distributed: "Any") -> None:
     module._new_process_group_helper = patient
 
 
+def variable_of_recorder(torch_version: str) -> "str | None":
+    """Return the variable that sets the size of the flight recorder in this torch: `2.11.0+cu130`. None: it has none.
+
+    torch 2.8 and later know both variables, and warn of the second; earlier ones know the second alone (seen in the
+    libraries of 2.6.0, 2.7.1, 2.8.0 and 2.9.1, and in the warning of 2.11.0).
+    """
+    major, minor = (int(part) for part in torch_version.split(".")[:2])
+    if (major, minor) < (2, 4):
+        return None
+    return VARIABLES[0] if (major, minor) >= (2, 8) else VARIABLES[1]
+
+
 def record_collectives(distributed: "Any", path: str, joined: "Callable[[], None]") -> None:
     """Record collectives from now on, before torch.distributed has made a process group, and call `joined` with the first.
 
     `path` is that of the socket; the ranks of groups are written to `path`.groups.
     """
-    torch = sys.modules["torch.version"]
-    major, minor = (int(part) for part in str(torch.__version__).split(".")[:2])
-    if (major, minor) < (2, 4):
+    variable = variable_of_recorder(str(sys.modules["torch.version"].__version__))
+    if variable is None:
         return
     if not any(name in os.environ for name in VARIABLES):
-        os.environ[VARIABLES[0] if (major, minor) >= (2, 13) else VARIABLES[1]] = ENTRIES
+        os.environ[variable] = ENTRIES
     groups = distributed.distributed_c10d
     groups._pg_group_ranks = GroupRanks(groups._pg_group_ranks, path, joined)
 

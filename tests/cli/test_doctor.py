@@ -65,6 +65,13 @@ def test_a_process_on_a_gpu_and_a_torch_for_cpus_are_found_by_a_made_up_driver(
     assert "driver 580.95.05, CUDA 13.0" in said
 
 
+def test_a_gpu_that_waits_for_its_nvswitch_is_found(job: Job, commands: Commands, library: Path):
+    machine = {**made_up.machine(library, "H200"), "FAKE_FABRIC": "2"}  # in progress
+    done = commands.run(job, "doctor", "--only", "gpus", env=machine)
+    assert done.status == 1, done.err
+    assert "broken: GPU 0 waits for the fabric manager of its NVSwitch" in " ".join(done.out.split())
+
+
 def test_a_driver_of_another_version_than_its_library_breaks_a_job(job: Job, commands: Commands, library: Path):
     done = commands.run(
         job, "doctor", "--only", "gpus", env={**made_up.machine(library, "H200"), "FAKE_NVML_INIT": "18"}

@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.inspect.recorder import members_of, parse_members
 from ddplaunch.worker import distributed
-from ddplaunch.worker.distributed import ranges_of
+from ddplaunch.worker.distributed import ranges_of, variable_of_recorder
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,18 @@ def test_a_group_that_does_not_fit_keeps_no_later_one_out(tmp_path, monkeypatch)
     for name, ranks in (("first", [0, 1]), ("odd", range(1, 99, 2)), ("small", [2, 3]), ("last", [4, 5])):
         teller._note(SimpleNamespace(group_name=name), {rank: rank for rank in ranks})
     assert members_of(str(tmp_path / "0-0")) == {"first": (0, 1), "small": (2, 3), "last": (4, 5)}
+
+
+@pytest.mark.parametrize(
+    ("version", "variable"),
+    [
+        ("2.3.1", None),
+        ("2.4.1+cu121", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+        ("2.7.1", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+        ("2.8.0", "TORCH_FR_BUFFER_SIZE"),
+        ("2.11.0+cu130", "TORCH_FR_BUFFER_SIZE"),
+        ("3.0.0a0+gitabc", "TORCH_FR_BUFFER_SIZE"),
+    ],
+)
+def test_no_variable_is_set_of_which_torch_warns(version, variable):
+    assert variable_of_recorder(version) == variable
