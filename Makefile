@@ -28,7 +28,7 @@ TORCH_TESTS = tests/torch tests/process/test_bootstrap.py tests/process/test_boo
 	tests/process/test_functions_ends.py tests/process/test_fork_server.py tests/process/test_pytest_plugin.py
 TORCH_ENV = .venv-torch/$(TORCH)$(if $(PYTHON),-$(subst /,_,$(PYTHON:/%=%)))
 
-.PHONY: help demo test test-quick test-slow test-gpu soak simulate test-torch check lint docs format bench bench-check bench-picture dist test-deps clean
+.PHONY: help demo test test-quick test-slow test-gpu soak simulate breaks test-torch check lint docs format bench bench-check bench-picture dist test-deps clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -61,6 +61,9 @@ soak: .venv/test ## train under random faults for MINUTES=30, each training with
 
 simulate: .venv/test ## run the decisions of all nodes under random faults, without processes: SEEDS=1000; SEED=N shows one history
 	.venv/bin/python -m tests.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))
+
+breaks: .venv/test ## break the code in thirty places, one after the other: the tests must catch each; 3 minutes
+	.venv/bin/python -m tests.breaks
 
 test-torch: ## run the tests that touch torch with another one: TORCH=2.4.1 PYTHON=python3.11; in an environment of its own
 	@test -n "$(TORCH)" || { echo "error: no version; for example: make test-torch TORCH=2.4.1" >&2; exit 2; }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.process.files import remove, remove_within
+from ddplaunch.process.files import open_regular, remove, remove_within
 
 DEEP = 3000
 
@@ -152,3 +152,15 @@ def test_nothing_in_a_mount_is_removed_a_bind_mount_of_the_same_device_included(
     if "unshare: " in done.stderr or done.returncode == 77:
         pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
     assert sorted(done.stdout.split()) == ["./a/bound/kept", "./mounted/kept"], done.stderr
+
+
+def test_only_a_regular_file_is_opened_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    regular, pipe, link = tmp_path / "regular", tmp_path / "pipe", tmp_path / "link"
+    regular.write_bytes(b"text")
+    os.mkfifo(pipe)
+    link.symlink_to(regular)
+    with open_regular(str(regular)) as file:
+        assert file.read() == b"text"
+    for other in (pipe, link, tmp_path, Path("/dev/null")):
+        with pytest.raises(OSError):  # noqa: PT011 - a folder, a pipe and a link are refused in words of their own
+            open_regular(str(other))

@@ -18,7 +18,7 @@ from ddplaunch.supervise.job import (
     Refuse,
     Withdrawn,
 )
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.supervise.outcome import Why, WorkerError
 from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 
 SPARE = Policy(min_nodes=2, max_nodes=3, spares=1, may_leave=True)
@@ -113,9 +113,9 @@ def test_a_job_ends_when_too_few_nodes_are_left_that_can_take_part() -> None:
     assert [(one.status, one.error) for one in ends] == [(121, "node 2 (c) does not take part: its disk is full")]
 
 
-def killed(id: int, at: float) -> list[Any]:
-    """A worker of node 1 is killed, and all nodes end; then the next generation begins."""
-    failure = end(1, "b", at, code=None, signal=SIGKILL)
+def killed(id: int, at: float, **how: Any) -> list[Any]:
+    """A worker of node 1 is killed, or ends as `how` says, and all nodes end; then the next generation begins."""
+    failure = end(1, "b", at, **(how or {"code": None, "signal": SIGKILL}))
     return [
         NodeStopping(1, Why.FAILED, 15, at),
         ended(1, at + 0.1, failure),
@@ -134,6 +134,14 @@ def test_a_node_whose_workers_fail_first_twice_in_a_row_is_left_out_and_a_spare_
     assert [(one.id, one.unfit and one.unfit.host, one.reason) for one in refused] == [
         (1, "b", "left out, since its workers failed first twice in a row: killed by SIGKILL")
     ]
+
+
+def test_a_node_whose_workers_fail_twice_because_another_one_ended_is_not_left_out() -> None:
+    """The text names CUDA, a fault that may be the machine's; but what ended first was a peer."""
+    text = "CUDA error: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:4711"
+    closed = {"code": 1, "error": WorkerError(type="RuntimeError", message=text, traceback="")}
+    policy = replace(SPARE, max_restarts=9)
+    assert begun(history(policy, [*met(3), *killed(1, 50.0, **closed), *killed(1, 150.0, **closed)])[1]) == [(0, 1)] * 3
 
 
 def test_a_node_that_the_job_needs_is_not_left_out() -> None:
