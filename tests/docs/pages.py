@@ -136,6 +136,16 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(page, first, fence, lines)
 
 
+def story(page: Path) -> Iterator[Command | str]:
+    """Everything that a page has its reader type, from top to bottom: commands of ours, and lines for the shell."""
+    ours = {command.line: command for command in commands(page)}
+    for block in blocks(page):
+        if block.is_session:
+            for number, line in enumerate(block.lines, block.line):
+                if line.startswith("$ "):
+                    yield ours.get(number, line.removeprefix("$ "))
+
+
 def commands(page: Path) -> Iterator[Command]:
     """Every command line of ours in the code of a page, those too that are marked as wrong."""
     for block in blocks(page):

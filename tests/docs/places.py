@@ -66,9 +66,9 @@ def pod(block: Block, index: int) -> dict[str, str]:
 class Place:
     """A folder with all that one command needs."""
 
-    def __init__(self, home: Path, command: Command) -> None:
+    def __init__(self, home: Path, command: Command, folder: Path | None = None) -> None:
         self.home = home  # of the user; what ddplaunch leaves is in .local
-        self.folder = home / "project"
+        self.folder = folder or home / "project"
         self.command = command
         self.page = name_of(command.block.page)
         self.own_program = False  # whether what the page shows is what this program prints
@@ -133,7 +133,7 @@ class Place:
 
     def _lay_out(self) -> None:
         for folder in (self.folder, self.home / ".local", self.home / "bin", self.home / "other/bin"):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
         self._write("train.env", "NCCL_DEBUG=WARN\n")
         self._write("hosts.txt", "gpu01\ngpu02\ngpu03\n")
         self._write("../.ddplaunch-token", "0123456789abcdef\n").chmod(0o600)

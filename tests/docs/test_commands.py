@@ -19,7 +19,7 @@ import pytest
 
 from ddplaunch.cli.command import VERBS
 from tests.conftest import Job, until
-from tests.docs.pages import JOB_SCRIPT, PAGES, Command, name_of
+from tests.docs.pages import JOB_SCRIPT, PAGES, ROOT, Command, name_of, story
 from tests.docs.pages import commands as commands_of
 from tests.docs.places import Place
 from tests.docs.shown import missing
@@ -28,7 +28,8 @@ from tests.forks import Commands
 
 PLUGIN = ("-p", "ddplaunch.testing.plugin")  # and no other: they take longer to import than ours to run
 AT_ONCE = 4  # commands; some of them wait more than they work
-SOURCES = [page for page in [*PAGES, JOB_SCRIPT] if any(commands_of(page))]
+STORIES = [ROOT / "docs/tutorial.md"]  # each command finds what the one before it has left
+SOURCES = [page for page in [*PAGES, JOB_SCRIPT] if page not in STORIES and any(commands_of(page))]
 PORT = "29500"  # of the page about torchrun's users, where somebody has it
 NO_JOB = VERBS.keys() - {"run"}
 
@@ -70,9 +71,21 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, library: Path, tmp_p
         pytest.fail("\n\n".join(found), pytrace=False)
 
 
-def complaint(command: Command, home: Path, library: Path, typed: Commands) -> str:
-    """What is wrong with a command; "" if nothing is."""
-    place = Place(home, command)
+@pytest.mark.parametrize("page", STORIES, ids=name_of)
+def test_a_story_typed_in_one_folder_happens_as_it_is_told(
+    page: Path, library: Path, tmp_path: Path, commands: Commands
+) -> None:
+    folder = tmp_path / "project"
+    for number, typed in enumerate(story(page)):
+        if isinstance(typed, str):
+            subprocess.run(["sh", "-c", typed], cwd=folder, check=True)
+        elif found := complaint(typed, tmp_path / f"{number}", library, commands, folder):
+            pytest.fail(found, pytrace=False)
+
+
+def complaint(command: Command, home: Path, library: Path, typed: Commands, folder: Path | None = None) -> str:
+    """What is wrong with a command, typed in a folder of its own unless one is given; "" if nothing is."""
+    place = Place(home, command, folder)
     if command.program != "ddplaunch" and not place.own_program:
         return ""
     job = Typed(home / ".local", program=command.program)  # so that the run folders are where the pages say
@@ -90,7 +103,14 @@ def complaint(command: Command, home: Path, library: Path, typed: Commands) -> s
     said = f"{command}\nstatus {result.status}\n{result.out}{result.err}"
     if place.is_compared and (lost := missing(command.shown or (), result.out + result.err, home)):
         return f"not printed: {lost}\n{said}"
+    if folder is not None and "..." not in (command.shown or ()) and (more := unshown(command, result.out)):
+        return f"not shown: {more}\n{said}"
     return "" if is_right(result.status, place) else f"another status: {said}"
+
+
+def unshown(command: Command, printed: str) -> list[str]:
+    """The lines of workers that were printed, but are not on the page, which leaves out none of them."""
+    return [line for line in printed.splitlines() if line not in (command.shown or ())]
 
 
 def is_right(status: int, place: Place) -> bool:
