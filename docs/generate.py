@@ -66,6 +66,8 @@ PACKAGE = ROOT / "ddplaunch"
 REFERENCE = ROOT / "docs/reference"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 MAP = ROOT / "docs/pictures/modules.svg"
+_CODES_BEGIN = "<!-- exit codes: written by docs/generate.py from the code -->"
+_CODES_END = "<!-- end of the exit codes -->"
 _MAP_BEGINS, _MAP_ENDS = "<!-- the map: written by docs/generate.py from the code -->", "<!-- end of the map -->"
 _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
 
@@ -237,11 +239,31 @@ def _option(option: Option) -> str:
 # --- exit status
 
 
+# what to do about each status of `exitcodes.MEANINGS`
+_REMEDIES = {
+    "0": "",
+    "1-119": "[read the summary](../guides/failures.md), which names the rank, the line and the log",
+    "2": "type the line that the message shows",
+    "120": "[find out why no step is made](../guides/stopping-and-restarting.md#spend-restarts-wisely). "
+    "`ddplaunch logs` has all attempts",
+    "121": "type the command that was shown on the nodes that are missing. "
+    "[When nodes do not meet](../guides/several-nodes.md#when-nodes-do-not-meet)",
+    "122": "start again. To go on without the node, use `--nnodes MIN:MAX` or [`--spares`](../guides/elastic.md)",
+    "123": "look at the stacks in the summary and in `stacks/` of the run folder. [Hangs](../guides/hangs.md)",
+    "124": "give it more time with `--timeout`",
+    "125": "report it, with the traceback on stderr",
+    "126": "`chmod +x` the program, or check its first line",
+    "127": "check the name and the current folder, and use `--no-python` for a program that is not Python",
+    "128+n": "after 130 or 143 nothing: somebody stopped it. After 137, look for [a lack of memory](../symptoms.md#a-worker-fails). "
+    "After 134, 135 or 139, [see a crash in compiled code](../guides/failures.md#see-a-crash-in-compiled-code)",
+}
+
+
 def _exit_status() -> str:
-    rows = [[f"`{status}`", meaning] for status, meaning in MEANINGS.items()]
+    rows = [[f"`{status}`", meaning, _REMEDIES[status]] for status, meaning in MEANINGS.items()]
     return _page(
-        "# Exit status",
-        _table(["status", "meaning"], rows),
+        "# Exit status (exit codes)",
+        _table(["exit code", "meaning", "what to do"], rows),
         "The status of a worker is passed on as it is. So a script that exits with 124 of its own accord looks like "
         "`--timeout` from outside; the last lines on stderr, and `why` in "
         "[summary.json](run-folder.md), tell them apart.",
@@ -397,7 +419,17 @@ def _as_page(docstring: str) -> str:
     return text + raises + re.sub(r"^    (\w+): ", r"- `\1`: ", f"\n{errors}", flags=re.MULTILINE).rstrip()
 
 
-# --- the map of the code
+# --- parts of pages that are written by hand
+
+
+def _exit_codes() -> dict[str, tuple[Path, str]]:
+    """The cheat sheet, of which the table of exit codes is a part."""
+    page = ROOT / "docs/cheat-sheet.md"
+    rows = [[status.replace("-", " to ").replace("+", " + "), meaning] for status, meaning in MEANINGS.items()]
+    before, begins, rest = page.read_text(encoding="utf-8").partition(_CODES_BEGIN)
+    _, ends, after = rest.partition(_CODES_END)
+    table = _table(["exit code", ""], rows)
+    return {"docs/cheat-sheet.md": (page, f"{before}{begins}\n\n{table}\n\n{ends}{after}")}
 
 
 def _map() -> dict[str, tuple[Path, str]]:
@@ -412,7 +444,8 @@ def _map() -> dict[str, tuple[Path, str]]:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the files, or with --check only say which are stale, and give the exit status."""
-    written = {f"docs/reference/{name}": (REFERENCE / name, text) for name, text in pages().items()} | _map()
+    written = {f"docs/reference/{name}": (REFERENCE / name, text) for name, text in pages().items()}
+    written |= _map() | _exit_codes()
     stale = {name: (path, text) for name, (path, text) in written.items() if not _is(path, text)}
     if "--check" in arguments:
         for name in stale:
