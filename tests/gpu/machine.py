@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import Job
+from tests.conftest import Job, until
 
 PROGRAMS = Path(__file__).parent / "programs"
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE = 90.0  # seconds until a test gives up: a start takes ten, and the machine is rented by the minute
+PATIENCE = 50.0  # seconds until a test gives up: a start takes ten, and the machine is rented by the minute
 ONE = ("--nproc-per-node", 1)
 
 
@@ -42,10 +42,10 @@ class Machine:
         """Start the command on this machine."""
         job.start(*args, env={**self.env, **variables})
 
-    def run(self, job: Job, *args: object, patience: float = PATIENCE, **variables: str) -> Any:
+    def run(self, job: Job, *args: object, **variables: str) -> Any:
         """Run the command on this machine to its end."""
         self.start(job, *args, **variables)
-        return job.wait(patience)
+        return job.wait(PATIENCE)
 
     def verb(self, job: Job, *args: object, **variables: str) -> Any:
         """Run a verb that looks at the job that runs, as from another shell."""
@@ -67,10 +67,21 @@ def _ended(other: Job, args: tuple[object, ...], env: dict[str, str]) -> Any:
     return Result(done.returncode, out, err, time.monotonic() - began)
 
 
+def sign(job: Job, name: str) -> str:
+    """Wait until the worker has put up this sign, and give its content; fail with all that was said if the command ends first."""
+    process = job.process
+    assert process is not None
+    until(lambda: job.has_sign(name) or process.poll() is not None, f"the sign {name}", PATIENCE)
+    if not job.has_sign(name):
+        ended = job.wait()
+        pytest.fail(f"status {ended.status} before the sign {name}\n{ended.out}{ended.err}")
+    return job.sign(name)
+
+
 def hold(machine: Machine, job: Job, how: str = "stays", gib: int = 2, *options: object, **variables: str) -> int:
     """Start a worker that has so much of a GPU and computes there; return its pid."""
     machine.start(job, *ONE, *options, PROGRAMS / "holds.py", gib, how, **variables)
-    return int(job.sign("holds", PATIENCE))
+    return int(sign(job, "holds"))
 
 
 def ps(machine: Machine, job: Job) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.machine import PATIENCE, hold, skip_without
+from tests.gpu.machine import hold, skip_without
 
 pytestmark = pytest.mark.alone
 # true of a virtual machine, and no alarm
@@ -56,5 +56,5 @@ def test_a_health_check_by_the_doctor_passes(machine, job):
     check = " ".join(job.argv("doctor", "--only", "gpus,shm,tmp"))
     script = job.home / "says.py"
     script.write_text("print('it ran')\n")
-    done = machine.run(job, "--nproc-per-node", 1, "--health-check", check, script, patience=PATIENCE).expect(0)
+    done = machine.run(job, "--nproc-per-node", 1, "--health-check", check, script).expect(0)
     assert "it ran" in done.out

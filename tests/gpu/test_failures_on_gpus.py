@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.gpu.machine import ONE, PATIENCE, PROGRAMS
+from tests.gpu.machine import ONE, PROGRAMS
 
 SHARED = ("--nproc-per-node", 2)
 # how, who; what the first line says; what the hint says
@@ -82,5 +82,5 @@ def test_a_job_is_restarted_after_an_error_of_cuda(gpu, job):
         "table = torch.ones(10, 4, device='cuda')\n"
         "print(torch.nn.functional.embedding(torch.tensor([index], device='cuda'), table).sum().item())\n"
     )
-    done = gpu.run(job, *ONE, "--max-restarts", 1, "--restart-on", "cuda", script, patience=PATIENCE).expect(0)
+    done = gpu.run(job, *ONE, "--max-restarts", 1, "--restart-on", "cuda", script).expect(0)
     assert "4.0" in done.out

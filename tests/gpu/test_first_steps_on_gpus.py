@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.gpu.machine import ONE, PATIENCE, REPOSITORY
+from tests.gpu.machine import ONE, REPOSITORY
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,7 +19,7 @@ EXAMPLE = REPOSITORY / "examples" / "train_ddp.py"
 )
 def test_the_first_example_trains_under_nccl(gpu, job, told):
     words = ("--checkpoint", job.home / "model.pt")
-    done = gpu.run(job, *ONE, EXAMPLE, "--epochs", 4, *words, patience=PATIENCE).expect(0)
+    done = gpu.run(job, *ONE, EXAMPLE, "--epochs", 4, *words).expect(0)
     assert "1 worker, nccl (every worker has a GPU of its own)" in done.err
     [accuracy] = re.findall(r"epoch  4: .*accuracy (\d+)", done.out)
     assert int(accuracy) > 80

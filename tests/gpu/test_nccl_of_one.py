@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from tests.gpu.machine import ONE, PATIENCE, PROGRAMS, skip_without
+from tests.gpu.machine import ONE, PATIENCE, PROGRAMS, sign, skip_without
 
 pytestmark = pytest.mark.gpu
 TRAINS, WAITS = PROGRAMS / "trains.py", PROGRAMS / "waits.py"
@@ -24,7 +24,7 @@ def free_port() -> int:
 def waiting(gpu, job):
     """A worker that waits on the GPU, behind an all_reduce."""
     gpu.start(job, *ONE, WAITS, NCCL_RAS_ADDR=f"localhost:{free_port()}")
-    job.sign("waits", PATIENCE)
+    sign(job, "waits")
     return job
 
 
@@ -88,7 +88,7 @@ def test_a_worker_that_waits_for_the_gpu_hangs(gpu, job, told):
 )
 def test_a_profile_has_kernels_and_the_history_of_memory(gpu, job, told):
     gpu.start(job, *ONE, TRAINS, 100_000, 0.005)
-    job.sign("trains-0", PATIENCE)
+    sign(job, "trains-0")
     trace = job.home / "trace.json.gz"
     shown = gpu.verb(job, "profile", "--seconds", 2, "--memory", "--out", trace)
     told(" / ".join(shown.out.split("\n")[:2])[:300] if shown.status == 0 else shown.err[:300])
@@ -108,7 +108,7 @@ def test_a_profile_has_kernels_and_the_history_of_memory(gpu, job, told):
 )
 def test_the_table_of_a_profile_counts_kernels(gpu, job, told):
     gpu.start(job, *ONE, TRAINS, 100_000)
-    job.sign("trains-0", PATIENCE)
+    sign(job, "trains-0")
     shown = gpu.verb(job, "profile", "--steps", 50).expect(0)
     row = next(line for line in shown.out.splitlines() if re.match(r" +0 ", line))
     told(row.strip())

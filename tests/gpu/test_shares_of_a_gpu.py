@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.conftest import PROGRAMS as MISBEHAVE
-from tests.gpu.machine import PATIENCE, PROGRAMS
+from tests.gpu.machine import PROGRAMS
 
 TRAINS = PROGRAMS / "trains.py"
 
@@ -62,7 +62,7 @@ def test_workers_train_under_mps(gpu, job):
     if shutil.which("nvidia-cuda-mps-control") is None:
         pytest.skip("there is no nvidia-cuda-mps-control here")
     where = ("--devices", gpu.ask()["uuid"], "--workers-per-gpu", 2, "--mps")
-    done = gpu.run(job, *where, TRAINS, 20, patience=PATIENCE).expect(0)
+    done = gpu.run(job, *where, TRAINS, 20).expect(0)
     assert len(re.findall(r"rank \d gloo cuda:0 step \d+", done.out)) == 40
     gpu.run(job, *where, MISBEHAVE / "place.py").expect(0)
     files = sorted((job.home / "signs").glob("place-*"))
