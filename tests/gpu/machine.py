@@ -47,8 +47,12 @@ class Machine:
         self.start(job, *args, **variables)
         return job.wait(PATIENCE)
 
+    def look(self, job: Job, verb: str, *args: object, **variables: str) -> Any:
+        """Run a verb that is about this job, among others, as from another shell."""
+        return self.verb(job, verb, *args, job.folder.name, **variables)
+
     def verb(self, job: Job, *args: object, **variables: str) -> Any:
-        """Run a verb that looks at the job that runs, as from another shell."""
+        """Run a verb that is about no job."""
         other = Job(job.home, mark=job.mark)
         (job.home / "tmp").mkdir(exist_ok=True)
         return _ended(other, args, {**self.env, **variables})
@@ -86,7 +90,7 @@ def hold(machine: Machine, job: Job, how: str = "stays", gib: int = 2, *options:
 
 def ps(machine: Machine, job: Job) -> dict[str, Any]:
     """What `ddplaunch ps --json` says of the job's only worker."""
-    done = machine.verb(job, "ps", "--json").expect(0)
+    done = machine.look(job, "ps", "--json").expect(0)
     workers: list[dict[str, Any]] = list(_workers(json.loads(done.out)))
     assert len(workers) == 1, done.out
     return workers[0]

@@ -8,11 +8,11 @@ import pytest
 
 from tests.gpu.machine import hold, skip_without
 
-pytestmark = pytest.mark.alone
 # true of a virtual machine, and no alarm
 KNOWN = r"is not in persistence mode"
 
 
+@pytest.mark.alone
 @pytest.mark.claim("the doctor finds nothing broken or slow about healthy GPUs and /dev/shm", page="guides/doctor.md")
 def test_a_healthy_machine_has_no_finding(machine, job, told):
     done = machine.verb(job, "doctor", "--only", "gpus,shm,variables", "--json").expect(0)
@@ -24,6 +24,7 @@ def test_a_healthy_machine_has_no_finding(machine, job, told):
     told("; ".join([facts, *titles]))
 
 
+@pytest.mark.alone
 @pytest.mark.claim("the doctor names the process that uses a GPU, with its memory", page="guides/doctor.md")
 def test_a_worker_that_holds_memory_is_named(machine, job, told):
     worker = hold(machine, job, gib=4)

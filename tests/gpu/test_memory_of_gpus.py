@@ -27,7 +27,7 @@ def dies(machine, job, how, worker):
     elif how == "command killed":
         os.kill(job.process.pid, signal.SIGKILL)
     elif how == "stop":
-        machine.verb(job, "stop")
+        machine.look(job, "stop")
     elif how == "Ctrl-C":
         job.process.send_signal(signal.SIGINT)
     else:

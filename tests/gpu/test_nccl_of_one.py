@@ -32,13 +32,13 @@ def waiting(gpu, job):
     "stacks reads torch's flight recorder of NCCL: the collective in which a rank waits", page="design/inspection.md"
 )
 def test_stacks_names_the_collective_that_waits(gpu, waiting, told):
-    text = gpu.verb(waiting, "stacks").expect(0).out
+    text = gpu.look(waiting, "stacks").expect(0).out
     told(" / ".join(line.strip() for line in text.splitlines() if "all_reduce" in line)[:200])
     assert "waits.py" in text, text
-    assert "synchronize" in text, text
-    found = json.loads(gpu.verb(waiting, "stacks", "--json").expect(0).out)
+    found = json.loads(gpu.look(waiting, "stacks", "--json").expect(0).out)
     calls = [call for call in everything(found) if call.get("operation") == "all_reduce"]
     assert calls, json.dumps(found)[:3000]
+    assert not calls[-1]["done"], calls
 
 
 def everything(value):
@@ -56,7 +56,7 @@ def everything(value):
 def test_stacks_ends_with_what_ras_says(gpu, waiting, told):
     version = _nccl(gpu)
     skip_without(version >= (2, 24), f"RAS came with NCCL 2.24, and this is {version}")
-    text = gpu.verb(waiting, "stacks").expect(0).out
+    text = gpu.look(waiting, "stacks").expect(0).out
     _, found, ras = text.partition("NCCL's RAS service, asked at rank 0:")
     assert found, text
     told(" / ".join(line.strip() for line in ras.splitlines() if line.strip())[:300])
@@ -90,7 +90,7 @@ def test_a_profile_has_kernels_and_the_history_of_memory(gpu, job, told):
     gpu.start(job, *ONE, TRAINS, 100_000, 0.005)
     sign(job, "trains-0")
     trace = job.home / "trace.json.gz"
-    shown = gpu.verb(job, "profile", "--seconds", 2, "--memory", "--out", trace)
+    shown = gpu.look(job, "profile", "--seconds", 2, "--memory", "--out", trace)
     told(" / ".join(shown.out.split("\n")[:2])[:300] if shown.status == 0 else shown.err[:300])
     shown.expect(0)
     entries = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
@@ -100,7 +100,7 @@ def test_a_profile_has_kernels_and_the_history_of_memory(gpu, job, told):
     [memory] = job.home.glob("trace*memory-0.pickle")
     history = pickle.loads(memory.read_bytes())
     assert history["device_traces"], history.keys()
-    gpu.verb(job, "stop")
+    gpu.look(job, "stop")
 
 
 @pytest.mark.claim(
@@ -109,8 +109,8 @@ def test_a_profile_has_kernels_and_the_history_of_memory(gpu, job, told):
 def test_the_table_of_a_profile_counts_kernels(gpu, job, told):
     gpu.start(job, *ONE, TRAINS, 100_000)
     sign(job, "trains-0")
-    shown = gpu.verb(job, "profile", "--steps", 50).expect(0)
+    shown = gpu.look(job, "profile", "--steps", 50).expect(0)
     row = next(line for line in shown.out.splitlines() if re.match(r" +0 ", line))
     told(row.strip())
     assert re.search(r"\d+ +[\d.]+ [mµu]?s +[\d.]+ [mµu]?s +\d+%", row), shown.out
-    gpu.verb(job, "stop")
+    gpu.look(job, "stop")

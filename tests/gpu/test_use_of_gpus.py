@@ -72,7 +72,7 @@ def test_ps_shows_how_much_the_gpu_computes_and_holds(machine, job, told):
     until(lambda: (ps(machine, job)["gpu"] or 0) >= least, f"a GPU that computes {least}% of the time", PATIENCE)
     worker, facts = ps(machine, job), machine.ask()
     assert 2 * GIB < worker["gpu_memory"] <= facts["total"]
-    text = machine.verb(job, "ps").expect(0).out
+    text = machine.look(job, "ps").expect(0).out
     assert re.search(r"rank .* device +state .* gpu +gpu memory", text), text
     assert re.search(r"cuda:0 +running .*\d+% .*\d+(\.\d)? GiB", text), text
     assert "loss" in text or "step" in text, text
@@ -82,7 +82,7 @@ def test_ps_shows_how_much_the_gpu_computes_and_holds(machine, job, told):
 @pytest.mark.claim("top shows use and memory of each worker's GPU", page="guides/running-jobs.md")
 def test_top_shows_the_gpu(machine, job):
     hold(machine, job)
-    on_a_terminal(machine, job, "top", until_seen=r"gpu memory.*\d+%.*GiB.*\d+%.*GiB", then=b"q")
+    on_a_terminal(machine, job, "top", job.folder.name, until_seen=r"gpu memory.*\d+%.*GiB.*\d+%.*GiB", then=b"q")
 
 
 @pytest.mark.claim("the row of --live shows use and memory of the GPUs", page="guides/running-jobs.md")
@@ -103,7 +103,7 @@ def test_the_report_has_curves_of_the_gpu(machine, job, told):
 
     until(lambda: len(samples()) > 1, "samples of the GPU", PATIENCE)
     last = samples()[-1]
-    machine.verb(job, "report", "--out", job.home / "report.html").expect(0)
+    machine.look(job, "report", "--out", job.home / "report.html").expect(0)
     page = (job.home / "report.html").read_text()
     assert "GPU memory" in page
     told(f"{last['gpu'][0]}%, {last['gpu_memory'][0] / 1024:.1f} GiB")
