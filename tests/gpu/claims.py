@@ -61,7 +61,8 @@ def _reason(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
-    return (crash.message if crash is not None else str(report.longrepr)).partition("\n")[0][:300]
+    lines = (crash.message if crash is not None else str(report.longrepr)).splitlines()
+    return next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")[:300]
 
 
 def _machine() -> dict[str, Any]:
