@@ -30,7 +30,7 @@ from ddplaunch.report.causes import CAUSES
 from ddplaunch.runlog.events import SCHEMA, VERSION
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 from ddplaunch.worker import distributed
-from docs import code_map
+from docs import code_map, gpus_seen
 
 # when each event happens: a new one fails here until it is explained
 _EVENTS = {
@@ -410,9 +410,22 @@ def _map() -> dict[str, tuple[Path, str]]:
     return {"CONTRIBUTING.md": (CONTRIBUTING, page), "docs/pictures/modules.svg": (MAP, picture)}
 
 
+# --- what was seen on GPUs
+
+
+def _seen() -> dict[str, tuple[Path, str]]:
+    """The page of versions and programs, of which the table is a part."""
+    page = REFERENCE / "compatibility.md"
+    before, begins, rest = page.read_text(encoding="utf-8").partition(gpus_seen.BEGINS)
+    _, ends, after = rest.partition(gpus_seen.ENDS)
+    table = gpus_seen.as_text(REFERENCE / "gpu-seen.json")
+    return {"docs/reference/compatibility.md": (page, f"{before}{begins}\n\n{table}\n\n{ends}{after}")}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Write the files, or with --check only say which are stale, and give the exit status."""
-    written = {f"docs/reference/{name}": (REFERENCE / name, text) for name, text in pages().items()} | _map()
+    written = {f"docs/reference/{name}": (REFERENCE / name, text) for name, text in pages().items()}
+    written |= _map() | _seen()
     stale = {name: (path, text) for name, (path, text) in written.items() if not _is(path, text)}
     if "--check" in arguments:
         for name in stale:
