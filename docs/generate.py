@@ -66,6 +66,7 @@ PACKAGE = ROOT / "ddplaunch"
 REFERENCE = ROOT / "docs/reference"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 MAP = ROOT / "docs/pictures/modules.svg"
+SEEN = ROOT / "docs/reference/compatibility.md"
 _MAP_BEGINS, _MAP_ENDS = "<!-- the map: written by docs/generate.py from the code -->", "<!-- end of the map -->"
 _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
 
@@ -415,11 +416,10 @@ def _map() -> dict[str, tuple[Path, str]]:
 
 def _seen() -> dict[str, tuple[Path, str]]:
     """The page of versions and programs, of which the table is a part."""
-    page = REFERENCE / "compatibility.md"
-    before, begins, rest = page.read_text(encoding="utf-8").partition(gpus_seen.BEGINS)
+    before, begins, rest = SEEN.read_text(encoding="utf-8").partition(gpus_seen.BEGINS)
     _, ends, after = rest.partition(gpus_seen.ENDS)
-    table = gpus_seen.as_text(REFERENCE / "gpu-seen.json")
-    return {"docs/reference/compatibility.md": (page, f"{before}{begins}\n\n{table}\n\n{ends}{after}")}
+    table = gpus_seen.as_text(SEEN.with_name("gpu-seen.json"))
+    return {"docs/reference/compatibility.md": (SEEN, f"{before}{begins}\n\n{table}\n\n{ends}{after}")}
 
 
 def main(arguments: Sequence[str]) -> int:

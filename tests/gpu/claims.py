@@ -71,7 +71,7 @@ def _machine() -> dict[str, Any]:
     asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], text=True, capture_output=True, timeout=120, check=False)
     if asked.returncode == 0:
         facts |= json.loads(asked.stdout)
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]  # it ships no annotations
 
         pynvml.nvmlInit()
         facts["driver"] = pynvml.nvmlSystemGetDriverVersion()

@@ -87,10 +87,12 @@ def gpu(request: pytest.FixtureRequest) -> Machine:
 
 
 @pytest.fixture(params=[pytest.param("real", marks=pytest.mark.gpu), PLAYED])
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """The real machine, and one that is made up, for what needs no more of torch than tests/gpu/played has."""
     if request.param != PLAYED:
         return request.getfixturevalue("gpu")  # type: ignore[no-any-return]
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
     library = made_up.library(tmp_path)
     users = tmp_path / "users"
     users.mkdir()

@@ -111,7 +111,7 @@ def _workers(value: Any) -> Iterator[dict[str, Any]]:
 
 def real_gpu() -> dict[str, Any]:
     """Ask NVML for the first GPU."""
-    import pynvml
+    import pynvml  # type: ignore[import-untyped]  # it ships no annotations
 
     pynvml.nvmlInit()
     try:
