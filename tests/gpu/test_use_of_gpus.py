@@ -41,6 +41,9 @@ def on_a_terminal(machine: Machine, job: Job, *args: object, until_seen: str, th
             except BlockingIOError:
                 pass
         os.write(ours, then)
+    except BaseException:
+        process.kill()
+        raise
     finally:
         if not then:
             process.terminate()
@@ -105,7 +108,7 @@ def test_the_report_has_curves_of_the_gpu(machine, job, told):
     last = samples()[-1]
     machine.look(job, "report", "--out", job.home / "report.html").expect(0)
     page = (job.home / "report.html").read_text()
-    assert "GPU memory" in page
+    assert "<figcaption>GPU memory<" in page
     told(f"{last['gpu'][0]}%, {last['gpu_memory'][0] / 1024:.1f} GiB")
 
 
