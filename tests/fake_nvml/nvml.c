@@ -16,7 +16,6 @@
  * GPU whose instances were made and removed in turn. Structures and codes as in nvml.h of CUDA 12 and 13.
  */
 #include <dirent.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,6 +113,22 @@ int nvmlDeviceGetName(struct thing *it, char *answer, unsigned size)
     return SUCCESS;
 }
 
+/* Whether a process lives: a dead one that nobody has waited for has no memory any more. */
+static int lives(int pid)
+{
+    char path[64];
+    unsigned long pages = 0;
+    FILE *file;
+
+    snprintf(path, sizeof path, "/proc/%d/statm", pid);
+    if (!(file = fopen(path, "r")))
+        return 0;
+    if (fscanf(file, "%lu", &pages) != 1)
+        pages = 0;
+    fclose(file);
+    return pages > 0;
+}
+
 /* Reads which processes of FAKE_GPU_USERS still live, and what they have; returns how many they are. */
 static unsigned users(struct process *found, unsigned most)
 {
@@ -128,7 +143,7 @@ static unsigned users(struct process *found, unsigned most)
         FILE *file;
 
         snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        if (pid <= 0 || strchr(entry->d_name, '.') || kill(pid, 0) || !(file = fopen(path, "r")))
+        if (pid <= 0 || strchr(entry->d_name, '.') || !lives(pid) || !(file = fopen(path, "r")))
             continue;
         found[known] = (struct process){.pid = (unsigned)pid};
         if (fscanf(file, "%llu", &found[known].used) == 1)
