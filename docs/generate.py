@@ -30,7 +30,7 @@ from ddplaunch.report.causes import CAUSES
 from ddplaunch.runlog.events import SCHEMA, VERSION
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 from ddplaunch.worker import distributed
-from docs import code_map
+from docs import code_map, gpus_seen
 
 # when each event happens: a new one fails here until it is explained
 _EVENTS = {
@@ -68,6 +68,7 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 MAP = ROOT / "docs/pictures/modules.svg"
 _CODES_BEGIN = "<!-- exit codes: written by docs/generate.py from the code -->"
 _CODES_END = "<!-- end of the exit codes -->"
+SEEN = ROOT / "docs/reference/compatibility.md"
 _MAP_BEGINS, _MAP_ENDS = "<!-- the map: written by docs/generate.py from the code -->", "<!-- end of the map -->"
 _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
 
@@ -442,10 +443,21 @@ def _map() -> dict[str, tuple[Path, str]]:
     return {"CONTRIBUTING.md": (CONTRIBUTING, page), "docs/pictures/modules.svg": (MAP, picture)}
 
 
+# --- what was seen on GPUs
+
+
+def _seen() -> dict[str, tuple[Path, str]]:
+    """The page of versions and programs, of which the table is a part."""
+    before, begins, rest = SEEN.read_text(encoding="utf-8").partition(gpus_seen.BEGINS)
+    _, ends, after = rest.partition(gpus_seen.ENDS)
+    table = gpus_seen.as_text(SEEN.with_name("gpu-seen.json"))
+    return {"docs/reference/compatibility.md": (SEEN, f"{before}{begins}\n\n{table}\n\n{ends}{after}")}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Write the files, or with --check only say which are stale, and give the exit status."""
     written = {f"docs/reference/{name}": (REFERENCE / name, text) for name, text in pages().items()}
-    written |= _map() | _exit_codes()
+    written |= _map() | _exit_codes() | _seen()
     stale = {name: (path, text) for name, (path, text) in written.items() if not _is(path, text)}
     if "--check" in arguments:
         for name in stale:

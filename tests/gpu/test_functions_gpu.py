@@ -25,6 +25,10 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.claim(
+    "launch(): tensors on the GPU of the caller are shared with the workers, and refused as results",
+    page="guides/functions.md",
+)
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hardware")
 def test_a_tensor_on_a_gpu_is_shared_and_no_result(job):

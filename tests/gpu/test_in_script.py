@@ -14,6 +14,10 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "programs" / "joins.py"
 
 
+@pytest.mark.claim(
+    "init_process_group(), device() and should_stop() with NCCL, under ddplaunch and torchrun",
+    page="guides/in-the-script.md",
+)
 @pytest.mark.parametrize("launcher", ["ddplaunch", "torch.distributed.run"])
 def test_workers_join_by_nccl_on_their_own_gpus_and_stop_together(tmp_path, uuids, launcher):
     path = f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
