@@ -255,7 +255,8 @@ _REMEDIES = {
     "125": "report it, with the traceback on stderr",
     "126": "`chmod +x` the program, or check its first line",
     "127": "check the name and the current folder, and use `--no-python` for a program that is not Python",
-    "128+n": "after 130 or 143 nothing: somebody stopped it. After 137, look for [a lack of memory](../symptoms.md#a-worker-fails). "
+    "128+n": "after 130 or 143 nothing: somebody stopped it. After 137 look for "
+    "[a lack of memory](../symptoms.md#a-worker-fails). "
     "After 134, 135 or 139, [see a crash in compiled code](../guides/failures.md#see-a-crash-in-compiled-code)",
 }
 

@@ -16,14 +16,14 @@ def as_text(seen: Path) -> str:
     rows = [
         f"| {_with_code(claim['claim'])} | {_link(claim['page'])} | {_outcome(claim, run)} |" for claim in run["claims"]
     ]
-    return "\n".join([_machine(run), "", "| what the pages say | page | seen |", "| --- | --- | --- |", *rows])
+    return "\n".join([_machine(run), "", "| claim | page | seen |", "| --- | --- | --- |", *rows])
 
 
 def _machine(run: Mapping[str, Any]) -> str:
     if "card" not in run:
         return "None of this has been seen on a GPU yet."
     versions = f"driver {run['driver']}, torch {run['torch']}, NCCL {run['nccl']}, Python {run['python']}"
-    return f"Run on {run['date']} with one {run['card']}: {versions}."
+    return f"Run on {run['date']} with one {run['card']} ({versions})."
 
 
 def _with_code(claim: str) -> str:
@@ -46,4 +46,4 @@ def _outcome(claim: Mapping[str, str], run: Mapping[str, Any]) -> str:
         return told or "yes"
     if claim["outcome"] == "failed":
         return f"**no**: {told}"
-    return f"{_NOT_YET}: {told}" if "card" in run else _NOT_YET
+    return f"{_NOT_YET}: {told}" if "card" in run and told else _NOT_YET

@@ -35,7 +35,7 @@ PLAYABLE = {
 @pytest.mark.parametrize(
     ("how", "first", "hint"),
     [
-        pytest.param(how, first, hint, marks=pytest.mark.claim(f"hint: {what}", page="reference/causes.md"), id=how)
+        pytest.param(how, first, hint, marks=pytest.mark.claim(f"hint for {what}", page="reference/causes.md"), id=how)
         for how, (what, first, hint) in PLAYABLE.items()
     ],
 )
@@ -55,7 +55,7 @@ def says(err, first, hint, told):
 
 
 @pytest.mark.gpu
-@pytest.mark.claim("hint: two workers on one GPU, which NCCL refuses", page="reference/causes.md")
+@pytest.mark.claim("hint for two workers on one GPU, which NCCL refuses", page="reference/causes.md")
 def test_nccl_refuses_two_ranks_on_one_gpu(gpu, job, told):
     where = ("--devices", gpu.ask()["uuid"], *SHARED)
     done = gpu.run(job, *where, PROGRAMS / "fails.py", "two_ranks_on_one")
@@ -64,7 +64,7 @@ def test_nccl_refuses_two_ranks_on_one_gpu(gpu, job, told):
 
 
 @pytest.mark.gpu
-@pytest.mark.claim("hint: NCCL's watchdog ends a worker whose collective is late", page="reference/causes.md")
+@pytest.mark.claim("hint where NCCL's watchdog ends a worker whose collective is late", page="reference/causes.md")
 def test_the_watchdog_of_nccl_ends_a_worker_whose_collective_is_late(gpu, job, told):
     done = gpu.run(job, *ONE, PROGRAMS / "fails.py", "collective_too_late")
     assert done.status != 0

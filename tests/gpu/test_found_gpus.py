@@ -30,7 +30,7 @@ def without_outer_list() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
-@pytest.mark.claim("what is found without torch is what torch finds, in its order", page="guides/devices.md")
+@pytest.mark.claim("ddplaunch finds without torch the devices that torch finds, in its order", page="guides/devices.md")
 def test_each_device_is_the_one_that_torch_counts_so(hardware: Hardware) -> None:
     ours = [[gpu.uuid, gpu.name, int((gpu.pci or "").split(":")[1], 16)] for gpu in hardware.devices]
     assert ours == torch_finds(dict(os.environ))
@@ -43,7 +43,7 @@ def test_a_list_of_visible_gpus_is_read_as_cuda_reads_it(hardware: Hardware, val
     assert [gpu.uuid for gpu in probe(env).devices] == [uuid for uuid, _, _ in torch_finds(env)]
 
 
-@pytest.mark.claim("what is found without torch is what torch finds, in its order", page="guides/devices.md")
+@pytest.mark.claim("ddplaunch finds without torch the devices that torch finds, in its order", page="guides/devices.md")
 def test_a_token_shows_its_device_alone(hardware: Hardware) -> None:
     for gpu in hardware.devices:
         shown = torch_finds({**os.environ, "CUDA_VISIBLE_DEVICES": gpu.token})

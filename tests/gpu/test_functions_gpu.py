@@ -26,7 +26,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.claim(
-    "launch(): tensors on the GPU of the caller are shared with the workers, and refused as results",
+    "tensors on the GPU of the caller of launch() are shared with the workers, and refused as results",
     page="guides/functions.md",
 )
 @pytest.mark.gpu

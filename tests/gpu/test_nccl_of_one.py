@@ -29,7 +29,8 @@ def waiting(gpu, job):
 
 
 @pytest.mark.claim(
-    "stacks reads torch's flight recorder of NCCL: the collective in which a rank waits", page="design/inspection.md"
+    "stacks reads torch's flight recorder of NCCL, and names the collective in which a rank waits",
+    page="design/inspection.md",
 )
 def test_stacks_names_the_collective_that_waits(gpu, waiting, told):
     text = gpu.look(waiting, "stacks").expect(0).out
@@ -52,7 +53,7 @@ def everything(value):
             yield from everything(inner)
 
 
-@pytest.mark.claim("stacks ends with what NCCL's RAS service says", page="design/inspection.md")
+@pytest.mark.claim("stacks ends with the words of NCCL's RAS service", page="design/inspection.md")
 def test_stacks_ends_with_what_ras_says(gpu, waiting, told):
     version = _nccl(gpu)
     skip_without(version >= (2, 24), f"RAS came with NCCL 2.24, and this is {version}")
@@ -84,7 +85,7 @@ def test_a_worker_that_waits_for_the_gpu_hangs(gpu, job, told):
 
 
 @pytest.mark.claim(
-    "profile --memory: kernels, collectives of NCCL, and the allocator's history", page="guides/profile.md"
+    "profile --memory has kernels, collectives of NCCL, and the allocator's history", page="guides/profile.md"
 )
 def test_a_profile_has_kernels_and_the_history_of_memory(gpu, job, told):
     gpu.start(job, *ONE, TRAINS, 100_000, 0.005)
@@ -104,7 +105,7 @@ def test_a_profile_has_kernels_and_the_history_of_memory(gpu, job, told):
 
 
 @pytest.mark.claim(
-    "the columns of profile divide a step: compute, communication, waiting, data, other", page="guides/profile.md"
+    "the columns of profile divide a step into compute, communication, waiting, data, other", page="guides/profile.md"
 )
 def test_the_table_of_a_profile_counts_kernels(gpu, job, told):
     gpu.start(job, *ONE, TRAINS, 100_000)

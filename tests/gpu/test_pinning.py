@@ -63,7 +63,7 @@ def found(places: list[Place]) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.claim(
-    "--pin device: each script lands on its worker's GPU, with no context elsewhere; it may fork before it uses CUDA",
+    "with --pin device, each script lands on its worker's GPU, with no context elsewhere; it may fork before it uses CUDA",
     page="guides/devices.md",
 )
 @pytest.mark.parametrize("script", ["says_cuda.py", "sets_device.py", "hides_the_others.py", "forks_before_cuda.py"])
@@ -77,7 +77,7 @@ def test_a_pinned_worker_is_told_its_device_as_torch_counts_it(launch: Launch, u
     assert [(place.current, place.device) for place in places] == [(n, f"cuda:{n}") for n in range(len(uuids))]
 
 
-@pytest.mark.claim("--pin visible: the worker's own GPU is cuda:0", page="guides/devices.md")
+@pytest.mark.claim("with --pin visible the worker's own GPU is cuda:0", page="guides/devices.md")
 @pytest.mark.parametrize("script", ["says_cuda.py", "hides_the_others.py"])
 def test_a_worker_that_sees_only_its_own_gpu_lands_there(launch: Launch, uuids: list[str], script: str) -> None:
     places = launch(script, "--nproc-per-node", str(len(uuids)), "--pin", "visible")
@@ -91,13 +91,13 @@ def test_a_virtual_local_rank_suits_scripts_that_set_their_device(launch: Launch
     assert found(places) == on(*uuids)
 
 
-@pytest.mark.claim("--pin none: the script chooses, and cuda is GPU 0", page="guides/devices.md")
+@pytest.mark.claim("with --pin none the script chooses, and cuda is GPU 0", page="guides/devices.md")
 @pytest.mark.parametrize("script", ["sets_device.py", "hides_the_others.py"])
 def test_without_pinning_a_script_chooses_for_itself(launch: Launch, uuids: list[str], script: str) -> None:
     assert found(launch(script, "--nproc-per-node", str(len(uuids)), "--pin", "none")) == on(*uuids)
 
 
-@pytest.mark.claim("--pin none: the script chooses, and cuda is GPU 0", page="guides/devices.md")
+@pytest.mark.claim("with --pin none the script chooses, and cuda is GPU 0", page="guides/devices.md")
 def test_without_pinning_cuda_means_the_first_gpu(launch: Launch, uuids: list[str]) -> None:
     places = launch("says_cuda.py", "--nproc-per-node", str(len(uuids)), "--pin", "none")
     assert found(places) == on(*[uuids[0]] * len(uuids))

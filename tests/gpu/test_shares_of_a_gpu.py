@@ -56,7 +56,7 @@ def test_two_workers_train_on_one_gpu(gpu, job):
 @pytest.mark.gpu
 @pytest.mark.alone
 @pytest.mark.claim(
-    "--mps: workers on one GPU train under a daemon of their own, each with its share", page="guides/devices.md"
+    "with --mps, workers on one GPU train under a daemon of their own, each with its share", page="guides/devices.md"
 )
 def test_workers_train_under_mps(gpu, job):
     if shutil.which("nvidia-cuda-mps-control") is None:
