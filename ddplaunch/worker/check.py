@@ -185,7 +185,7 @@ class Groups:
         self._objects: dict[tuple[str, int], int] = {}  # how often a rank has sent objects to a group
         self._library = torch.library.Library("c10d", "IMPL")  # the kernels live as long as it does
         self._c10d._pg_group_ranks = GroupTable(self._c10d._pg_group_ranks, self._note_group)
-        self._c10d.rendezvous = self._rendezvous
+        self._c10d.rendezvous = self._dist.rendezvous = self._rendezvous  # programs call it, too, as ours does
         self._make = self._c10d._new_process_group_helper
         self._signature = inspect.signature(self._make)
         self._c10d._new_process_group_helper = self._make_fake

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from subprocess import run
 
-from tests.gpu.claims import rows
+from tests.gpu.claims import Table, rows
 from tests.gpu.machine import REPOSITORY
 
 SEEN = REPOSITORY / "docs" / "reference" / "gpu-seen.json"
@@ -20,6 +20,15 @@ def test_the_worst_that_a_test_came_to_counts_and_a_skipped_one_only_where_none_
     }
     table = {row["claim"]: (row["outcome"], row["told"]) for row in rows(found)}
     assert table == {"one": ("seen", "3 s"), "two": ("failed", "error: no"), "three": ("skipped", "needs two GPUs")}
+
+
+def test_a_claim_that_no_test_came_to_is_kept_as_not_run(tmp_path: Path):
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"claims": [{"page": "a.md", "claim": "one", "outcome": "seen", "told": "3 s"}]}))
+    Table(path).pytest_sessionfinish()
+    assert json.loads(path.read_text())["claims"] == [
+        {"page": "a.md", "claim": "one", "outcome": "skipped", "told": "not run"}
+    ]
 
 
 def test_the_pages_list_each_claim(tmp_path: Path):

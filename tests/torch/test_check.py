@@ -45,6 +45,18 @@ def test_a_rank_with_fewer_batches_is_named(check):
 
 
 @light
+def test_a_script_that_joins_by_ddplaunch_meets_nobody(job):
+    script = job.home / "joins.py"
+    script.write_text(
+        "import ddplaunch, torch\n"
+        "with ddplaunch.init_process_group():\n"
+        "    torch.distributed.all_reduce(torch.ones(1))\n"
+    )
+    job.start("check", "--world-size", 512, "--ranks", "0,511", script)
+    assert "agree in 1 collective of 1 group" in job.wait(60).expect(0).out
+
+
+@light
 def test_another_order_of_new_groups_is_named(check):
     result = check("groups").expect(1)
     assert "rank 0 calls new_group (ranks 0,511), rank 511 calls new_group (ranks 1-2): " in result.out
