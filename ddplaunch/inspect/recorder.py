@@ -228,7 +228,7 @@ def number_of(value: object) -> int:
 
 
 # --- RAS knows the state of all communicators, where a worker listens for it: NCCL 2.24 and later. Its protocol is text
-# (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Never tried with NCCL. Its sockets are
+# (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Seen with one rank of NCCL 2.28.9. Its sockets are
 # read from /proc here, without psutil: stacks are taken when things hang, maybe the disk that psutil lies on
 
 
