@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, USAGE
+from ddplaunch.redaction import Redactor, literals
 from ddplaunch.words import why_failed
 
 ERROR, HINT = "1;31", "1;36"  # how their labels are shown: SGR codes, for red and cyan in bold
@@ -34,9 +36,10 @@ class LaunchError(Exception):
         self.status = status
 
     def render(self) -> str:
-        """The text for stderr."""
+        """The text for stderr, without secrets: a message names the value that is wrong, a hint what was typed."""
         text = f"error: {below(self.message)}\n"
-        return visible(f"{text}\nhint: {below(self.hint)}\n" if self.hint else text)
+        text = f"{text}\nhint: {below(self.hint)}\n" if self.hint else text
+        return visible(Redactor(literals(os.environ)).text(text))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from ddplaunch.plan.make import is_shown_as_it_is
 from ddplaunch.plan.variables import of_terminal
 from ddplaunch.process.child import ATTACH_SIGNAL
 from ddplaunch.process.program import working_directory
+from ddplaunch.redaction import literals
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.other_host import job_in_slurm
 from ddplaunch.report.paint import Paint
@@ -213,6 +214,7 @@ class AgentContext:
             slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
             columns=inputs.screen.columns,
             bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
+            known=literals({**inputs.env, **dict(inputs.spec.env)}),
         )
 
 

@@ -24,6 +24,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.fields import host as host_name
 from ddplaunch.fields import line, piece
 from ddplaunch.loop.loop import Loop
+from ddplaunch.redaction import Redactor
 from ddplaunch.remote import messages
 from ddplaunch.remote.connections import HostConnection, RemoteJob
 from ddplaunch.remote.protocol import CONNECT, STREAM
@@ -129,7 +130,7 @@ class FrontSocket:
             host=host_name(socket.gethostname()),
             pid=os.getpid(),
             folder="",
-            command=piece(shlex.join((program.target, *program.args))),
+            command=piece(shlex.join(Redactor().argv((program.target, *program.args)))),
             phase="running" if world_size else "rendezvous",
             seconds=max(0.0, time.monotonic() - self._began),
             world_size=world_size,
