@@ -39,7 +39,7 @@ class LaunchError(Exception):
         """The text for stderr, without secrets: a message names the value that is wrong, a hint what was typed."""
         text = f"error: {below(self.message)}\n"
         text = f"{text}\nhint: {below(self.hint)}\n" if self.hint else text
-        return visible(Redactor(literals(os.environ)).text(text))
+        return shown(text)
 
 
 @contextmanager
@@ -101,6 +101,11 @@ def visible(text: str) -> str:
     return re.sub(_OBEYED, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def shown(text: str) -> str:
+    """Return a text of ours as others may see it: without secrets, and with nothing that a terminal obeys."""
+    return visible(Redactor(literals(os.environ)).text(text))
+
+
 def coloured(text: str) -> str:
     """Colour "error:" and "hint:" where they begin a line: no other line of a report does so, they are indented."""
     styles = {"error": ERROR, "hint": HINT}
@@ -120,6 +125,11 @@ def write_stderr(text: str) -> None:
             sys.stderr.flush()
         except OSError:
             pass
+
+
+def tell(text: str) -> None:
+    """Write a line of ours to stderr, as others may see it."""
+    write_stderr(shown(text))
 
 
 def expendable(call: Callable[[], object], failed: Callable[[str], None]) -> None:

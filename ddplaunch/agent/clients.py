@@ -320,7 +320,7 @@ class RunClients(Clients):
             host=self._host,
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),
-            command=piece(shlex.join(Redactor().argv((program.target, *program.args)))),
+            command=piece(shlex.join(Redactor(self._context.known_secrets).argv((program.target, *program.args)))),
             phase="suspended" if state.suspended_at is not None else state.phase.name.lower(),
             seconds=max(0.0, time.monotonic() - self._context.began),
             world_size=sum(member.workers for member in members),

@@ -79,6 +79,7 @@ class AgentContext:
         self._loop = loop
         self.inputs = inputs  # what was known before the agent started
         self.queue = queue  # to the front
+        self.known_secrets = literals({**inputs.env, **dict(inputs.spec.env)})  # hidden wherever they stand
         self.reporter = self._reporter()
         self.began = time.monotonic()
         self.draft = inputs.draft
@@ -214,7 +215,7 @@ class AgentContext:
             slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
             columns=inputs.screen.columns,
             bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
-            known=literals({**inputs.env, **dict(inputs.spec.env)}),
+            known=self.known_secrets,
         )
 
 

@@ -20,7 +20,6 @@ from ddplaunch.coordinator.orders import Generation
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
-from ddplaunch.redaction import literals
 from ddplaunch.report.error_file import IMPORTED, IMPORTING, JOINED, RAISED, STORE_WANTED
 from ddplaunch.runlog.run_folder import COLLECTIVES, SAMPLES
 from ddplaunch.spec import ProgramKind
@@ -241,8 +240,9 @@ class Generations:
         assert folder is not None
         program, plan = inputs.spec.program, self.plan
         of_program = os.path.dirname(os.path.abspath(program.target)) if program.kind is ProgramKind.SCRIPT else "."
-        known = literals({**inputs.env, **dict(inputs.spec.env)})
-        question = partial(about, of_program, plan.interpreter, inputs.node.devices, inputs.env, known)
+        question = partial(
+            about, of_program, plan.interpreter, inputs.node.devices, inputs.env, self._context.known_secrets
+        )
         nothing: dict[str, Any] = {}
         self._loop.ask(
             question, nothing, lambda found: folder.write("about.json", found) if found else None, within=WITHIN

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ddplaunch.cli.command import Command, Once, not_written, show
-from ddplaunch.errors import visible, write_stderr
+from ddplaunch.errors import tell
 
 Env = Mapping[str, str]
 
@@ -36,7 +36,7 @@ def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 
 def _say(text: str) -> None:
-    write_stderr(visible(f"ddplaunch: {text}\n"))
+    tell(f"ddplaunch: {text}\n")
 
 
 _RUN = (

@@ -392,18 +392,17 @@ def _code(run: Run, redactor: Redactor, *, shows_diff: bool) -> Html | None:
         ("state", states.get(number) or count(number or 0, "changed file")),
     ]
     changes, hidden = _changes(code, redactor)
-    counted = f", {count(hidden, 'value')} hidden" if hidden else ""
-    left_out = (
-        f"The changes are left out, since {count(hidden, 'value')} in them {'is' if hidden == 1 else 'are'} hidden. "
-    )
+    counted = f"{count(hidden, 'value')} hidden"
+    shown: Html | str = ""
+    if hidden and not shows_diff:
+        how = (tag("code", "ddplaunch report --diff"), " shows all else of them.")
+        shown = tag("p", f"{counted}: the changes since the commit are left out. ", how)
+    elif changes:
+        shown = _text(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF)
     return join(
         table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
         _text("Changed files", "\n".join(map(str, changed)), _PACKAGES) if changed else "",
-        tag("p", left_out, tag("code", "ddplaunch report --diff"), " shows all else of them.")
-        if hidden and not shows_diff
-        else _text(f"Changes since the commit{counted}", changes, _DIFF)
-        if changes
-        else "",
+        shown,
     )
 
 

@@ -6,6 +6,8 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment, of_generation
@@ -24,6 +26,7 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     `warm` is what is known of the interpreter that is kept warm, `known` are secrets that are hidden wherever they stand.
     """
     redactor = Redactor(known)
+    plan = replace(plan, reasons=redactor.data(plan.reasons), notes=tuple(map(redactor.text, plan.notes)))
     shared = _shared(plan.workers)
     columns, holding = _columns(plan, shared)
     blocks = [console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True)]

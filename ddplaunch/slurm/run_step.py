@@ -20,7 +20,7 @@ from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation, endpoints, hostlist
 from ddplaunch.cluster.slurm import components
-from ddplaunch.errors import LaunchError, below, visible, write_stderr
+from ddplaunch.errors import LaunchError, below, tell
 from ddplaunch.options import token as secret
 from ddplaunch.options.parsers import write_nnodes
 from ddplaunch.options.resolve import sent
@@ -58,7 +58,7 @@ def run_step(
     if spec.wants_terminal:
         raise _no_terminal(spec, allocation)
     for note in allocation.notes:
-        write_stderr(visible(f"ddplaunch: {below(note)}\n"))
+        tell(f"ddplaunch: {below(note)}\n")
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
     port = endpoints.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()

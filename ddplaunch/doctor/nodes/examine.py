@@ -20,7 +20,7 @@ from ddplaunch.doctor.nodes import Concern, agreement, joined, messages, network
 from ddplaunch.doctor.nodes.agreement import Clock
 from ddplaunch.doctor.nodes.nodes import Batch, Nodes
 from ddplaunch.doctor.nodes.pairs import Pair, doubtful, halves
-from ddplaunch.errors import LaunchError, visible, write_stderr
+from ddplaunch.errors import LaunchError, tell
 from ddplaunch.fields import host, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options import token
@@ -288,7 +288,7 @@ class _Examination:
         bad_nodes.remember(path, failures, now, well=[self._names[node] for node in good])
         if failures:
             named = some([one.host for one in failures], 3)
-            write_stderr(visible(f"note: later jobs warn of {named}, until `ddplaunch doctor --forget NODE`\n"))
+            tell(f"note: later jobs warn of {named}, until `ddplaunch doctor --forget NODE`\n")
 
     # --- the report
 
