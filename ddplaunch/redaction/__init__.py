@@ -13,6 +13,7 @@ from typing import Any
 
 from ddplaunch.redaction import shapes
 from ddplaunch.redaction.assigned import Syntax, values
+from ddplaunch.redaction.commands import arguments
 from ddplaunch.redaction.names import HIDDEN, PARTS, is_secret, is_value
 from ddplaunch.redaction.shapes import Span
 
@@ -21,7 +22,8 @@ __all__ = ["HIDDEN", "Redactor", "Syntax", "is_secret", "literals"]
 _SHORTEST = 8  # characters of a value that is hidden wherever it stands
 _LONGEST_WORD = 16  # characters of one that is a word
 _LONG = 16  # characters of a word that may be a token
-_SIGNS = ("://", "-----", "bearer", "basic")  # of secrets that may be in shorter words, besides the parts of names
+# of secrets that may be in shorter words, besides the parts of names
+_SIGNS = ("://", "-----", "bearer", "basic", "login", "curl", "wget", "mysql", "mariadb", "identified", "-cli", "mongo")
 
 
 def literals(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -118,6 +120,7 @@ class Redactor:
     def _spans(self, text: str, syntax: Syntax) -> Iterator[Span]:
         yield from shapes.keys(text)
         yield from values(text, syntax)
+        yield from arguments(text)
         yield from shapes.tokens(text)
         yield from shapes.headers(text)
         yield from shapes.urls(text)

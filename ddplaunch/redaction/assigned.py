@@ -23,6 +23,7 @@ class Syntax(Enum):
 
 
 _FAR = 4096  # characters in which a quote is closed that is not closed in its line
+_SHORTEST = 5  # characters of an argument of a call: others are formats and modes
 _NEAR = 500  # characters before a name that are looked at
 _EOL = r"(?:\n[+\- ]?[ \t]*+)"  # the end of a line, and what begins the next one, in a diff too
 _QUOTE = r"\\{0,3}[\"'`]"
@@ -31,11 +32,11 @@ _TYPE = rf"{_NAME}(?:\[[^\]\n]{{0,80}}\])?(?:[ \t]*+\|[ \t]*+{_NAME}(?:\[[^\]\n]
 # what stands between a name and its value
 _GIVES = (
     rf"(?P<types>[ \t]*+:[ \t]*+{_TYPE}[ \t]*+=[ \t]*+(?=[rbfuRBFU]{{0,2}}[\"'(]|{_NAME}\())",
-    rf"(?P<assigns>(?:{_QUOTE})?[ \t]*+\]?[ \t]*+(?:=>|[:?+]=|[!=]==?|[=:](?![=:]))[ \t]*+)",
+    rf"(?P<assigns>(?:{_QUOTE})?[ \t]*+\]?[ \t]*+(?:=>|<-|[:?+]=|[!=]==?|[=:](?![=:]))[ \t]*+)",
     rf"(?P<pairs>(?:{_QUOTE})?[ \t]*+,?[ \t]*+{_EOL}?(?:{_QUOTE})?(?P<value>\bvalue(?:{_QUOTE})?[ \t]*+[:=][ \t]*+))",
-    rf"(?P<lists>{_QUOTE}[ \t]*+,[ \t]*+{_EOL}?(?=[rbfu]{{0,2}}{_QUOTE}))",
+    rf"(?P<lists>{_QUOTE}[ \t]*+,[ \t]*+{_EOL}?(?=[rbfu]{{0,2}}\\{{0,3}}[\"']))",
     rf"(?P<defaults>{_QUOTE}[ \t]*+,[^\n]{{0,300}}?\bdefault[ \t]*+=[ \t]*+(?=[rbfu]{{0,2}}{_QUOTE}))",
-    r"(?P<tags>[ \t]*+>)",
+    rf"(?P<tags>(?:{_QUOTE})?[ \t]*+>)",
     r"(?P<follows>[ \t]++(?:['\"](?=[^'\"\n]*['\"]))?(?=[^\s=:]))",
 )
 _OPENS = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?=[rbfuRBFU]{{0,2}}{_QUOTE}))"
@@ -54,6 +55,7 @@ _EXPRESSION = (
     r"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?:[\[(].*)?|[A-Za-z_][\w.]*[\[(].*|(?:lambda|await)\b.*"
     r"|[A-Za-z_]\w*\s+(?:if|or|and|else|for|in|is)\s.*"
 )
+_HEADER = r"[^\"'\n]+"
 _WORD = r"[^\s\"'`,;&)}\]<>|\\]+"
 # what may stand before a name that begins a line, or is the end of a longer one
 _BEGINNING = (
@@ -109,10 +111,14 @@ def _beside(text: str, start: int, end: int, name: str, syntax: Syntax) -> Itera
                 yield from _word(text, at, name)
             return
         if kind == "tags":
-            if text[start - 1 : start] == "<" and (closing := _pattern(r"[^<>\n]*(?=</)").match(text, at)):
+            if "<" in _before(text, start) and (closing := _pattern(r"[^<>\n]*(?=</)").match(text, at)):
                 yield from _if_value(at, closing.end(), text, name)
             return
         begin = found.start("value") if kind == "pairs" else start
+        if kind == "lists" and text[start - 1 : start] not in ("'", '"'):
+            continue  # the text in quotes is no mere name
+        if kind != "follows" and text[start - 1 : start] == "/" and "=" not in found[0]:
+            return  # a path
         spans = list(_value(text, begin, at, name, syntax, is_assigned=kind in ("assigns", "pairs")))
         if spans:
             yield from spans
@@ -128,6 +134,7 @@ def _value(text: str, start: int, at: int, name: str, syntax: Syntax, *, is_assi
         if _closes(text, start, first, literal["quote"]):
             return
         yield from _literals(text, first, name, inside=inside)
+        yield from _alternatives(text, _closing(text, literal.end(), literal["quote"]), name)
         return
     if (block := _pattern(_BLOCK).match(text, at)) is not None:
         yield from _block(text, start, block.end())
@@ -137,8 +144,10 @@ def _value(text: str, start: int, at: int, name: str, syntax: Syntax, *, is_assi
     if (call := _pattern(_CALL).match(text, at)) is not None:
         if _pattern(_REFERS).fullmatch(call[0]) is None:
             yield from _arguments(text, call.end(), name)
+        yield from _alternatives(text, at, name)
         return
     if is_assigned:
+        yield from _alternatives(text, at, name)
         yield from _bare(text, start, at, name, syntax)
 
 
@@ -160,9 +169,11 @@ def _literals(text: str, at: int, name: str, *, inside: bool) -> Iterator[Span]:
 
 def _closes(text: str, start: int, at: int, quote: str) -> bool:
     """Whether a quote ends what was begun before the name, as in `getpass("Password: ")`."""
-    line = text.find("\n", at)
-    rest = text[at + len(quote) : min(line if line >= 0 else len(text), at + _NEAR)]
-    return (_before(text, start) + text[start:at]).count(quote) % 2 == 1 and quote not in rest
+    before = _before(text, start)
+    if len(before) >= _NEAR or text[at + len(quote) : at + len(quote) + 1] not in ("", *" \t\n),]}:;.+"):
+        return False
+    before = _pattern(r"(?<=[a-z]{2})(?<!rb)(?<!br)'(?=[a-z])").sub("", before)  # as in "don't"
+    return (before + text[start:at]).count(quote) % 2 == 1
 
 
 def _closing(text: str, at: int, quote: str) -> int:
@@ -188,14 +199,14 @@ def _if_value(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
     if (scheme := _pattern(_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
         begin = scheme.end()
     inner = text[begin:end].rstrip("\\")
-    if is_value(inner, name) and not is_secret_word(inner):
+    if is_value(inner, name) and not _is_name_itself(inner):
         yield begin, begin + len(inner)
 
 
-def is_secret_word(text: str) -> bool:
-    """Whether a text is itself the name of a secret, as in a list of names, a flag, or a sentence that asks for one."""
+def _is_name_itself(text: str) -> bool:
+    """Whether a text is a name itself, as in a list of variables, a flag, or a sentence that asks for a secret."""
     return (
-        (text.isupper() and "_" in text and text.replace("_", "").isalpha() and is_secret(text))
+        (text.isupper() and text.replace("_", "").isalpha() and ("_" in text or len(text) < 7))
         or _pattern(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST]) is not None
         or _pattern(r"[A-Za-z ,']{1,60}: ?").fullmatch(text[:LONGEST]) is not None
     )
@@ -208,8 +219,17 @@ def _arguments(text: str, at: int, name: str) -> Iterator[Span]:
             return
         if found.start() >= at:
             end = _closing(text, found.end(), found["quote"])
-            yield from _if_value(found.end(), end, text, name)
+            if end - found.end() >= _SHORTEST:
+                yield from _if_value(found.end(), end, text, name)
             at = end + len(found["quote"])
+
+
+def _alternatives(text: str, at: int, name: str) -> Iterator[Span]:
+    """Find what an expression takes instead, in its line: `... or "..."`, `... else "..."`."""
+    line = text.find("\n", at, at + _NEAR)
+    until = line if line >= 0 else at + _NEAR
+    for found in _pattern(rf"(?:\bor\b|\belse\b|\|\||\?\?)[ \t]*+{_LITERAL}").finditer(text, at, until):
+        yield from _if_value(found.end(), _closing(text, found.end(), found["quote"]), text, name)
 
 
 def _block(text: str, start: int, at: int) -> Iterator[Span]:
@@ -248,7 +268,9 @@ def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator
     begins = not is_inside and _pattern(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
     if (scheme := _pattern(_SCHEME).match(text, at)) is not None:
         at, begins, is_colon, syntax = scheme.end(), False, False, Syntax.SETTINGS
-    end = _end_of_line(text, at) if begins else _end_of_word(text, at)
+    if is_cookie := name.lower().endswith("cookie"):
+        syntax = Syntax.SETTINGS
+    end = _end_of_line(text, at) if begins else _end(text, at, _HEADER if is_cookie else _WORD)
     value = text[at:end]
     if syntax is not Syntax.SETTINGS:
         first = value.split(maxsplit=1)[:1] or [""]
@@ -256,8 +278,9 @@ def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator
             if is_colon or not is_tight:
                 return  # a sentence, or an expression
             value = first[0]
-        if _is_code(value if is_tight or begins else text[at : at + _NEAR].partition("\n")[0]):
+        if _is_code(value) or (not is_tight and _is_code(text[at : at + _NEAR].partition("\n")[0])):
             return
+        value = value.rstrip(",;)")
         is_word = value.isalpha() and value.islower()
         if is_word and not begins and (is_colon or not is_tight):
             return  # of a sentence
@@ -267,7 +290,7 @@ def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator
             is_word and not is_tight if not is_colon else _pattern(r"[A-Z][a-zA-Z]*,?").fullmatch(value)
         ):
             return  # the name of a value, or of a type
-    if value.strip("[]{}() ,"):
+    if value.strip("[]{}() ,") and not (syntax is not Syntax.SETTINGS and between.strip("\"' ]\t") in ("==", "!=")):
         yield from _if_value(at, at + len(value), text, name)
 
 
@@ -286,8 +309,8 @@ def _end_of_line(text: str, at: int) -> int:
     return at + len(text[at:end].rstrip(" \t\r\\"))
 
 
-def _end_of_word(text: str, at: int) -> int:
-    found = _pattern(_WORD).match(text, at)
+def _end(text: str, at: int, pattern: str) -> int:
+    found = _pattern(pattern).match(text, at)
     end = found.end() if found else at
     return at + len(text[at:end].rstrip(".:"))
 
@@ -311,11 +334,12 @@ def _takes_next_word(text: str, start: int, name: str) -> bool:
     if name.startswith("-"):
         return name.startswith("--") or len(name) > 3
     before = text[max(0, start - 260) : start]
-    if name.lower() in ("password", "passwd") and _pattern(r"\b(?:machine|login|default)\b").search(
-        before.rpartition("\n")[2]
-    ):
-        return True
-    return _pattern(r"(?:^|\n)[+\- ]?[ \t]*+(?:ENV|setenv|ARG)[ \t]++$").search(before) is not None
+    line = before.rpartition("\n")[2]
+    if name.lower() in ("password", "passwd"):  # of .netrc, in one line or in several
+        login = line if line.strip("+- \t") else before
+        if _pattern(r"\b(?:machine|login|default)\b").search(login):
+            return True
+    return _pattern(r"[+\- ]?[ \t]*+(?:ENV|setenv|setx|ARG|#define|set[ \t]+-\w+)[ \t]+").fullmatch(line) is not None
 
 
 def _word(text: str, at: int, name: str) -> Iterator[Span]:

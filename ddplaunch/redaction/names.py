@@ -11,7 +11,7 @@ HIDDEN = "..."  # in place of a value that is shown nowhere
 LONGEST = 100  # characters of a name that are looked at, the last ones
 
 # what each name of a secret has in it, so that most names need no closer look
-PARTS = ("token", "secret", "pass", "pwd", "cred", "key", "auth", "cookie", "jwt", "webhook", "bearer", "pat")
+PARTS = ("token", "secret", "pass", "pw", "cred", "key", "auth", "cookie", "jwt", "webhook", "bearer", "pat")
 
 
 def _set(text: str) -> frozenset[str]:
@@ -98,7 +98,7 @@ def _tells(words: list[str], at: int) -> bool:
     if not is_last:
         return False
     match word:
-        case "auth" | "pwd" | "cookie" | "cookies" | "bearer":
+        case "auth" | "pwd" | "pw" | "cookie" | "cookies" | "bearer":
             return True
         case "pass":
             return before in _PASS_OF
@@ -117,7 +117,7 @@ _PLACEHOLDER = (
     r"|!(?:vault|secret|env\w*|Ref|Sub)\b.*|[xX]+|[*._#?-]+|\.\.\..*"
 )
 _PATH = r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+ -]*)+"
-_FILE = r"[\w.-]+\.(?:txt|json|ya?ml|toml|pem|key|crt|pub|env|ini|cfg|py|sh|log|pt|bin|model)"
+_FILE = r"(?:[\w.-]+/)*[\w.-]+\.(?:txt|json|ya?ml|toml|pem|key|crt|pub|env|ini|cfg|py|sh|log|pt|bin|model|md|csv)"
 
 
 def is_value(text: str, name: str) -> bool:

@@ -32,7 +32,7 @@ _WEBHOOKS = (
 )  # fmt: skip
 _SIGNED = r"(?<=[?&;])(?:sig|signature|key|code|x-(?:amz|goog)-(?:signature|credential|security-token))=([^\s&#\"'<>]+)"
 _SCHEMES = r"\b(?:Bearer|Basic|ApiKey)\s+([A-Za-z0-9._~+/=-]{8,})"
-_USER = r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256})|([^\s/?#@:\"'<>,;]{16,256}))@"
+_USER = r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256})|([^\s/?#@:\"'<>,;]{8,256}))@"
 _RUN = r"[A-Za-z0-9+/_-]{24,}={0,2}"
 _NEXT_LINE = r"\n[+\- ]?[ \t]*[\"']?([A-Za-z0-9+/]{4,}={0,2})(?=[\"'\\,; \t]*(?:\n|\Z))"
 _SAMPLE = 4096  # characters from which a long text is judged
@@ -65,7 +65,7 @@ def urls(text: str) -> Iterator[Span]:
                 port, slash, _ = found[1].partition("/")
                 if not (slash and port.isdigit()) and not _stands_for(found[1]):
                     yield found.span(1)
-            elif any(character.isdigit() for character in found[2]):
+            elif re.search(r"\d", found[2]) and (len(found[2]) >= 16 or re.search(r"[A-Z]", found[2])):
                 yield found.span(2)
     if "=" in text:
         for found in _pattern(_SIGNED, re.IGNORECASE).finditer(text):
@@ -104,7 +104,7 @@ def _is_digest(text: str, at: int) -> bool:
 
 def is_random(text: str) -> bool:
     """Whether a text has letters of both cases and digits mixed as no name, path or number in hex has them."""
-    text = text[:_SAMPLE].rstrip("=")
+    text = re.sub(r"\+0x[0-9a-f]+\Z", "", text[:_SAMPLE].rstrip("="))  # the place in a function
     if text.startswith("_Z") or _pattern(r"sha\d{1,3}-", re.IGNORECASE).match(text):  # a name in C++, a digest
         return False
     kinds = ["a" if one.islower() else "A" if one.isupper() else "0" if one.isdigit() else "" for one in text]
