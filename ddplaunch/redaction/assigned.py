@@ -23,7 +23,7 @@ class Syntax(Enum):
 
 
 _FAR = 4096  # characters in which a quote is closed that is not closed in its line
-_SHORTEST = 5  # characters of an argument of a call: others are formats and modes
+_SHORTEST = 4  # characters of an argument of a call: others are formats and modes
 _NEAR = 500  # characters before a name that are looked at
 _EOL = r"(?:\n[+\- ]?[ \t]*+)"  # the end of a line, and what begins the next one, in a diff too
 _QUOTE = r"\\{0,3}[\"'`]"
@@ -263,35 +263,36 @@ def _depth(line: str, *, marked: bool) -> int:
 def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator[Span]:
     """Find a value without quotes: a word, or the rest of a line that holds nothing else."""
     before, between = _before(text, start), text[start:at]
-    is_colon, is_tight = between.rstrip().endswith(":"), not between[-1:].isspace()
     is_inside = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
     begins = not is_inside and _pattern(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
+    is_header = name.lower().endswith("cookie")
     if (scheme := _pattern(_SCHEME).match(text, at)) is not None:
-        at, begins, is_colon, syntax = scheme.end(), False, False, Syntax.SETTINGS
-    if is_cookie := name.lower().endswith("cookie"):
-        syntax = Syntax.SETTINGS
-    end = _end_of_line(text, at) if begins else _end(text, at, _HEADER if is_cookie else _WORD)
+        at, begins, is_header = scheme.end(), False, True
+    end = _end_of_line(text, at) if begins else _end(text, at, _HEADER if is_header and scheme is None else _WORD)
     value = text[at:end]
-    if syntax is not Syntax.SETTINGS:
-        first = value.split(maxsplit=1)[:1] or [""]
-        if begins and first != [value.strip()]:
-            if is_colon or not is_tight:
-                return  # a sentence, or an expression
-            value = first[0]
-        if _is_code(value) or (not is_tight and _is_code(text[at : at + _NEAR].partition("\n")[0])):
-            return
+    if syntax is not Syntax.SETTINGS and not is_header:
+        is_tight = not between[-1:].isspace()
+        if is_tight and not between.endswith(":"):
+            value = value.split(maxsplit=1)[0] if value.strip() else value  # what follows is the command
         value = value.rstrip(",;)")
-        is_word = value.isalpha() and value.islower()
-        if is_word and not begins and (is_colon or not is_tight):
-            return  # of a sentence
+        whole = value if is_tight else text[at : at + _NEAR].partition("\n")[0]
+        if _is_said(value, between, begins=begins) or _is_code(value) or _is_code(whole):
+            return
         if not is_inside and _is_name(value, name, before, text[at + len(value) :][:1]):
             return
-        if syntax is Syntax.CODE and (
-            is_word and not is_tight if not is_colon else _pattern(r"[A-Z][a-zA-Z]*,?").fullmatch(value)
-        ):
-            return  # the name of a value, or of a type
-    if value.strip("[]{}() ,") and not (syntax is not Syntax.SETTINGS and between.strip("\"' ]\t") in ("==", "!=")):
+        names = r"[A-Z][a-zA-Z]*" if ":" in between else r"[a-z_]+"  # of types, of other values
+        if syntax is Syntax.CODE and not is_tight and _pattern(names).fullmatch(value):
+            return
+    if value.strip("[]{}() ,"):
         yield from _if_value(at, at + len(value), text, name)
+
+
+def _is_said(value: str, between: str, *, begins: bool) -> bool:
+    """Whether what stands behind a name and a sign is a sentence, or something that is compared with it, and no value."""
+    is_tight = not between[-1:].isspace() and not between.endswith(":")
+    if between.strip("\"' ]\t").endswith(("==", "!=")) or (begins and not is_tight and len(value.split()) > 1):
+        return True
+    return not begins and not is_tight and value.isalpha() and value.islower()
 
 
 def _before(text: str, start: int) -> str:
@@ -332,7 +333,7 @@ def _is_code(text: str) -> bool:
 def _takes_next_word(text: str, start: int, name: str) -> bool:
     """Whether the word behind a name is its value: of an option --NAME, of a variable of Docker, of a file .netrc."""
     if name.startswith("-"):
-        return name.startswith("--") or len(name) > 3
+        return text[start - 1 : start] in ("", *" \t\n+\"'=([{,") and (name.startswith("--") or len(name) > 3)
     before = text[max(0, start - 260) : start]
     line = before.rpartition("\n")[2]
     if name.lower() in ("password", "passwd"):  # of .netrc, in one line or in several

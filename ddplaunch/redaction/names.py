@@ -75,7 +75,7 @@ def is_secret(name: str) -> bool:
         return True
     if words[-1] in _ABOUT and not (words[-1] == "id" and words[-2:-1] and words[-2] in _IDS):
         return False
-    return any(_tells(words, at) for at in range(len(words)))
+    return any(_tells(words, at, is_constant=name.isupper()) for at in range(len(words)))
 
 
 def is_password(name: str) -> bool:
@@ -84,13 +84,13 @@ def is_password(name: str) -> bool:
     return any(part in lowered for part in ("passw", "passphrase", "passcode", "pwd", "secret"))
 
 
-def _tells(words: list[str], at: int) -> bool:
+def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
     """Whether this word of a name makes it that of a secret, where it stands."""
     word, before, is_last = words[at], words[at - 1] if at else "", at == len(words) - 1
     if word in _PASSWORDS or word.endswith((*_ENDINGS, *_KEYS)) or word in ("jwt", "authorization"):
         return True
     if word.endswith("token"):
-        return before not in _TEXTS
+        return before not in _TEXTS and (is_last or is_constant)  # TOKEN_GITHUB, but not TokenClassificationOutput
     if word == "tokens":
         return before in _LOGINS
     if word == "key":

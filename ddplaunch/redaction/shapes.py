@@ -113,7 +113,10 @@ def is_random(text: str) -> bool:
         return False
     changes = sum(one != other for one, other in pairwise(letters))
     parts = re.split(r"[^A-Za-z0-9]+", text)
-    if all(re.fullmatch(r"[0-9a-f]*|[0-9A-F]*|[A-Z]*|[A-Z]?[a-z]*", part) for part in parts):
+    words = sum(map(len, re.findall(r"[A-Z][a-z]{2,}|[a-z]{3,}", text)))
+    if words > 0.55 * len(letters) or all(
+        re.fullmatch(r"[0-9a-f]*|[0-9A-F]*|[A-Z]*|[A-Z]?[a-z]*", part) for part in parts
+    ):
         return False
     # of 40 characters are the keys of AWS, which have slashes and no other signs
     least = 0.48 if len(letters) < 32 else 0.34 if len(text) == 40 and not set(text) & set("-_") else 0.42

@@ -125,7 +125,9 @@ STAYS = [
     "hf_transformers", "from transformers import AutoTokenizer", "basic configuration", "bearer of news",
     "-----BEGIN of the log-----",
     "_PyEval_EvalFrameDefault+0x1", 'NAMES = ("HF_TOKEN", "OLDPWD", "SHLVL", "INVOCATION_ID")', 'key("a long secret", "job-1")',
-    "token: str,", "token=token,", "if token == SHOW_CURSOR:", "`token`, `secret`, `other`", '"/etc/passwd": text',
+    "Qwen3OmniMoeCode2WavRMSNorm", "Wav2Vec2NoLayerNormConvLayer",
+    "a genuine `N`-token decode input", "token: str,", "token=token,", "if token == SHOW_CURSOR:", "`token`, `secret`, `other`",
+    '"/etc/passwd": text',
     "token: guides/network.md", 'assert "no token: " in (folder / "plan.json").read_text()', 'creds = struct.Struct("iII")',
     "(secret.SCREEN, screen.text, secret.hidden(spec))",
     "/dev/disk/by-id/nvme-Samsung_SSD_980_PRO", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
@@ -152,7 +154,7 @@ def test_what_only_looks_like_a_secret_stays(text: str) -> None:
     redactor = Redactor()
     assert redactor.text(text) == text
     assert redactor.hidden == 0
-    assert "(" in text or Redactor().argv(text.split()) == text.split()
+    assert "(" in text or text.endswith(",") or Redactor().argv(text.split()) == text.split()
 
 
 @pytest.mark.parametrize(
