@@ -12,52 +12,57 @@ LONGEST = 100  # characters of a name that are looked at, the last ones
 
 # what each name of a secret has in it, so that most names need no closer look
 PARTS = ("token", "secret", "pass", "pw", "cred", "key", "auth", "cookie", "jwt", "webhook", "bearer", "pat")
-
-
-def _set(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 # words that say nothing of what a value is: they are dropped from the end of a name
-_EMPTY = _set("""
-    value val str string text plain plaintext raw b64 base64 default encoded new old prod dev test staging main my
-""")
+_EMPTY = frozenset((
+    "value", "val", "str", "string", "text", "plain", "plaintext", "raw", "b64", "base64", "default", "encoded", "new",
+    "old", "prod", "dev", "test", "staging", "main", "my",
+))  # fmt: skip
 # a name that ends so says where a secret is, or tells of one
-_ABOUT = _set("""
-    file files path paths dir directory folder location name names ref refs url uri endpoint host env var variable variables
-    id ids type types kind count counts counter len length limit budget size sizes num number dim dims index idx idxs pos
-    position positions embedding embeddings embed embeds emb embs dropout drop mask masks level rate loss acc accuracy
-    logits logit probs prob logprob logprobs weight weights freq usage bucket pad padding mapping stream generator spec span
-    spans list set class cls batch shift mixer mixing merging pruning merge ttl expiry expires expiration timeout policy
-    manager store provider backend enabled required prompt hint min max map ratio per throughput seconds second sec hash
-    digest format version mode method callback fn func function scope scopes error errors field fields header column
-    strategy classification parallel
-""")
+_ABOUT = frozenset((
+    "file", "files", "path", "paths", "dir", "directory", "folder", "location", "name", "names", "ref", "refs", "url",
+    "uri", "endpoint", "host", "env", "var", "variable", "variables", "id", "ids", "type", "types", "kind", "count",
+    "counts", "counter", "len", "length", "limit", "budget", "size", "sizes", "num", "number", "dim", "dims", "index",
+    "idx", "idxs", "pos", "position", "positions", "embedding", "embeddings", "embed", "embeds", "emb", "embs", "dropout",
+    "drop", "mask", "masks", "level", "rate", "loss", "acc", "accuracy", "logits", "logit", "probs", "prob", "logprob",
+    "logprobs", "weight", "weights", "freq", "usage", "bucket", "pad", "padding", "mapping", "stream", "generator",
+    "spec", "span", "spans", "list", "set", "class", "cls", "batch", "shift", "mixer", "mixing", "merging", "pruning",
+    "merge", "ttl", "expiry", "expires", "expiration", "timeout", "policy", "manager", "store", "provider", "backend",
+    "enabled", "required", "prompt", "hint", "min", "max", "map", "ratio", "per", "throughput", "seconds", "second",
+    "sec", "hash", "digest", "format", "version", "mode", "method", "callback", "fn", "func", "function", "scope",
+    "scopes", "error", "errors", "field", "fields", "header", "column", "strategy", "classification", "parallel",
+))  # fmt: skip
 # of these the id is as secret, or useless to hide but for what it is beside
-_IDS = _set("key secret")
-_PASSWORDS = _set("""
-    password passwords passwd passphrase passcode secret secrets credential credentials creds passwort userpassword
-""")
+_IDS = frozenset(("key", "secret"))
+_PASSWORDS = frozenset((
+    "password", "passwords", "passwd", "passphrase", "passcode", "secret", "secrets", "credential", "credentials",
+    "creds", "passwort", "userpassword",
+))  # fmt: skip
 _ENDINGS = ("password", "passwd", "passphrase", "secret", "credentials")
 _KEYS = ("apikey", "secretkey", "accesskey", "privatekey", "encryptionkey", "signingkey", "authkey", "accountkey")
-_KEYS_OF = _set("""
-    api access secret private encryption encrypt signing sign auth account shared master service deploy client storage app
-    application webhook ssh gpg pgp aes hmac rsa license subscription wandb openai hf huggingface anthropic aws gcp azure
-    google github gitlab comet neptune mlflow stripe cookie jwt crypto admin consumer ssl tls fernet refresh vault server s3
-    minio host
-""")
-_PASS_OF = _set("""
-    db database user smtp mail email ftp login admin root redis mysql postgres pg mongo rabbitmq ldap
-""")
+_KEYS_OF = frozenset((
+    "api", "access", "secret", "private", "encryption", "encrypt", "signing", "sign", "auth", "account", "shared",
+    "master", "service", "deploy", "client", "storage", "app", "application", "webhook", "ssh", "gpg", "pgp", "aes",
+    "hmac", "rsa", "license", "subscription", "wandb", "openai", "hf", "huggingface", "anthropic", "aws", "gcp", "azure",
+    "google", "github", "gitlab", "comet", "neptune", "mlflow", "stripe", "cookie", "jwt", "crypto", "admin", "consumer",
+    "ssl", "tls", "fernet", "refresh", "vault", "server", "s3", "minio", "host",
+))  # fmt: skip
+_PASS_OF = frozenset((
+    "db", "database", "user", "smtp", "mail", "email", "ftp", "login", "admin", "root", "redis", "mysql", "postgres",
+    "pg", "mongo", "rabbitmq", "ldap",
+))  # fmt: skip
 # tokens of a text, not of a login
-_TEXTS = _set("""
-    max min num n no pad eos bos unk cls sep mask masked special image video audio next last first per prev previous stop
-    start end begin text patch vision visual query target source src tgt input output add register each total sub word char
-    byte single every any current cur generated prompt completion expected unexpected invalid pred predicted eot eod eom sos
-    learnable class global prefix suffix bad good tool think
-""")
-_LOGINS = _set("access api auth secret bearer refresh github gitlab hf id session security")
+_TEXTS = frozenset((
+    "max", "min", "num", "n", "no", "pad", "eos", "bos", "unk", "cls", "sep", "mask", "masked", "special", "image",
+    "video", "audio", "next", "last", "first", "per", "prev", "previous", "stop", "start", "end", "begin", "text",
+    "patch", "vision", "visual", "query", "target", "source", "src", "tgt", "input", "output", "add", "register", "each",
+    "total", "sub", "word", "char", "byte", "single", "every", "any", "current", "cur", "generated", "prompt",
+    "completion", "expected", "unexpected", "invalid", "pred", "predicted", "eot", "eod", "eom", "sos", "learnable",
+    "class", "global", "prefix", "suffix", "bad", "good", "tool", "think",
+))  # fmt: skip
+_LOGINS = frozenset((
+    "access", "api", "auth", "secret", "bearer", "refresh", "github", "gitlab", "hf", "id", "session", "security",
+))  # fmt: skip
 
 
 @lru_cache(1024)
@@ -107,10 +112,12 @@ def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
     return False
 
 
-_NOTHING = _set("""
-    none null nil true false yes no on off undefined nan default required optional str int float bool bytes object any dict
-    list tuple string number boolean text secretstr path auto token tokens password secret passwd key hidden redacted masked todo
-""")
+_NOTHING = frozenset((
+    "none", "null", "nil", "true", "false", "yes", "no", "on", "off", "undefined", "nan", "default", "required",
+    "optional", "str", "int", "float", "bool", "bytes", "object", "any", "dict", "list", "tuple", "string", "number",
+    "boolean", "text", "secretstr", "path", "auto", "token", "tokens", "password", "secret", "passwd", "key", "hidden",
+    "redacted", "masked", "todo",
+))  # fmt: skip
 # what stands for a value: $NAME, ${NAME}, {name}, <name>, %(name)s, [PAD], @NAME@, xxxx, ***, "..."
 _PLACEHOLDER = (
     r"\$(?:[A-Za-z_]\w*|\d|[({].*)?|%\(.*|%[sr]|[{]{1,2}[^{}]*[}]{1,2}|<[^<>]*>|\[[A-Za-z_ ]*\]|[A-Z_]*\$?\{[^{}]*\}|@\w+@"

@@ -162,7 +162,7 @@ def apart(spec: JobSpec) -> dict[str, str]:
 
 
 def _is_apart(given: Given) -> bool:
-    """Whether an option goes to the agents by a variable: it holds a secret of a variable or a file, which no argument shows yet."""
+    """Whether an option goes to the agents by a variable: it holds a secret, and was typed on no command line."""
     if given.source is Source.COMMAND_LINE:
         return False
     redactor = Redactor()

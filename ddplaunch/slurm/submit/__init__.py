@@ -97,8 +97,8 @@ def _warn_of_secrets(job: Sequence[str]) -> None:
             "what looks like a secret" if redactor.hidden == 1 else f"{redactor.hidden} values that look like secrets"
         )
         tell(
-            f"ddplaunch: warning: the script holds {what}, and Slurm keeps a copy of it: put secrets into a file and type "
-            "`--env-file FILE`, and write a script with a secret to a file of mode 0700\n"
+            f"ddplaunch: warning: the script holds {what}, and Slurm keeps a copy of it: "
+            "`--env-file FILE` keeps secrets out of it, else let its file have mode 0700\n"
         )
 
 
