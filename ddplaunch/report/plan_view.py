@@ -72,6 +72,10 @@ def shell(plan: Plan) -> str:
         lines.append(f"# ddplaunch would reserve a free port; {port} stands for it here")
     if plan.secret:
         lines.append(f"# export first, with their values, which are not shown: {' '.join(sorted(plan.secret))}")
+    redactor = Redactor()
+    redactor.argv(plan.workers[0].argv)
+    if redactor.hidden:
+        lines.append("# the arguments of the script hold what looks like a secret")
     for worker in plan.workers:
         variables = environment({}, plan, worker, generation=0, port=port)
         shown = sorted((name, value) for name, value in variables.items() if name not in plan.secret)

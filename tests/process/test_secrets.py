@@ -48,6 +48,7 @@ def test_the_plan_shows_no_secret_and_its_commands_are_whole(job: Job, program) 
         assert "DB_PASSWORD" in shown
     commands = job.run("plan", "--sh", *line, env=SECRETS).expect(0).out
     assert "# export first, with their values, which are not shown: DB_PASSWORD" in commands
+    assert "# the arguments of the script hold what looks like a secret" in commands
     assert "--hf-token hush-1 --api-key=hush-2" in commands
     assert "hush-5" not in commands
 
