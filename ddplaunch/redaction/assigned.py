@@ -24,6 +24,7 @@ class Syntax(Enum):
 
 _FAR = 4096  # characters in which a quote is closed that is not closed in its line
 _SHORTEST = 4  # characters of an argument of a call: others are formats and modes
+_ROUND = 250  # characters of an expression that are looked at
 _NEAR = 500  # characters before a name that are looked at
 _EOL = r"(?:\n[+\- ]?[ \t]*+)"  # the end of a line, and what begins the next one, in a diff too
 _QUOTE = r"\\{0,3}[\"'`]"
@@ -214,7 +215,7 @@ def _is_name_itself(text: str) -> bool:
 
 def _arguments(text: str, at: int, name: str) -> Iterator[Span]:
     """Find the texts in quotes among the arguments of a call, in its line."""
-    for found in _pattern(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _NEAR):
+    for found in _pattern(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _ROUND):
         if found["quote"] is None:
             return
         if found.start() >= at:
@@ -226,8 +227,8 @@ def _arguments(text: str, at: int, name: str) -> Iterator[Span]:
 
 def _alternatives(text: str, at: int, name: str) -> Iterator[Span]:
     """Find what an expression takes instead, in its line: `... or "..."`, `... else "..."`."""
-    line = text.find("\n", at, at + _NEAR)
-    until = line if line >= 0 else at + _NEAR
+    line = text.find("\n", at, at + _ROUND)
+    until = line if line >= 0 else at + _ROUND
     for found in _pattern(rf"(?:\bor\b|\belse\b|\|\||\?\?)[ \t]*+{_LITERAL}").finditer(text, at, until):
         yield from _if_value(found.end(), _closing(text, found.end(), found["quote"]), text, name)
 

@@ -333,7 +333,8 @@ PIECES = [
     "token: a[", " ", "\n",
     "token:\n", "x_", "-", "token = a + ", "'token', 'a' default ", "token=f(", "token = f('", "token: a|b", "\t", "+\n",
     "token: '\\", "<token>",
-    "mysql ", "curl -u a:", "echo a | ", "docker login ", "login(", "wandb login ", "a or \"b\" ", "<a token", "--token ", "hf_", "\n ", "token = 'a' ", "A: ", "#",
+    "mysql ", "curl -u a:", "echo a | ", "docker login ", "login(", "wandb login ", "a or 'b' ", "<a token",
+    "--token ", "hf_", "\n ", "token = 'a' ", "A: ", "#",
 ]  # fmt: skip
 
 
