@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent, Progress
 
 _LONGEST_PROGRAM = 1000  # characters in an event
+_NAMES = ("run_id", "host", "master_addr", "name", "ranks")  # fields of events by which others find things: no secrets
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
 _OF_THIS_NODE = ("refused", "left", "not_reached", "lost")  # ends that no other node reports
 
@@ -394,7 +395,8 @@ class Reporter:
 
     def emit(self, kind: str, /, **fields: Any) -> None:
         """Pass an event to all readers."""
-        event = Event(kind, self.clock(), self._redactor.data(fields))
+        named = {name: value for name, value in fields.items() if name in _NAMES}
+        event = Event(kind, self.clock(), {**self._redactor.data(fields), **named})
         if self._folder is None:
             self._early.append(event)
         for reader in self._readers:

@@ -40,6 +40,15 @@ def test_a_job_has_its_secrets_and_shows_them_nowhere(job: Job, program) -> None
     assert "hush" not in (job.folder / "report.html").read_text()
 
 
+def test_a_name_that_was_asked_for_stays_even_if_it_looks_random(job: Job, program) -> None:
+    name = "kQ7wZp2Rt9LmXv4BnYs8Hd3JfGc6Ta1U"
+    job.run("--nproc-per-node", 2, "--run-id", name, program("behave"), "all=done").expect(0)
+    assert job.folder is not None
+    assert job.folder.name == name
+    (begun,) = job.events("job_started")
+    assert begun["run_id"] == json.loads((job.folder / "plan.json").read_text())["run_id"] == name
+
+
 def test_the_plan_shows_no_secret_and_its_commands_are_whole(job: Job, program) -> None:
     line = ("--env", "DB_PASSWORD=hush-5", program("knows_secrets"), *ARGV)
     for form in (("-v",), ("--json",)):
