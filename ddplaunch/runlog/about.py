@@ -128,7 +128,7 @@ def _text(path: str) -> str:
 def _output(command: Sequence[str], *, env: Mapping[str, str], folder: str, until: float) -> str | None:
     """Return what a command prints; None if it fails, or has not ended by then."""
     try:
-        ended = run(command, env, max(until - time.monotonic(), 0.01), folder)
+        ended = run(command, env, max(until - time.monotonic(), 0.01), folder, keeps_start=True)
     except (OSError, ValueError):
         return None
     return ended.out if ended.status == 0 else None
