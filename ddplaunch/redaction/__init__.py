@@ -19,8 +19,7 @@ from ddplaunch.redaction.shapes import Span
 
 __all__ = ["HIDDEN", "Redactor", "Syntax", "is_secret", "literals"]
 
-_SHORTEST = 8  # characters of a value that is hidden wherever it stands
-_LONGEST_WORD = 16  # characters of one that is a word
+_SHORTEST, _SHORT, _WORD = 6, 8, 12  # characters of a value that is hidden wherever it stands: mixed, any, a word
 _LONG = 16  # characters of a word that may be a token
 # of secrets that may be in shorter words, besides the parts of names
 _SIGNS = ("://", "-----", "bearer", "basic", "login", "curl", "wget", "mysql", "mariadb", "identified", "-cli", "mongo")
@@ -37,7 +36,10 @@ def literals(env: Mapping[str, str]) -> tuple[str, ...]:
 
 def _is_distinct(value: str) -> bool:
     """Whether a value stands nowhere by chance, as a short word may."""
-    return len(value) >= (_LONGEST_WORD if value.isalpha() and value.islower() else _SHORTEST)
+    if value.isalpha() and value.islower():
+        return len(value) >= _WORD
+    is_mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+    return len(value) >= (_SHORTEST if is_mixed else _SHORT)
 
 
 class Redactor:

@@ -197,6 +197,7 @@ def test_a_secret_of_the_environment_is_hidden_wherever_it_stands() -> None:
             "MY_TOKEN": "plain-words",
             "OTHER": "otherwords",
             "DB_PASSWORD": "short",
+            "A_TOKEN": "abc12",
             "MY_SECRET": "training",
             "PAD_TOKEN": "paddings-1",
         }
