@@ -28,6 +28,7 @@ _ROUND = 250  # characters of an expression that are looked at
 _NEAR = 500  # characters before a name that are looked at
 _EOL = r"(?:\n[+\- ]?[ \t]*+)"  # the end of a line, and what begins the next one, in a diff too
 _QUOTE = r"\\{0,3}[\"'`]"
+_QUOTED = rf"[rbfuRBFU]{{0,2}}{_QUOTE}"  # how a text in quotes begins
 _NAME = r"[A-Za-z_][\w.]{0,80}"
 _TYPE = rf"{_NAME}(?:\[[^\]\n]{{0,80}}\])?(?:[ \t]*+\|[ \t]*+{_NAME}(?:\[[^\]\n]{{0,80}}\])?){{0,4}}"
 # what stands between a name and its value
@@ -36,16 +37,14 @@ _GIVES = (
     rf"(?P<assigns>(?:{_QUOTE})?[ \t]*+\]?[ \t]*+(?:=>|<-|[:?+]=|[!=]==?|[=:](?![=:]))[ \t]*+)",
     rf"(?P<pairs>(?:{_QUOTE})?[ \t]*+,?[ \t]*+{_EOL}?(?:{_QUOTE})?(?P<value>\bvalue(?:{_QUOTE})?[ \t]*+[:=][ \t]*+))",
     rf"(?P<lists>{_QUOTE}[ \t]*+,[ \t]*+{_EOL}?(?=[rbfu]{{0,2}}\\{{0,3}}[\"']))",
-    rf"(?P<defaults>{_QUOTE}[ \t]*+,[^\n]{{0,300}}?\bdefault[ \t]*+=[ \t]*+(?=[rbfu]{{0,2}}{_QUOTE}))",
+    rf"(?P<defaults>{_QUOTE}[ \t]*+,[^\n]{{0,300}}?\bdefault[ \t]*+=[ \t]*+(?={_QUOTED}))",
     rf"(?P<tags>(?:{_QUOTE})?[ \t]*+>)",
     r"(?P<follows>[ \t]++(?:['\"](?=[^'\"\n]*['\"]))?(?=[^\s=:]))",
 )
-_OPENS = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?=[rbfuRBFU]{{0,2}}{_QUOTE}))"
+_OPENS = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?={_QUOTED}))"
 _LITERAL = r"(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>\\{0,3}(?:\"\"\"|'''|[\"'`]))"
-_ADDED = rf"[ \t]*+(?:\+[ \t]*+)?(?:\\[ \t]*+{_EOL})?(?={_LITERAL.replace('?P<prefix>', '').replace('?P<quote>', '')})"
-_ADDED_INSIDE = (
-    rf"[ \t]*+[+,]?[ \t]*+{_EOL}{{0,3}}(?:\+[ \t]*+)?(?={_LITERAL.replace('?P<prefix>', '').replace('?P<quote>', '')})"
-)
+_ADDED = rf"[ \t]*+(?:\+[ \t]*+)?(?:\\[ \t]*+{_EOL})?(?={_QUOTED})"
+_ADDED_INSIDE = rf"[ \t]*+[+,]?[ \t]*+{_EOL}{{0,3}}(?:\+[ \t]*+)?(?={_QUOTED})"
 _SCHEME = r"(?:Bearer|Basic|Token|ApiKey|Digest|token|bearer)[ \t]++"
 _BLOCK = r"[|>][+-]?\d?[ \t]*+(?:#[^\n]*)?(?=\n)"
 _CALL = rf"{_NAME}\("
@@ -115,11 +114,11 @@ def _beside(text: str, start: int, end: int, name: str, syntax: Syntax) -> Itera
             if "<" in _before(text, start) and (closing := _pattern(r"[^<>\n]*(?=</)").match(text, at)):
                 yield from _if_value(at, closing.end(), text, name)
             return
-        begin = found.start("value") if kind == "pairs" else start
         if kind == "lists" and text[start - 1 : start] not in ("'", '"'):
             continue  # the text in quotes is no mere name
-        if kind != "follows" and text[start - 1 : start] == "/" and "=" not in found[0]:
+        if text[start - 1 : start] == "/" and "=" not in found[0]:
             return  # a path
+        begin = found.start("value") if kind == "pairs" else start
         spans = list(_value(text, begin, at, name, syntax, is_assigned=kind in ("assigns", "pairs")))
         if spans:
             yield from spans
@@ -207,7 +206,7 @@ def _if_value(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
 def _is_name_itself(text: str) -> bool:
     """Whether a text is a name itself, as in a list of variables, a flag, or a sentence that asks for a secret."""
     return (
-        (text.isupper() and text.replace("_", "").isalpha() and ("_" in text or len(text) < 7))
+        (text.isupper() and "_" in text and text.replace("_", "").isalpha())
         or _pattern(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST]) is not None
         or _pattern(r"[A-Za-z ,']{1,60}: ?").fullmatch(text[:LONGEST]) is not None
     )
@@ -236,9 +235,7 @@ def _alternatives(text: str, at: int, name: str) -> Iterator[Span]:
 def _block(text: str, start: int, at: int) -> Iterator[Span]:
     """Find the lines of a block of YAML: they begin farther to the right than the line of its name."""
     line = text.rfind("\n", max(0, start - _NEAR), start) + 1
-    marked = (text[line : line + 1] in ("+", "-", " ") and text[:5] in ("diff ", "@@ -1", "@@ -2")) or text[
-        line : line + 1
-    ] == "+"
+    marked = text[line : line + 1] == "+"  # of a diff, in which the first character says what became of a line
     indent = _depth(text[line:start], marked=marked)
     end = at
     while end < len(text):

@@ -33,7 +33,7 @@ HIDES = [
     'client = OpenAI(api_key="hush", timeout=3)', "pytorchToken = 'hush'", 'const apiKey = "hush";', 'token := "hush"',
     "token => 'hush'",
     # settings
-    "password = hush", "Password: hush", "hf_token: hush", "  api_key: 'hush'", "secret: >-\n    hush\n    hush\nb: 1",
+"password = hush", "Password: hush", "hf_token: hush", "  api_key: 'hush'", "secret: >-\n    hush\n    hush\nb: 1",
     "password: |\n  hush\n", 'api_key = "hush"', '"secret": "hush"', '"token":\n  "hush"', 'token = """\nhush\n"""',
     "db.password=hush",
     "[x]\naws_secret_access_key = hush/hush+hush", "spring.datasource.password: hush", "- name: HF_TOKEN\n  value: hush",
@@ -124,7 +124,7 @@ STAYS = [
     "task-abcdefghijklmnopqrstuvwx",
     "hf_transformers", "from transformers import AutoTokenizer", "basic configuration", "bearer of news",
     "-----BEGIN of the log-----",
-    "_PyEval_EvalFrameDefault+0x1", 'NAMES = ("HF_TOKEN", "OLDPWD", "SHLVL", "INVOCATION_ID")', 'key("a long secret", "job-1")',
+    "_PyEval_EvalFrameDefault+0x1", 'NAMES = ("HF_TOKEN", "INVOCATION_ID", "MASTER_ADDR")', 'key("a long secret", "job-1")',
     "Qwen3OmniMoeCode2WavRMSNorm", "Wav2Vec2NoLayerNormConvLayer",
     "a genuine `N`-token decode input", "token: str,", "token=token,", "if token == SHOW_CURSOR:", "`token`, `secret`, `other`",
     '"/etc/passwd": text',
