@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, USAGE
+from ddplaunch.redaction import Redactor, literals
 from ddplaunch.words import why_failed
 
 ERROR, HINT = "1;31", "1;36"  # how their labels are shown: SGR codes, for red and cyan in bold
@@ -34,9 +36,10 @@ class LaunchError(Exception):
         self.status = status
 
     def render(self) -> str:
-        """The text for stderr."""
+        """The text for stderr, without secrets: a message names the value that is wrong, a hint what was typed."""
         text = f"error: {below(self.message)}\n"
-        return visible(f"{text}\nhint: {below(self.hint)}\n" if self.hint else text)
+        text = f"{text}\nhint: {below(self.hint)}\n" if self.hint else text
+        return shown(text)
 
 
 @contextmanager
@@ -98,6 +101,11 @@ def visible(text: str) -> str:
     return re.sub(_OBEYED, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def shown(text: str) -> str:
+    """Return a text of ours as others may see it: without secrets, and with nothing that a terminal obeys."""
+    return visible(Redactor(literals(os.environ)).text(text))
+
+
 def coloured(text: str) -> str:
     """Colour "error:" and "hint:" where they begin a line: no other line of a report does so, they are indented."""
     styles = {"error": ERROR, "hint": HINT}
@@ -117,6 +125,11 @@ def write_stderr(text: str) -> None:
             sys.stderr.flush()
         except OSError:
             pass
+
+
+def tell(text: str) -> None:
+    """Write a line of ours to stderr, as others may see it."""
+    write_stderr(shown(text))
 
 
 def expendable(call: Callable[[], object], failed: Callable[[str], None]) -> None:

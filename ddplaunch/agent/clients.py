@@ -23,6 +23,7 @@ from ddplaunch.fields import host as host_name
 from ddplaunch.loop.loop import READ, WRITE, Loop
 from ddplaunch.loop.stream import FrameError, SendBuffer
 from ddplaunch.net.acceptor import Acceptor
+from ddplaunch.redaction import Redactor
 from ddplaunch.report.other_host import job_in_slurm
 from ddplaunch.runlog.run_socket import uid_of
 from ddplaunch.supervise.job import SELF_ID, Member
@@ -319,7 +320,7 @@ class RunClients(Clients):
             host=self._host,
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),
-            command=piece(shlex.join((program.target, *program.args))),
+            command=piece(shlex.join(Redactor(self._context.known_secrets).argv((program.target, *program.args)))),
             phase="suspended" if state.suspended_at is not None else state.phase.name.lower(),
             seconds=max(0.0, time.monotonic() - self._context.began),
             world_size=sum(member.workers for member in members),

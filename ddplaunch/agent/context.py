@@ -26,6 +26,7 @@ from ddplaunch.plan.make import is_shown_as_it_is
 from ddplaunch.plan.variables import of_terminal
 from ddplaunch.process.child import ATTACH_SIGNAL
 from ddplaunch.process.program import working_directory
+from ddplaunch.redaction import literals
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.other_host import job_in_slurm
 from ddplaunch.report.paint import Paint
@@ -78,6 +79,7 @@ class AgentContext:
         self._loop = loop
         self.inputs = inputs  # what was known before the agent started
         self.queue = queue  # to the front
+        self.known_secrets = literals({**inputs.env, **dict(inputs.spec.env)})  # hidden wherever they stand
         self.reporter = self._reporter()
         self.began = time.monotonic()
         self.draft = inputs.draft
@@ -213,6 +215,7 @@ class AgentContext:
             slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
             columns=inputs.screen.columns,
             bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
+            known=self.known_secrets,
         )
 
 

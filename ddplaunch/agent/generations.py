@@ -240,7 +240,9 @@ class Generations:
         assert folder is not None
         program, plan = inputs.spec.program, self.plan
         of_program = os.path.dirname(os.path.abspath(program.target)) if program.kind is ProgramKind.SCRIPT else "."
-        question = partial(about, of_program, plan.interpreter, inputs.node.devices, inputs.env)
+        question = partial(
+            about, of_program, plan.interpreter, inputs.node.devices, inputs.env, self._context.known_secrets
+        )
         nothing: dict[str, Any] = {}
         self._loop.ask(
             question, nothing, lambda found: folder.write("about.json", found) if found else None, within=WITHIN

@@ -10,6 +10,7 @@ import msgspec
 from ddplaunch.check import Trace
 from ddplaunch.check.compare import Compared, in_short, where
 from ddplaunch.check.run import Wanted
+from ddplaunch.redaction import Redactor
 from ddplaunch.report.console import BAD, GOOD, NAME, NOTE, Block, line, section, sentence
 from ddplaunch.report.stack import frames_of
 from ddplaunch.words import compress, count, duration, some, these_ranks
@@ -77,7 +78,7 @@ def _failure(trace: Trace, wanted: Wanted, cwd: str) -> tuple[str, str, str]:
     error = trace.error
     if error is None:
         return f"{'was' if trace.how.startswith('killed') else 'ended with'} {trace.how}", "", ""
-    first = error.message.strip().partition("\n")[0][:300]
+    first = Redactor().text(error.message.strip().partition("\n")[0][:300])
     said = f"{error.type}: {first}" if first else error.type
     hint = ""
     lacking = next((call for call in trace.calls if call.lacks), None)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ddplaunch.cli import job
 from ddplaunch.cli.command import Command, Once, Page, show
-from ddplaunch.errors import LaunchError, below, visible, write_stderr
+from ddplaunch.errors import LaunchError, below, tell
 from ddplaunch.exitcodes import OK
 from ddplaunch.options import token
 from ddplaunch.options.table import BY_NAME
@@ -128,7 +128,7 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
         if any(spec.origin(name) != "default" for name in _WHERE):
             raise
         note = f"only this machine is examined: {error.message}"
-        write_stderr(visible(f"note: {below(note)}\n"))
+        tell(f"note: {below(note)}\n")
         return None, env
     if found.is_here or not (found.start or found.rendezvous is not None):
         return None, env

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from ddplaunch.cli.command import FULL_HELP, VERBS, WORDS, Command, Page, show
 from ddplaunch.devices import interpreter
-from ddplaunch.errors import LaunchError, below, visible, write_stderr
+from ddplaunch.errors import LaunchError, below, tell
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
@@ -297,7 +297,7 @@ def checked(ctx: click.Context) -> JobSpec:
             error.then = partial(dispatch.give_up, spec, env, error)
         raise
     for note in _notes(spec, env, before, forms):
-        write_stderr(visible(f"note: {below(note)}\n"))
+        tell(f"note: {below(note)}\n")
     return spec
 
 

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ddplaunch.cli.command import Command, Once, not_written, show
-from ddplaunch.errors import visible, write_stderr
+from ddplaunch.errors import tell
 
 Env = Mapping[str, str]
 
@@ -36,7 +36,7 @@ def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 
 def _say(text: str) -> None:
-    write_stderr(visible(f"ddplaunch: {text}\n"))
+    tell(f"ddplaunch: {text}\n")
 
 
 _RUN = (
@@ -121,16 +121,22 @@ def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str
     metavar="FILE",
     help="Write a trace for ui.perfetto.dev to FILE, in place of the page.",
 )
+@click.option(
+    "--diff",
+    "shows_diff",
+    is_flag=True,
+    help="Show the changes of the code even if values in them are hidden. These stay hidden.",
+)
 @_run
 @click.pass_obj
-def report(env: Env, opens: bool, out: str | None, trace_file: str | None, run: str | None) -> int:
+def report(env: Env, opens: bool, out: str | None, trace_file: str | None, shows_diff: bool, run: str | None) -> int:
     """Writes one HTML page about a run that goes on or has ended: what happened, a timeline of all ranks, the first failure with
     stacks, the ends of the logs, plan and environment. The page needs no other file and holds no script. Its path is printed.
     RUN is the name of a run, a part of its long name, its script, or its folder. Without RUN, it is your latest run.
     """  # noqa: D205
     from ddplaunch.page import verb
 
-    return show(verb.write(env, run, _say, out=out, trace_file=trace_file, opens=opens))
+    return show(verb.write(env, run, _say, out=out, trace_file=trace_file, opens=opens, shows_diff=shows_diff))
 
 
 @click.command(

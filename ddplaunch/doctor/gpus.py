@@ -17,8 +17,8 @@ from ddplaunch.devices.nvidia import NvmlError, NvmlMissingError
 from ddplaunch.devices.sysfs import read_cpulist
 from ddplaunch.doctor import Check, Finding, Severity, Subject, Verdict, broken, note, slow
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import public_argv
 from ddplaunch.process.tree import content, look
+from ddplaunch.redaction import Redactor
 from ddplaunch.words import compress, count, duration, size, some
 
 _CROWDED = 0.1  # of the memory of a GPU: torch takes what is left, and the largest batch no longer fits
@@ -89,7 +89,7 @@ def _user(pid: int) -> User | None:
     return User(
         is_ours=uid == os.geteuid(),
         uid=uid,
-        command=(" ".join(public_argv(words)) or process.name)[:_LONGEST],
+        command=(" ".join(Redactor().argv(words)) or process.name)[:_LONGEST],
         seconds=since_boot,
         is_orphan=process.parent == 1,
     )

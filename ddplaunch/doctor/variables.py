@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from ddplaunch.devices.choose import HIDES_ALL
 from ddplaunch.doctor import Check, Finding, Severity, Subject, Verdict, note, slow
+from ddplaunch.redaction import Redactor, literals
 from ddplaunch.words import some
 
 # what a launcher sets for each worker: in the shell of a person it is left from another job, or was exported by hand
@@ -127,7 +128,8 @@ def _of_launchers(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _shown(variables: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value[:_LONGEST]}" for name, value in variables.items())
+    shown = Redactor(literals(variables)).variables(variables)
+    return ", ".join(f"{name}={value[:_LONGEST]}" for name, value in shown.items())
 
 
 def _settings(surroundings: Surroundings) -> Iterator[Finding]:

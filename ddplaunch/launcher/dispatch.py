@@ -15,7 +15,7 @@ from ddplaunch.agent import front
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
 from ddplaunch.cluster.endpoints import is_same_host
-from ddplaunch.errors import LaunchError, below, visible, write_stderr
+from ddplaunch.errors import LaunchError, below, tell
 from ddplaunch.options import token
 from ddplaunch.output.streams import Screen, Stream, rewraps_lines
 from ddplaunch.runlog.folders import bad_nodes_file, state_folder
@@ -75,7 +75,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     if secret is not None:
         env = {**env, token.VARIABLE: secret}
         for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
-            write_stderr(visible(f"ddplaunch: warning: {below(weakness)}\n"))
+            tell(f"ddplaunch: warning: {below(weakness)}\n")
     _warn(spec, allocation)
     # a job of this node alone may need this process, its terminal, or be in a container without srun
     if allocation.starter == "srun" and allocation.is_here and (to_caller or os.isatty(0) or _lacks_srun(env)):
@@ -90,7 +90,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
         with suppress(OSError):  # the process that has started this one cannot be seen
             parent = _read(f"/proc/{os.getppid()}/comm").strip()
             if parent not in ("slurmstepd", ""):
-                write_stderr(visible(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n"))
+                tell(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n")
     if spec.chaos:
         from ddplaunch.launcher import preview  # few jobs want faults
 
@@ -136,7 +136,7 @@ def _warn(spec: JobSpec, allocation: Allocation) -> None:
     if spec.verbosity < 0 or spec.simulate or not is_first:
         return
     for warning in allocation.warnings:
-        write_stderr(visible(f"ddplaunch: warning: {warning}\n"))
+        tell(f"ddplaunch: warning: {warning}\n")
 
 
 def _view(connection: socket, folder: str, name: str) -> None:

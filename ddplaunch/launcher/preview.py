@@ -14,6 +14,7 @@ from ddplaunch.plan import Agreed, Plan, PlannedAgent, agent_runs, assign
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import count_workers, ranks_of_all
 from ddplaunch.process.linux import raise_open_files
+from ddplaunch.redaction import literals
 from ddplaunch.report import plan_view
 from ddplaunch.report.console import Look, written
 from ddplaunch.runlog.folders import run_id_of
@@ -25,13 +26,13 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
 
     Raises LaunchError: the job cannot be run here as asked.
     """
-    decided = planned(spec, env, allocation)
+    decided, known = planned(spec, env, allocation), literals({**env, **dict(spec.env)})
     match form:
         case "json":
-            return plan_view.as_json(decided, spec.origins)
+            return plan_view.as_json(decided, spec.origins, known)
         case "sh":
             return plan_view.shell(decided)
-    return written(plan_view.table(decided, spec, _warm(decided, env)), Look.of_stdout(env))
+    return written(plan_view.table(decided, spec, _warm(decided, env), known), Look.of_stdout(env))
 
 
 def planned(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Plan:

@@ -29,7 +29,7 @@ from ddplaunch.errors import LaunchError, write_stderr  # noqa: E402
 from ddplaunch.exitcodes import BUG  # noqa: E402
 from ddplaunch.launcher import dispatch  # noqa: E402
 from ddplaunch.options.resolve import received  # noqa: E402
-from ddplaunch.options.token import SCREEN, unhidden  # noqa: E402
+from ddplaunch.options.token import OPTIONS, SCREEN, unhidden  # noqa: E402
 from ddplaunch.output.streams import Screen  # noqa: E402
 from ddplaunch.process import program  # noqa: E402
 from ddplaunch.slurm.srun import unescaped  # noqa: E402
@@ -39,10 +39,11 @@ _SCANCEL_WITHIN = 5.0  # seconds
 
 
 def spec_of(argv: Sequence[str], env: Mapping[str, str]) -> JobSpec:
-    """Return the job from the arguments that `run_step` has written, and the workers' variables that it has hidden."""
+    """Return the job from the arguments that `run_step` has written, and the options and variables that it has hidden."""
     words = unescaped(argv)
     end = words.index("--")
-    given = (Given.from_fields(json.loads(word)) for word in words[:end])
+    apart = json.loads(env.get(OPTIONS, "[]"))
+    given = [Given.from_fields(fields) for fields in (*map(json.loads, words[:end]), *apart)]
     return received(given, words[end + 1 :], unhidden(env))
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from ddplaunch.errors import LaunchError
 from ddplaunch.process.linux import of_open_files
 from ddplaunch.process.tree import content, look
+from ddplaunch.redaction import Redactor
 from ddplaunch.words import why_failed
 
 
@@ -202,7 +203,8 @@ def _look_for_holder(port: int) -> str:
         return ""
     _, task = min(found)
     pid = int(task.split("/")[2])
-    command = content(f"{task}/cmdline").rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    words = content(f"{task}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
+    command = " ".join(Redactor().argv(words))
     process = look(pid)
     return f" by pid {pid} ({command[:_COMMAND] or (process.name if process else '?')})"
 

@@ -7,7 +7,7 @@ import os
 import select
 import stat
 
-from ddplaunch.errors import visible, write_stderr
+from ddplaunch.errors import tell
 from ddplaunch.words import size
 
 _SLOW = 3.0  # seconds after which a line says what is waited for
@@ -35,7 +35,7 @@ def _opener(path: str, flags: int) -> int:
         poll = select.poll()
         poll.register(fd, select.POLLIN)  # the end of those who write counts, too
         if not poll.poll(_SLOW * 1000):
-            write_stderr(visible(f"ddplaunch: waiting for {path}: it is a pipe, and nothing was written to it yet\n"))
+            tell(f"ddplaunch: waiting for {path}: it is a pipe, and nothing was written to it yet\n")
             poll.poll()
     os.set_blocking(fd, True)
     return fd

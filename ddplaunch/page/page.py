@@ -21,7 +21,8 @@ from ddplaunch.page.collectives import waits
 from ddplaunch.page.markup import Html, clean, join, scrolling, styles, table, tag
 from ddplaunch.page.record import Life, Run
 from ddplaunch.page.timeline import timeline
-from ddplaunch.plan import HIDDEN, SECRET, public_argv
+from ddplaunch.redaction import Redactor
+from ddplaunch.redaction.diffs import diff
 from ddplaunch.report.time_spent import Spent, attempt, time_spent
 from ddplaunch.runlog.folders import short
 from ddplaunch.words import compress, count, duration, size
@@ -46,10 +47,14 @@ _SHOWN_PACKAGES = (
 _LONGEST, _LONGEST_MARK = 1000, 300  # characters of a cell
 
 
-def page(run: Run, now: float) -> str:
-    """Return the page of a run as it is at `now`."""
-    name = short(run.run_id)
-    sections = [(id, title, content) for id, title, content in _sections(run) if content]
+def page(run: Run, now: float, redactor: Redactor | None = None, *, shows_diff: bool = False) -> str:
+    """Return the page of a run as it is at `now`; `redactor` has hidden what `record.read` found.
+
+    Changes of the code in which something is hidden are on it only with `shows_diff`.
+    """
+    redactor, name = redactor or Redactor(), short(run.run_id)
+    parts = _sections(run, redactor, shows_diff=shows_diff)
+    sections = [(id, title, content) for id, title, content in parts if content]
     heading = f"{name}: {run.program}" if run.program else name
     links = [tag("li", tag("a", title, href=f"#{id}")) for id, title, _ in sections]
     head = tag(
@@ -68,6 +73,7 @@ def page(run: Run, now: float) -> str:
         tag(
             "main",
             _verdict(run),
+            tag("p", f"{count(redactor.hidden, 'value')} hidden.") if redactor.hidden else "",
             [tag("p", tag("strong", "Not all could be read. "), one) for one in run.problems],
             [tag("section", tag("h2", title, id=f"{id}-title"), content, id=id, aria_labelledby=f"{id}-title")
              for id, title, content in sections],
@@ -84,20 +90,20 @@ def _css() -> str:
         return file.read()
 
 
-def _sections(run: Run) -> Iterator[tuple[str, str, Html | None]]:
+def _sections(run: Run, redactor: Redactor, *, shows_diff: bool) -> Iterator[tuple[str, str, Html | None]]:
     """Return the sections by their order: identifier, title and content, None where there is nothing to say."""
     yield "timeline", "Timeline", _timeline(run)
     yield "curves", "CPU, memory, GPU and steps", charts(run)
     yield "restarts", "Restarts", _restarts(run)
     yield "time", "Where the time went", _time_spent(run)
-    yield "failure", "The first failure", _failure(run)
+    yield "failure", "The first failure", _failure(run, redactor)
     yield "collectives", "Collectives, and who waited", _collectives(run)
     yield "events", "What happened", _events(run)
     yield "workers", "Workers", _workers(run)
-    yield "logs", "The ends of the logs", _logs(run)
+    yield "logs", "The ends of the logs", _logs(run, redactor)
     yield "plan", "Plan", _plan(run)
     yield "environment", "Environment", _environment(run)
-    yield "code", "Code", _code(run)
+    yield "code", "Code", _code(run, redactor, shows_diff=shows_diff)
     yield "machine", "Versions and machines", _machine(run)
 
 
@@ -201,7 +207,7 @@ def _time_by_events(run: Run) -> Spent | None:
     return time_spent(attempts, run.began, run.ended)
 
 
-def _failure(run: Run) -> Html | None:
+def _failure(run: Run, redactor: Redactor) -> Html | None:
     """Show the first failure with its exception, and the stacks of all workers at that moment."""
     found = next(
         (failure for node in run.nodes if isinstance(failure := node.summary.get("first_failure"), dict)), None
@@ -211,12 +217,16 @@ def _failure(run: Run) -> Html | None:
     rank, local_rank = (number if isinstance(number := found.get(name), int) else -1 for name in ("rank", "local_rank"))
     generation = max((life.generation for life in run.lives), default=0)
     texts = (logs.exception(node.folder, generation, rank, local_rank) for node in run.nodes)
-    traceback = next(filter(None, texts), "")
+    traceback = redactor.text(clean(next(filter(None, texts), "")))
     where = f" on {found['host']}" if isinstance(found.get("host"), str) else ""
     what = f"Rank {rank}{where}: {found.get('error') or found.get('how') or ''}"[:_LONGEST]
-    own_log = logs.ends(run.folder, _FAILED_LOG).get(rank, "")
+    own_log = redactor.text(clean(logs.ends(run.folder, _FAILED_LOG).get(rank, "")))
     share = max(_STACKS // 10, min(_STACKS, _ALL_STACKS // max(len(run.nodes), 1)))
-    kept = [(node, text) for node in run.nodes[:32] if (text := logs.stacks(node.folder, generation, share))]
+    kept = [
+        (node, text)
+        for node in run.nodes[:32]
+        if (text := redactor.text(clean(logs.stacks(node.folder, generation, share))))
+    ]
     return join(
         tag("p", what),
         _text("Exception", traceback, _STACKS, open="") if traceback else "",
@@ -298,11 +308,11 @@ def _workers(run: Run) -> Html | None:
     return table(f"Each rank in its last generation{more}", head, cut) if rows else None
 
 
-def _logs(run: Run) -> Html | None:
+def _logs(run: Run, redactor: Redactor) -> Html | None:
     ranks = {life.rank for life in run.lives}
     share = min(20_000, _ALL_LOGS // max(len(ranks), 1))
     found = sorted(logs.ends(run.folder, share).items())[:_MOST_WORKERS]
-    return join([_text(f"rank {rank}", text, share) for rank, text in found]) if found else None
+    return join([_text(f"rank {rank}", redactor.text(clean(text)), share) for rank, text in found]) if found else None
 
 
 def _plan(run: Run) -> Html | None:
@@ -316,19 +326,17 @@ def _plan(run: Run) -> Html | None:
     rows += [(name, "option", str(where)) for name, where in origins.items()]
     worker = next(_objects(plan.get("workers")), {})
     argv = worker.get("argv")
-    command = (
-        tag("p", "Command of a worker: ", tag("code", " ".join(public_argv(argv)))) if isinstance(argv, list) else ""
-    )
+    command = tag("p", "Command of a worker: ", tag("code", " ".join(map(str, argv)))) if isinstance(argv, list) else ""
     return join(command, table("What was decided, and why", ("what", "value", "why"), _cut(rows))) if rows else None
 
 
 def _environment(run: Run) -> Html | None:
-    """Show the variables that ddplaunch set for the first worker; names that look like secrets keep theirs."""
+    """Show the variables that ddplaunch set for the first worker."""
     worker = next(_objects(run.nodes[0].plan.get("workers")), {})
     variables = worker.get("variables")
     if not isinstance(variables, dict) or not variables:
         return None
-    rows = [(name, HIDDEN if SECRET.search(name) else str(value)) for name, value in sorted(variables.items())]
+    rows = [(name, str(value)) for name, value in sorted(variables.items())]
     return table(f"Variables that ddplaunch set for rank {worker.get('rank', 0)}", ("name", "value"), _cut(rows))
 
 
@@ -369,7 +377,7 @@ def _counted(names: Iterable[str]) -> str:
     return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
 
 
-def _code(run: Run) -> Html | None:
+def _code(run: Run, redactor: Redactor, *, shows_diff: bool) -> Html | None:
     """Show the commit of the code, and what was changed since."""
     code = run.nodes[0].about.get("code")
     if not isinstance(code, dict):
@@ -383,14 +391,33 @@ def _code(run: Run) -> Html | None:
         ("branch", str(code.get("branch") or "")),
         ("state", states.get(number) or count(number or 0, "changed file")),
     ]
-    diff = code.get("diff")
+    changes, hidden = _changes(code, redactor)
+    counted = f"{count(hidden, 'value')} hidden"
+    shown: Html | str = ""
+    if hidden and not shows_diff:
+        how = (tag("code", "ddplaunch report --diff"), " shows all else of them.")
+        shown = tag("p", f"{counted}: the changes since the commit are left out. ", how)
+    elif changes:
+        shown = _text(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF)
     return join(
         table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
         _text("Changed files", "\n".join(map(str, changed)), _PACKAGES) if changed else "",
-        _text("Changes since the commit, without lines that look like secrets", diff, _DIFF)
-        if isinstance(diff, str) and diff
-        else "",
+        shown,
     )
+
+
+def _changes(code: Mapping[str, Any], redactor: Redactor) -> tuple[str, int]:
+    """Return the changes since the commit, and how many values are hidden in them; an older version has hidden fewer."""
+    changes, hidden = code.get("diff"), code.get("hidden")
+    if not isinstance(changes, str):
+        return "", 0
+    if isinstance(hidden, int):
+        redactor.hidden += hidden
+        return changes, hidden
+    before = redactor.hidden
+    is_whole = changes.startswith("diff --git ")
+    shown = diff(changes, redactor, len(changes)) if is_whole else redactor.text(changes)
+    return shown, redactor.hidden - before
 
 
 def _text(title: str, text: str, room: int, **attributes: str) -> Html:

@@ -20,6 +20,7 @@ from ddplaunch.fields import Duration, Number, Seconds, Size, Status
 from ddplaunch.page.collectives import Collective, collectives
 from ddplaunch.page.samples import Curve, curves
 from ddplaunch.process.files import open_regular, read_json
+from ddplaunch.redaction import HIDDEN, Redactor
 from ddplaunch.runlog.events import VERSION
 from ddplaunch.runlog.folders import goes_on, parts_of
 from ddplaunch.runlog.run_folder import COLLECTIVES, SAMPLES
@@ -27,6 +28,8 @@ from ddplaunch.words import count, duration
 
 _LONGEST_EVENTS = 64 << 20  # bytes of events.jsonl that are read
 _NOTED = ("notice", "node_joined", "node_stopping", "node_left", "signal_received", "left_after_notice", "front_lost")
+
+_TEXTS = ("program", "how", "reason", "message", "why", "text")  # of an event, which others have written
 
 Moment = Annotated[float, Meta(ge=0, le=1e11)]  # seconds since 1970
 
@@ -238,14 +241,20 @@ def _said(row: _Row) -> str:
     return ""
 
 
-def read(folder: str, points: int = 300) -> Run | None:
-    """Return the run in this folder, its curves with so many points; None if the folder holds neither events nor a plan."""
+def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Run | None:
+    """Return the run in this folder, its curves with so many points; None if the folder holds neither events nor a plan.
+
+    A run may be one of an older version, which hid less: no secret that its files hold is among what is returned, and `redactor`
+    counts what is hidden.
+    """
+    redactor = redactor or Redactor()
     going = goes_on(folder)  # looked at first: a run that ends meanwhile has written its end
     problems: list[str] = []
     nodes, found = [], []
     for index, part in enumerate(sorted(parts_of(folder), key=_by_number)):
-        rows = list(_rows(part, problems, going))
+        rows = [_shown(row, redactor) for row in _rows(part, problems, going)]
         plan, summary, about = (_object(f"{part}/{name}.json", problems) for name in ("plan", "summary", "about"))
+        plan, summary = _shown_plan(plan, redactor), redactor.data(summary)
         offset = statistics.median([row.at - row.mono for row in rows]) if rows else 0.0
         node = _Node(index, offset)
         for row in rows:
@@ -331,6 +340,48 @@ def _object(path: str, problems: list[str]) -> dict[str, Any]:
     if os.path.lexists(path):
         problems.append(f"{path} is damaged.")
     return {}
+
+
+def _shown(row: _Row, redactor: Redactor) -> _Row:
+    """Return an event without secrets in its texts."""
+    for name in _TEXTS:
+        if text := getattr(row, name):
+            setattr(row, name, redactor.text(text))
+    return row
+
+
+def _shown_plan(plan: dict[str, Any], redactor: Redactor) -> dict[str, Any]:
+    """Return a plan without secrets; those of its first worker count, as the others mostly have the same ones.
+
+    What is hidden in the file counts, too.
+    """
+    shown: dict[str, Any] = redactor.data({name: value for name, value in plan.items() if name != "workers"})
+    workers = plan.get("workers")
+    if isinstance(workers, list):
+        others = Redactor(redactor.known)
+        shown["workers"] = [_shown_worker(one, others if at else redactor) for at, one in enumerate(workers)]
+        redactor.hidden += sum(map(_hidden_before, workers[:1]))
+    return shown
+
+
+def _hidden_before(worker: Any) -> int:
+    """Return how many values of a worker are hidden in the file of its plan."""
+    argv, variables = (worker.get("argv"), worker.get("variables")) if isinstance(worker, dict) else (None, None)
+    words = argv if isinstance(argv, list) else []
+    values = [*words, *(variables.values() if isinstance(variables, dict) else ())]
+    return sum(isinstance(one, str) and one.rpartition("=")[2] == HIDDEN for one in values)
+
+
+def _shown_worker(worker: Any, redactor: Redactor) -> Any:
+    """Return a worker of a plan without secrets; whatever has not its form passes as it is."""
+    if not isinstance(worker, dict):
+        return worker
+    worker = dict(worker)
+    if isinstance(argv := worker.get("argv"), list):
+        worker["argv"] = redactor.argv(argv)
+    if isinstance(variables := worker.get("variables"), dict):
+        worker["variables"] = redactor.variables(variables)
+    return worker
 
 
 def _rows(part: str, problems: list[str], going: bool) -> Iterator[_Row]:

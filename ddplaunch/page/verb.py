@@ -11,8 +11,9 @@ from ddplaunch.page.page import page
 from ddplaunch.page.record import read
 from ddplaunch.page.trace import trace
 from ddplaunch.process.files import check_replaceable
+from ddplaunch.redaction import Redactor, literals
 from ddplaunch.runs.logs import kept_run
-from ddplaunch.words import why_failed
+from ddplaunch.words import count, why_failed
 
 _NAME = "report.html"  # in the folder of the run
 _POINTS, _TRACED = 300, 1000  # points of a curve on the page, and in a trace
@@ -26,10 +27,12 @@ def write(
     out: str | None,
     trace_file: str | None,
     opens: bool,
+    shows_diff: bool = False,
 ) -> str:
     """Write the page of a run, or only its trace if a file for that is named, and return where.
 
-    `say` writes a line to stderr, `opens` shows the page in a browser.
+    `say` writes a line to stderr, `opens` shows the page in a browser, `shows_diff` has changes of the code on it in which
+    something is hidden.
 
     Raises:
         LaunchError: there is no such run, or the file cannot be written.
@@ -37,7 +40,8 @@ def write(
     if trace_file is not None and (opens or out is not None):
         raise LaunchError("--trace FILE writes a trace and no page", hint="leave --open and --out out, or --trace")
     known = kept_run(env, named, "report")
-    if (run := read(known.folder, _POINTS if trace_file is None else _TRACED)) is None:
+    redactor = Redactor(literals(env))
+    if (run := read(known.folder, _POINTS if trace_file is None else _TRACED, redactor)) is None:
         raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")
     for problem in run.problems:
         say(f"warning: {problem[:1].lower()}{problem[1:].rstrip('.')}")
@@ -46,7 +50,9 @@ def write(
         _put(path, trace(run), private=False)
         return path
     path = os.path.abspath(out or f"{known.folder}/{_NAME}")
-    _put(path, page(run, time.time()), private=out is None)
+    _put(path, page(run, time.time(), redactor, shows_diff=shows_diff), private=out is None)
+    if redactor.hidden:
+        say(f"{count(redactor.hidden, 'value')} hidden")
     if opens:
         import webbrowser  # few calls open one
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from ddplaunch.fields import MAX_AGENTS, MAX_RANKS, Backend, Host, Line, Name, Number, Workers
+from ddplaunch.redaction import HIDDEN, Redactor
 
 
 class WorkerPlan(Struct, frozen=True, kw_only=True):
@@ -43,8 +43,6 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
 # the fields in plan.json that need no change
 _SHOWN = ("run_id", "cluster", "nnodes", "world_size", "master_addr", "master_port", "init_method", "backend", "pin")
 _SHOWN_OF_WORKERS = ("rank", "local_rank", "node_rank", "host", "device", "devices", "cpus", "argv", "wrap")
-HIDDEN = "..."  # in place of a value that is shown nowhere
-SECRET = re.compile(r"token|secret|passw|credential|(?:api|access|private).?key|auth", re.IGNORECASE)  # in a name
 
 
 class PlannedAgent(Struct, frozen=True):
@@ -96,26 +94,31 @@ class Plan(Struct, frozen=True, kw_only=True):
         """The ranks of the workers of this node."""
         return frozenset(worker.rank for worker in self.workers)
 
-    def shown(self, variables: Mapping[str, str]) -> dict[str, str]:
+    def shown(self, variables: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
         """Return the variables of a worker as others may see them."""
-        return {name: HIDDEN if name in self.secret else value for name, value in variables.items()}
+        return {
+            name: HIDDEN if name in self.secret else redactor.variable(name, value) for name, value in variables.items()
+        }
 
     @property
     def world_size(self) -> int:
         """How many workers the job has on all nodes."""
         return sum(agent.workers for agent in self.agents)
 
-    def data(self, origins: Mapping[str, str]) -> dict[str, Any]:
-        """Return what plan.json holds and `ddplaunch plan --json` prints; docs/reference/run-folder.md has its schema."""
+    def data(self, origins: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, Any]:
+        """Return what plan.json holds and `ddplaunch plan --json` prints; docs/reference/run-folder.md has its schema.
+
+        `known` are secrets that are hidden wherever they stand.
+        """
+        redactor = Redactor(known)
         return {
             "v": 1,
             **{name: getattr(self, name) for name in _SHOWN},
-            "reasons": self.reasons,
-            "origins": dict(origins),
-            "notes": self.notes,
+            **redactor.data({"reasons": self.reasons, "origins": dict(origins), "notes": self.notes}),
             "workers": [
                 {name: getattr(worker, name) for name in _SHOWN_OF_WORKERS}
-                | {"variables": self.shown(worker.variables)}
+                | {"argv": redactor.argv(worker.argv), "wrap": redactor.argv(worker.wrap)}
+                | {"variables": self.shown(worker.variables, redactor)}
                 for worker in self.workers
             ],
         }
@@ -157,15 +160,3 @@ class Agreed(Struct, frozen=True, kw_only=True):
                 return range(first + before * run.workers, first + (before + 1) * run.workers)
             first, before = first + run.agents * run.workers, before - run.agents
         raise AssertionError("the index is that of one of the agents")
-
-
-def public_argv(argv: Iterable[object]) -> Iterator[str]:
-    """Return a command line without the values of options that look like secrets."""
-    hides = False
-    for word in map(str, argv):
-        name, equals, _ = word.partition("=")
-        if hides and not word.startswith("-"):
-            yield HIDDEN
-        else:
-            yield f"{name}={HIDDEN}" if equals and SECRET.search(name) else word
-        hides = word.startswith("-") and not equals and bool(SECRET.search(name))

@@ -13,6 +13,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, PlannedAgent, WorkerPlan, assign, variables
 from ddplaunch.plan.ranks import agent_index, agents_like, count_workers, host_of, ranks_of_all
 from ddplaunch.plan.variables import threads
+from ddplaunch.redaction import is_secret
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
 from ddplaunch.words import count
 
@@ -71,7 +72,7 @@ def make_plan(
         workers=plans,
         preload=start.preload,
         keep_warm=start.keep_warm,
-        secret=frozenset(spec.secret),
+        secret=frozenset(name for name, _ in spec.env if name in spec.secret or is_secret(name)),
         preload_is_asked=spec.start_method != "auto",
         authenticated=allocation.authenticated,
         requeues=allocation.requeues,

@@ -22,13 +22,18 @@ class Ended(Struct, frozen=True, kw_only=True):
     err: str = ""
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], timeout: float, folder: str = "/") -> Ended:
+def run(
+    argv: Sequence[str], env: Mapping[str, str], timeout: float, folder: str = "/", *, keeps_start: bool = False
+) -> Ended:
     """Run a command and return its output. In the root folder no file of the user changes what it does.
+
+    Of a long output the end is kept, or the start.
 
     Raises: OSError: it cannot be started.
     """
     import subprocess  # takes 10 ms
 
+    kept = slice(_LONGEST) if keeps_start else slice(-_LONGEST, None)
     try:
         done = subprocess.run(
             argv,
@@ -41,8 +46,8 @@ def run(argv: Sequence[str], env: Mapping[str, str], timeout: float, folder: str
             preexec_fn=partial(_begin, os.getpid()),  # which is safe, since such a child has no threads
         )
     except subprocess.TimeoutExpired as late:
-        return Ended(status=None, out=_text(late.stdout), err=_text(late.stderr))
-    return Ended(status=done.returncode, out=_text(done.stdout), err=_text(done.stderr))
+        return Ended(status=None, out=_text(late.stdout, kept), err=_text(late.stderr, kept))
+    return Ended(status=done.returncode, out=_text(done.stdout, kept), err=_text(done.stderr, kept))
 
 
 def _begin(parent: int) -> None:
@@ -51,5 +56,5 @@ def _begin(parent: int) -> None:
     signal_at_end_of(parent, signal.SIGKILL)
 
 
-def _text(stream: bytes | None) -> str:
-    return (stream or b"")[-_LONGEST:].decode(errors="replace")
+def _text(stream: bytes | None, kept: slice) -> str:
+    return (stream or b"")[kept].decode(errors="replace")

@@ -24,6 +24,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.fields import host as host_name
 from ddplaunch.fields import line, piece
 from ddplaunch.loop.loop import Loop
+from ddplaunch.redaction import Redactor, literals
 from ddplaunch.remote import messages
 from ddplaunch.remote.connections import HostConnection, RemoteJob
 from ddplaunch.remote.protocol import CONNECT, STREAM
@@ -124,12 +125,13 @@ class FrontSocket:
     def _run(self, world_size: int) -> requests.Run:
         """Return what is known here."""
         program = self._job.spec.program
+        redactor = Redactor(literals({**os.environ, **dict(self._job.spec.env)}))
         return requests.Run(
             run_id=piece(self._job.run_id),
             host=host_name(socket.gethostname()),
             pid=os.getpid(),
             folder="",
-            command=piece(shlex.join((program.target, *program.args))),
+            command=piece(shlex.join(redactor.argv((program.target, *program.args)))),
             phase="running" if world_size else "rendezvous",
             seconds=max(0.0, time.monotonic() - self._began),
             world_size=world_size,

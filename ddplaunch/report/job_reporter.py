@@ -9,6 +9,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 from ddplaunch.errors import below
 from ddplaunch.fields import piece
+from ddplaunch.redaction import Redactor
 from ddplaunch.report import closing
 from ddplaunch.report.paint import plain
 from ddplaunch.report.reporter import Reporter
@@ -311,7 +312,7 @@ class JobReporter:
 
         now, in_slurm = time.time(), bool(self._reporter.slurm_job)
         failures = [
-            Failure(host=host, kind=kind, at=now, run=run_id, why=piece(why), in_slurm=in_slurm)
+            Failure(host=host, kind=kind, at=now, run=run_id, why=piece(Redactor().text(why)), in_slurm=in_slurm)
             for host, (kind, why) in self._faults.items()
         ]
         remember(path, failures, now)

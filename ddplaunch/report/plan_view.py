@@ -6,9 +6,12 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from ddplaunch.options.table import BY_NAME
-from ddplaunch.plan import HIDDEN, Plan, WorkerPlan
+from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment, of_generation
+from ddplaunch.redaction import HIDDEN, Redactor, is_secret
 from ddplaunch.report import console
 from ddplaunch.report.console import COMMAND, NAME, NOTE, ODD, Block, line, section, sentence
 from ddplaunch.spec import JobSpec, Source
@@ -17,24 +20,26 @@ from ddplaunch.words import compress, count, these_ranks
 PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved only when a job starts
 
 
-def table(plan: Plan, spec: JobSpec, warm: str = "") -> list[Block]:
+def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) -> list[Block]:
     """Return the plan as text: values with reasons, the workers, their commands and, with -v, their variables.
 
-    `warm` is what is known of the interpreter that is kept warm.
+    `warm` is what is known of the interpreter that is kept warm, `known` are secrets that are hidden wherever they stand.
     """
+    redactor = Redactor(known)
+    plan = replace(plan, reasons=redactor.data(plan.reasons), notes=tuple(map(redactor.text, plan.notes)))
     shared = _shared(plan.workers)
     columns, holding = _columns(plan, shared)
     blocks = [console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True)]
     if plan.notes:
         blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
-    if found := _found(spec):
+    if found := _found(spec, redactor):
         title = line(("from variables and files:", NAME))
         blocks.append(section(title, console.table(found, styles=(COMMAND, NOTE), indent=2)))
     blocks.append(console.table(zip(*columns.values(), strict=True), header=[*columns], styles=(NAME,)))
     ranks: dict[tuple[str, ...], list[int]] = {}  # by command
     for worker in plan.workers:
         ranks.setdefault(worker.argv, []).append(worker.rank)
-    commands = [(these_ranks(those), shlex.join(argv)) for argv, those in ranks.items()]
+    commands = [(these_ranks(those), shlex.join(redactor.argv(argv))) for argv, those in ranks.items()]
     if len(commands) > 1:
         made = console.table(commands, styles=("", COMMAND), indent=2)
     else:  # all ranks run it
@@ -44,7 +49,8 @@ def table(plan: Plan, spec: JobSpec, warm: str = "") -> list[Block]:
         blocks.append(section(line("with -v: the variables of the workers")))
         return blocks
     variables = (
-        line("  ", (name, COMMAND), f"={shlex.quote(value)}") for name, value in sorted(plan.shown(shared).items())
+        line("  ", (name, COMMAND), f"={shlex.quote(value)}")
+        for name, value in sorted(plan.shown(shared, redactor).items())
     )
     return [
         *blocks,
@@ -53,19 +59,23 @@ def table(plan: Plan, spec: JobSpec, warm: str = "") -> list[Block]:
     ]
 
 
-def as_json(plan: Plan, origins: Mapping[str, str]) -> str:
+def as_json(plan: Plan, origins: Mapping[str, str], known: Sequence[str] = ()) -> str:
     """Show the plan as one JSON object; docs/reference/run-folder.md has its schema."""
-    return json.dumps(plan.data(origins), indent=1) + "\n"
+    return json.dumps(plan.data(origins, known), indent=1) + "\n"
 
 
 def shell(plan: Plan) -> str:
-    """Show each worker as a command line with all its variables, to paste into a shell of its own."""
+    """Show each worker as a command line with all its variables, to paste into a shell of its own: its arguments are whole."""
     port = plan.master_port or PORT_TO_COME
     lines = []
     if plan.master_port is None:
         lines.append(f"# ddplaunch would reserve a free port; {port} stands for it here")
     if plan.secret:
-        lines.append(f"# export first, with the values of your files: {' '.join(sorted(plan.secret))}")
+        lines.append(f"# export first, with their values, which are not shown: {' '.join(sorted(plan.secret))}")
+    redactor = Redactor()
+    redactor.argv(plan.workers[0].argv)
+    if redactor.hidden:
+        lines.append("# the arguments of the script hold what looks like a secret")
     for worker in plan.workers:
         variables = environment({}, plan, worker, generation=0, port=port)
         shown = sorted((name, value) for name, value in variables.items() if name not in plan.secret)
@@ -138,12 +148,15 @@ def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]
     return columns, [sentence(f"  {label.ljust(widest)}  ", " ".join(names), COMMAND) for label, names in lines.items()]
 
 
-def _found(spec: JobSpec) -> list[tuple[str, str]]:
+def _found(spec: JobSpec, redactor: Redactor) -> list[tuple[str, str]]:
     """What was not typed but found in variables and files: as it would be typed, and where it was found."""
     found = [one for one in spec.given if one.source not in (Source.COMMAND_LINE, Source.DEFAULT)]
-    rows = [(shlex.join(BY_NAME[one.name].words(one.text)), one.origin) for one in found]
+    rows = [(shlex.join(redactor.argv(BY_NAME[one.name].words(one.text))), one.origin) for one in found]
     if not spec.origin("env").startswith("-"):
-        shown = ((name, HIDDEN if name in spec.secret else value) for name, value in spec.env)
+        shown = (
+            (name, HIDDEN if name in spec.secret or is_secret(name) else redactor.variable(name, value))
+            for name, value in spec.env
+        )
         variables = " ".join(f"--env {shlex.quote(f'{name}={value}')}" for name, value in shown)
         rows += [(variables, spec.origin("env"))] if variables else []
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch import __version__
@@ -12,6 +12,7 @@ from ddplaunch.devices import sysfs
 from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process.clock import Pause
+from ddplaunch.redaction import Redactor
 from ddplaunch.report.closing import render_stopped, render_stopping
 from ddplaunch.report.paint import Paint, plain
 from ddplaunch.runlog.events import Event, Reader, left_after, of_action, of_event, summary
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent, Progress
 
 _LONGEST_PROGRAM = 1000  # characters in an event
+_NAMES = ("run_id", "host", "master_addr", "name", "ranks")  # fields of events by which others find things: no secrets
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
 _OF_THIS_NODE = ("refused", "left", "not_reached", "lost")  # ends that no other node reports
 
@@ -59,6 +61,7 @@ class Reporter:
         slurm_job: str = "",
         columns: int = 0,
         bad_nodes: str = "",
+        known: Sequence[str] = (),
     ) -> None:
         """Prepare to report on a run of `program`.
 
@@ -69,8 +72,11 @@ class Reporter:
         `slurm_job` is the id of the job in Slurm, "" outside of it.
         `columns` are those of the terminal; 0: there is none, or its size is not known.
         `bad_nodes` is the file that remembers them; "": nothing is remembered.
+        `known` are secrets that are hidden wherever they stand, in whatever is written.
         """
-        self.write = write
+        self._known = tuple(known)
+        self._redactor = Redactor(self._known)
+        self.write = self._hiding(write)
         self.clock = clock
         self.paint = paint
         self.cwd = cwd
@@ -89,7 +95,7 @@ class Reporter:
         self.reports_job = reports_job
         self._reports_loss = reports_loss
         self._reply = reply
-        self._write_last = write if write_last is None else write_last
+        self._write_last = self._hiding(write if write_last is None else write_last)
         self.cluster = cluster
         self.queued = 0.0  # seconds in the queue of the cluster, as far as known
         self.slurm_job = slurm_job
@@ -199,7 +205,7 @@ class Reporter:
         if plan is not self._kept_plan:  # the nodes may have agreed on another one
             self._kept_plan = plan
             here = {"agent_pid": os.getpid(), "slurm_job": self.slurm_job}
-            folder.write("plan.json", {**plan.data(self._origins), **here})
+            folder.write("plan.json", {**plan.data(self._origins, self._known), **here})
         if not self._is_announced:
             self._is_announced = True
             self._announce(plan, folder)
@@ -305,7 +311,8 @@ class Reporter:
             steps: dict[str, Any] = {"steps": self.steps, "steps_per_second": self.pace, "straggler": self.came_last}
             spent = self.time_spent()
             steps["time_spent"] = spent.data() if spent is not None else None
-            self._folder.write("summary.json", {**ending, **steps, "dropped_log_lines": dropped})
+            told = self._redactor.data({**ending, **steps, "dropped_log_lines": dropped})
+            self._folder.write("summary.json", told)
 
     def keep_collectives(self, row: Mapping[str, Any]) -> int:
         """Record when ranks came to their collectives, and return the bytes of that."""
@@ -388,11 +395,16 @@ class Reporter:
 
     def emit(self, kind: str, /, **fields: Any) -> None:
         """Pass an event to all readers."""
-        event = Event(kind, self.clock(), fields)
+        named = {name: value for name, value in fields.items() if name in _NAMES}
+        event = Event(kind, self.clock(), {**self._redactor.data(fields), **named})
         if self._folder is None:
             self._early.append(event)
         for reader in self._readers:
             reader(event)
+
+    def _hiding(self, write: Callable[[str], None]) -> Callable[[str], None]:
+        """Return what writes a text without secrets."""
+        return lambda text: write(self._redactor.text(text))
 
     def print(self, text: str) -> None:
         """Print a line of ours, unless -q was given."""

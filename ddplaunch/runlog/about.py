@@ -1,7 +1,7 @@
 """The code that a run runs, its packages and its machine: `about.json`. A child of the agent finds out, and no job waits for it.
 
-Git is asked without its locks, hooks and helper programs, and has a few seconds. Lines of a diff that look like secrets are left
-out before anything is written.
+Git is asked without its locks, hooks and helper programs, and has a few seconds. Secrets in its diff are hidden before anything
+is written.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 from ddplaunch.devices import Device
 from ddplaunch.devices.interpreter import packages
 from ddplaunch.fields import line, piece
-from ddplaunch.plan import HIDDEN, SECRET
 from ddplaunch.process.command import run
+from ddplaunch.redaction import Redactor
+from ddplaunch.redaction.diffs import diff
 from ddplaunch.runlog.events import VERSION
 
 WITHIN = 15.0  # seconds for all of it; the commands have less
@@ -36,24 +37,18 @@ _GIT = (
     "-c",
     "color.ui=false",
 )
-_NAMED = SECRET.pattern
-# `password = "abc"`, `"api_key": "abc"`; `export HF_TOKEN=abc`; `secret: abc` of YAML
-_ASSIGNED = re.compile(
-    rf"""(?:{_NAMED})[\w-]*["']?\s*[:=]\s*[rbf]?["'][^"']"""
-    rf"""|^.\s*(?:export\s+)?[\w.-]*(?:{_NAMED})[\w.-]*(?:=\S|:\s+[^\s:({{\[]+$)""",
-    re.IGNORECASE,
-)
-_KNOWN = re.compile(
-    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|AIza)[\w-]{12,}|://[^/\s:@]+:[^/\s@]+@|-----BEGIN"
-)
-_SECRET_FILES = re.compile(r"(?:^|/)(?:\.env[^/]*|\.netrc|id_\w+|[^/]*(?:\.pem|\.key|credentials|secret)[^/]*)$")
 
 
-def about(folder: str, python: str | None, devices: Sequence[Device], env: Mapping[str, str]) -> dict[str, Any]:
-    """Return what about.json holds: `folder` is that of the program, `python` the interpreter of the workers."""
+def about(
+    folder: str, python: str | None, devices: Sequence[Device], env: Mapping[str, str], known: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what about.json holds: `folder` is that of the program, `python` the interpreter of the workers.
+
+    `known` are secrets that are hidden wherever they stand.
+    """
     return {
         "v": VERSION,
-        "code": _code(folder, env),
+        "code": _code(folder, env, known),
         "machine": _machine(devices),
         "python": _python_version(python, env) if python is not None else None,
         "packages": dict(sorted(packages(python).items())) if python is not None else {},
@@ -63,7 +58,7 @@ def about(folder: str, python: str | None, devices: Sequence[Device], env: Mappi
 # --- the code
 
 
-def _code(folder: str, env: Mapping[str, str]) -> dict[str, Any] | None:
+def _code(folder: str, env: Mapping[str, str], known: Sequence[str]) -> dict[str, Any] | None:
     """Return the commit of the repository in which a folder lies, and what was changed since; None without one."""
     until = time.monotonic() + _GIT_TIMEOUT
     git = partial(_output, env=_for_git(env), folder=folder, until=until)
@@ -73,7 +68,8 @@ def _code(folder: str, env: Mapping[str, str]) -> dict[str, Any] | None:
     top, sha = commit.splitlines()[:2]
     git = partial(git, folder=top)
     status = git((*_GIT, "status", "--porcelain", "--branch", "--ignore-submodules=dirty"))
-    found: dict[str, Any] = {"folder": line(top), "commit": line(sha), "branch": None, "changed": None, "diff": None}
+    found: dict[str, Any] = {"folder": line(top), "commit": line(sha), "branch": None, "changed": None, "diff": None,
+                             "hidden": 0}  # fmt: skip
     if status is None:  # git took too long
         return found
     branch, *changed = status.splitlines() or [""]
@@ -82,8 +78,10 @@ def _code(folder: str, env: Mapping[str, str]) -> dict[str, Any] | None:
         "changed": list(map(line, changed[:_MOST_FILES])),
     }
     if changed:
-        diff = git((*_GIT, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD"))
-        found["diff"] = piece("\n".join(without_secrets(diff or "")), _LONGEST_DIFF)
+        redactor = Redactor(known)
+        changes = git((*_GIT, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD"))
+        found["diff"] = piece(diff(changes or "", redactor, _LONGEST_DIFF), _LONGEST_DIFF)
+        found["hidden"] = redactor.hidden
     return found
 
 
@@ -91,20 +89,6 @@ def _for_git(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of git: that of the user, without a repository that is named there, as in a hook."""
     kept = {name: value for name, value in env.items() if not name.startswith("GIT_") or name == "GIT_CONFIG_GLOBAL"}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-
-
-def without_secrets(diff: str) -> Iterator[str]:
-    """Yield the lines of a diff, `...` in place of lines that look like a secret, and no lines of a file that is a secret."""
-    is_secret_file = False
-    for text in diff.splitlines():
-        if text.startswith("diff --git "):
-            is_secret_file = _SECRET_FILES.search(text) is not None
-            yield text
-            if is_secret_file:
-                yield HIDDEN
-        elif not is_secret_file:
-            hides = _ASSIGNED.search(text) or _KNOWN.search(text)
-            yield f"{text[:1]}{HIDDEN}" if hides else text
 
 
 # --- packages and the machine
@@ -144,7 +128,7 @@ def _text(path: str) -> str:
 def _output(command: Sequence[str], *, env: Mapping[str, str], folder: str, until: float) -> str | None:
     """Return what a command prints; None if it fails, or has not ended by then."""
     try:
-        ended = run(command, env, max(until - time.monotonic(), 0.01), folder)
+        ended = run(command, env, max(until - time.monotonic(), 0.01), folder, keeps_start=True)
     except (OSError, ValueError):
         return None
     return ended.out if ended.status == 0 else None

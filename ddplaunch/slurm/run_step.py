@@ -20,18 +20,19 @@ from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation, endpoints, hostlist
 from ddplaunch.cluster.slurm import components
-from ddplaunch.errors import LaunchError, below, visible, write_stderr
+from ddplaunch.errors import LaunchError, below, tell
 from ddplaunch.options import token as secret
 from ddplaunch.options.parsers import write_nnodes
 from ddplaunch.options.resolve import sent
 from ddplaunch.options.table import Reach
 from ddplaunch.output.streams import Screen
 from ddplaunch.process.linux import raise_open_files
+from ddplaunch.redaction import Redactor
 from ddplaunch.slurm import srun
 from ddplaunch.slurm.job import ANSWER_TIMEOUT, SlurmRequeue, job_id
 from ddplaunch.slurm.scontrol import JobRecord, ScontrolError, show_jobs
 from ddplaunch.slurm.srun import escaped
-from ddplaunch.spec import Given, JobSpec
+from ddplaunch.spec import Given, JobSpec, Source
 
 # Of the variables that srun reads, or that describe a job, those that a step of agents gets: what names the job, its nodes and
 # what it was granted. All others of Slurm's are options, of the script, of a task in which it was submitted or of the user:
@@ -58,7 +59,7 @@ def run_step(
     if spec.wants_terminal:
         raise _no_terminal(spec, allocation)
     for note in allocation.notes:
-        write_stderr(visible(f"ddplaunch: {below(note)}\n"))
+        tell(f"ddplaunch: {below(note)}\n")
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
     port = endpoints.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()
@@ -68,7 +69,12 @@ def run_step(
     screen = Screen.here(env, has_rows=spec.live)
     job = srun.StepJob(
         argv=argv(spec, allocation, sys.executable, components(env), gpus),
-        env={**environment(env, token=token, port=port), secret.SCREEN: screen.text, **secret.hidden(spec)},
+        env={
+            **environment(env, token=token, port=port),
+            secret.SCREEN: screen.text,
+            **apart(spec),
+            **secret.hidden(spec),
+        },
         host=allocation.start[0].address,
         ports=endpoints.ports_from(port),
         token=token,
@@ -126,7 +132,7 @@ def argv(
     """
     hosts = [host.address for host in allocation.start]
     is_range = allocation.nnodes[0] < allocation.nnodes[1]
-    given = sent(spec, Reach.STEP)
+    given = [one for one in sent(spec, Reach.STEP) if not _is_apart(one)]
     if is_range:
         least, most = allocation.nnodes
         given.append(Given.typed("nnodes", write_nnodes((least, most - spec.spares))))
@@ -147,6 +153,21 @@ def argv(
         if chosen := [host for host in hosts if host in component]:
             parts += (":" if parts else "srun", *on(chosen, f"--het-group={number}"))
     return tuple(parts)
+
+
+def apart(spec: JobSpec) -> dict[str, str]:
+    """Return the variable by which the agents get the options that are not among their arguments; none if all are."""
+    fields = [one.fields() for one in sent(spec, Reach.STEP) if _is_apart(one)]
+    return {secret.OPTIONS: json.dumps(fields)} if fields else {}
+
+
+def _is_apart(given: Given) -> bool:
+    """Whether an option goes to the agents by a variable: it holds a secret, and was typed on no command line."""
+    if given.source is Source.COMMAND_LINE:
+        return False
+    redactor = Redactor()
+    redactor.text(str(given))
+    return redactor.hidden > 0
 
 
 def task_options(nodes: Sequence[str], gpus: Grants = MappingProxyType({})) -> list[str]:

@@ -20,12 +20,13 @@ from ddplaunch.doctor.nodes import Concern, agreement, joined, messages, network
 from ddplaunch.doctor.nodes.agreement import Clock
 from ddplaunch.doctor.nodes.nodes import Batch, Nodes
 from ddplaunch.doctor.nodes.pairs import Pair, doubtful, halves
-from ddplaunch.errors import LaunchError, visible, write_stderr
+from ddplaunch.errors import LaunchError, tell
 from ddplaunch.fields import host, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options import token
 from ddplaunch.options.parsers import is_numeric
 from ddplaunch.process.files import check_replaceable
+from ddplaunch.redaction import Redactor
 from ddplaunch.remote import start
 from ddplaunch.remote.connections import AgentStart
 from ddplaunch.runlog import bad_nodes
@@ -280,7 +281,9 @@ class _Examination:
         """Remember which machines are slow or out of reach, for the next jobs; those that are no longer so are forgotten."""
         path, now, in_slurm = bad_nodes_file(self._env), time.time(), self._allocation.starter == "srun"
         failures = [
-            bad_nodes.Failure(host=host(self._names[node]), kind=kind, at=now, why=piece(why), in_slurm=in_slurm)
+            bad_nodes.Failure(
+                host=host(self._names[node]), kind=kind, at=now, why=piece(Redactor().text(why)), in_slurm=in_slurm
+            )
             for node, (kind, why) in faulty.items()
         ]
         if not path or not (failures or os.path.exists(path)):
@@ -288,7 +291,7 @@ class _Examination:
         bad_nodes.remember(path, failures, now, well=[self._names[node] for node in good])
         if failures:
             named = some([one.host for one in failures], 3)
-            write_stderr(visible(f"note: later jobs warn of {named}, until `ddplaunch doctor --forget NODE`\n"))
+            tell(f"note: later jobs warn of {named}, until `ddplaunch doctor --forget NODE`\n")
 
     # --- the report
 

@@ -20,7 +20,7 @@ from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator.join import job_name
 from ddplaunch.doctor.nodes.host import Examinee
-from ddplaunch.errors import LaunchError, visible, write_stderr
+from ddplaunch.errors import LaunchError, tell
 from ddplaunch.exitcodes import OK, RENDEZVOUS
 from ddplaunch.fields import Host, Line, Malformed, decoder, line
 from ddplaunch.fields import host as host_name
@@ -165,7 +165,7 @@ class Gathering:
             address=rendezvous.listen,
             ports=rendezvous.ports,
             opened=self._on_opened,
-            refused=lambda address, why: write_stderr(visible(f"ddplaunch: {address} was refused: {why}\n")),
+            refused=lambda address, why: tell(f"ddplaunch: {address} was refused: {why}\n"),
             user_timeout=_SILENT,
         )
 
@@ -183,7 +183,7 @@ class Gathering:
                 return peer.close()
             rank = hello.node_rank if hello.node_rank is not None else min(self._waiting, default=-1)
             if (node := self._waiting.pop(rank, None)) is None:  # a rank that there is not, or is twice
-                write_stderr(visible(f"ddplaunch: {hello.host} was refused: node rank {rank} is taken, or too high\n"))
+                tell(f"ddplaunch: {hello.host} was refused: node rank {rank} is taken, or too high\n")
                 return peer.close()
             self._named(rank, hello.host)
             return node.take(peer, hello.ddplaunch)

@@ -12,7 +12,7 @@ from ddplaunch import __version__
 from ddplaunch.doctor.nodes import messages
 from ddplaunch.doctor.nodes.joined import JoinedNode
 from ddplaunch.doctor.nodes.messages import Asked, Reply, Request
-from ddplaunch.errors import visible, write_stderr
+from ddplaunch.errors import tell
 from ddplaunch.fields import Malformed
 from ddplaunch.loop.loop import Loop
 from ddplaunch.loop.stream import FrameError
@@ -80,7 +80,7 @@ class Nodes:
 
         def name_silent() -> None:
             silent = [self.names[rank] for rank, host in enumerate(self._hosts) if host.phase in starting]
-            write_stderr(visible(f"ddplaunch: waiting {within:g} s at most for {some(silent)}\n"))
+            tell(f"ddplaunch: waiting {within:g} s at most for {some(silent)}\n")
 
         notice = self._loop.timer(self._loop.now() + NOTICE_AFTER, name_silent)
         self._run(lambda: not any(host.phase in starting for host in self._hosts), self._loop.now() + within)

@@ -17,9 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.cluster.checks import asked_nnodes, nnodes_asked
-from ddplaunch.errors import LaunchError, visible, write_stderr
+from ddplaunch.errors import LaunchError, tell
 from ddplaunch.exitcodes import NOT_FOUND, OK
 from ddplaunch.process.program import check as check_program
+from ddplaunch.redaction import Redactor
 from ddplaunch.runlog.folders import bad_nodes_file
 from ddplaunch.slurm.submit import output, script
 from ddplaunch.slurm.submit.output import is_complete
@@ -82,7 +83,23 @@ def draft(
         check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})
         for pattern in made.output:
             check_output(output.expand(pattern, {"x": made.name}), pattern)
+    if spec.verbosity >= 0:
+        _warn_of_secrets(request.job)
     return made
+
+
+def _warn_of_secrets(job: Sequence[str]) -> None:
+    """Say that a secret among the arguments stands in the script, which could not run without it."""
+    redactor = Redactor()
+    redactor.argv(job)
+    if redactor.hidden:
+        what = (
+            "what looks like a secret" if redactor.hidden == 1 else f"{redactor.hidden} values that look like secrets"
+        )
+        tell(
+            f"ddplaunch: warning: the script holds {what}, and Slurm keeps a copy of it: "
+            "`--env-file FILE` keeps secrets out of it, else let its file have mode 0700\n"
+        )
 
 
 def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> SubmitRequest:
@@ -97,7 +114,7 @@ def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> 
         failures = [one for one in bad_nodes.read(path, now) if one.in_slurm]
     except LaunchError as error:
         if spec.verbosity >= 0:
-            write_stderr(visible(f"ddplaunch: warning: {error.message}\n"))
+            tell(f"ddplaunch: warning: {error.message}\n")
         return request
     hosts = dict.fromkeys(one.host for one in failures)
     if spec.avoid_bad_nodes and hosts:
@@ -107,7 +124,7 @@ def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> 
         names = ",".join(filter(None, (request.value("exclude"), *bad)))
         return replace(request, options=(*typed, SbatchOption("exclude", names))) if bad else request
     if hosts and spec.verbosity >= 0:
-        write_stderr(visible(f"ddplaunch: warning: {bad_nodes.warning(bad_nodes.among(failures, hosts), now)}\n"))
+        tell(f"ddplaunch: warning: {bad_nodes.warning(bad_nodes.among(failures, hosts), now)}\n")
     return request
 
 

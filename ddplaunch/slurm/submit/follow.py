@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from ddplaunch.errors import below, visible, write_stderr
+from ddplaunch.errors import below, tell, write_stderr
 from ddplaunch.exitcodes import NODE_LOST, OK, TIMEOUT, of_signal
 from ddplaunch.slurm.scontrol import JobRecord, ScontrolError, UnknownJob, show_jobs
 from ddplaunch.slurm.submit.output import Tail, output_files
@@ -187,7 +187,7 @@ class _Watch:
 
 def notify(text: str) -> None:
     """Print a line to stderr."""
-    write_stderr(visible(f"{text}\n"))
+    tell(f"{text}\n")
 
 
 # --- the state of the job, as scontrol shows it

@@ -15,6 +15,8 @@ from hypothesis import strategies as some
 from ddplaunch.page.markup import clean, tag
 from ddplaunch.page.page import page
 from ddplaunch.page.record import read
+from ddplaunch.page.trace import trace
+from ddplaunch.redaction import Redactor
 from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, sampled, started, worker
 
 EVIL = (
@@ -159,6 +161,52 @@ def test_secrets_are_not_on_the_page(tmp_path: Path) -> None:
     assert "hush" not in text
     assert "<td>7</td>" in text
     assert "--lr 0.5" in text
+
+
+def test_what_an_older_version_or_a_program_wrote_of_a_secret_is_not_on_the_page(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    raised = event(2.0, "worker_raised", rank=0, type="ValueError", message="password='hush-1' is wrong")
+    recorded(
+        folder, started(), generation(0, 0), raised, exited(0, 1), ended(5),
+        summary={"v": 1, "first_failure": {"rank": 0, "local_rank": 0, "error": "ValueError: https://me:hush-2@host"}},
+    )  # fmt: skip
+    (folder / "rank-0.err").write_text("\x1b[31mlogin with hf_hushhushhushhush\x1b[0m\nexport API_KEY=hush-3\n")
+    (folder / "errors" / "0").mkdir(parents=True)
+    (folder / "errors" / "0" / "0.json").write_text(json.dumps({"message": {"message": "token = 'hush-4'"}}))
+    redactor = Redactor(("known-hush",))
+    run = read(str(folder), redactor=redactor)
+    assert run is not None
+    text = page(run, BEGAN, redactor)
+    assert "hush" not in text
+    assert f"{redactor.hidden} values hidden" in text
+    assert "hush" not in trace(run)
+
+
+def with_changes(folder: Path, **more: Any) -> Path:
+    diff = "diff --git a/a.py b/a.py\n+lr = 0.2\n+token = 'hush'\n"
+    code = {"folder": "/a", "commit": "c", "branch": "b", "changed": [" M a.py"], "diff": diff, **more}
+    restarted(folder)
+    (folder / "about.json").write_text(json.dumps({"v": 1, "code": code}))
+    return folder
+
+
+@pytest.mark.parametrize("more", [{}, {"diff": "diff --git a/a.py b/a.py\n+lr = 0.2\n+token = '...'\n", "hidden": 1}])
+def test_changes_with_a_hidden_value_are_on_the_page_only_if_asked_for(tmp_path: Path, more: dict[str, Any]) -> None:
+    run = read(str(with_changes(tmp_path / "run", **more)))
+    assert run is not None
+    without, whole = page(run, BEGAN), page(run, BEGAN, shows_diff=True)
+    assert "lr = 0.2" not in without
+    assert "1 value hidden: the changes since the commit are left out" in without
+    assert "ddplaunch report --diff" in without
+    assert "+lr = 0.2\n+token = &#x27;...&#x27;" in whole
+    assert "Changes since the commit, 1 value hidden" in whole
+
+
+def test_changes_without_a_hidden_value_are_on_the_page(tmp_path: Path) -> None:
+    run = read(str(with_changes(tmp_path / "run", diff="diff --git a/a.py b/a.py\n+lr = 0.2\n", hidden=0)))
+    assert run is not None
+    assert "+lr = 0.2" in page(run, BEGAN)
+    assert "value hidden" not in Elements(page(run, BEGAN)).data
 
 
 def test_what_is_wrong_with_the_files_is_on_the_page(tmp_path: Path) -> None:

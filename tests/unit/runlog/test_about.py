@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.process.ask import ask
+from ddplaunch.redaction import literals
 from ddplaunch.runlog import about as about_module
-from ddplaunch.runlog.about import about, without_secrets
+from ddplaunch.runlog.about import about
 from tests.conftest import PATIENCE
 
 ENV = {
@@ -44,7 +45,8 @@ def code(folder: Path) -> Any:
 def test_the_commit_and_the_changes_since_are_known(repository: Path) -> None:
     (repository / "models").mkdir()
     head = git(repository, "rev-parse", "HEAD")
-    clean: dict[str, Any] = {"folder": str(repository), "commit": head, "branch": "trunk", "changed": [], "diff": None}
+    clean: dict[str, Any] = {"folder": str(repository), "commit": head, "branch": "trunk", "changed": [], "diff": None,
+                             "hidden": 0}  # fmt: skip
     assert code(repository / "models") == clean
     (repository / "train.py").write_text("lr = 0.2\n")
     (repository / "new.py").touch()
@@ -86,20 +88,42 @@ def test_a_git_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.Mon
         "hf_hushhushhushhush", "url = https://me:hush@host/", "-----BEGIN RSA PRIVATE KEY----- hush",
     ],
 )  # fmt: skip
-def test_a_line_with_a_secret_is_hidden(secret: str) -> None:
-    assert list(without_secrets(f"+{secret}\n lr = 1")) == ["+...", " lr = 1"]
+def test_a_secret_in_the_changes_is_hidden_before_they_are_written(repository: Path, secret: str) -> None:
+    (repository / "train.py").write_text(f"{secret}\nlr = 0.2\n")
+    (repository / "conf.yaml").write_text("")
+    found = code(repository)
+    assert "hush" not in found["diff"]
+    assert "+lr = 0.2" in found["diff"]
+    assert found["hidden"] == 1
 
 
-@pytest.mark.parametrize(
-    "plain", ["tokens = model(tokens)", "def f(token: str) -> None:", 'author = get("x")', "auth: bool = True"]
-)
-def test_a_line_about_tokens_is_none(plain: str) -> None:
-    assert list(without_secrets(f"+{plain}")) == [f"+{plain}"]
+def test_a_secret_of_the_environment_is_hidden_in_the_changes(repository: Path) -> None:
+    (repository / "train.py").write_text("lr = 'plain-words'\n")
+    found = about(str(repository), None, (), ENV, literals({"MY_TOKEN": "plain-words"}))["code"]
+    assert "+lr = '...'" in found["diff"]
+    assert found["hidden"] == 1
 
 
-def test_a_file_of_secrets_is_hidden_as_a_whole() -> None:
-    diff = "diff --git a/.env b/.env\n+hush=1\ndiff --git a/a.py b/a.py\n+x"
-    assert list(without_secrets(diff)) == ["diff --git a/.env b/.env", "...", "diff --git a/a.py b/a.py", "+x"]
+def test_changes_without_a_secret_are_whole(repository: Path) -> None:
+    text = 'tokens = model(tokens)\ndef f(token: str) -> None:\n    author = get("x")\n    auth: bool = True\n    token = of(f)\n'
+    (repository / "train.py").write_text(text)
+    found = code(repository)
+    assert all(f"+{line}" in found["diff"] for line in text.splitlines())
+    assert found["hidden"] == 0
+
+
+def test_of_a_long_diff_the_beginning_is_kept_and_no_secret(repository: Path) -> None:
+    (repository / "a.env").write_text("")
+    git(repository, "add", ".")
+    (repository / "a.env").write_text("hush\n" * 300_000)
+    (repository / "train.py").write_bytes(b"token = 'hush\xff'\n" + b"lr = 0.2\n" * 1_000_000)
+    found = code(repository)
+    assert found["diff"].startswith("diff --git a/a.env b/a.env\n...\n")
+    assert "hush" not in found["diff"]
+    (repository / "a.env").write_text("")
+    found = code(repository)
+    assert "+token = '...'\n+lr = 0.2\n" in found["diff"]
+    assert len(found["diff"]) == 64_000
 
 
 def test_the_machine_and_the_packages_of_the_workers_are_known(tmp_path: Path) -> None:

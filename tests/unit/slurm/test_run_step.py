@@ -11,9 +11,9 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.task import spec_of
 from ddplaunch.options import token as secret
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.slurm.run_step import argv, environment, run_step
+from ddplaunch.slurm.run_step import apart, argv, environment, run_step
 from ddplaunch.slurm.srun import escaped, unescaped
-from ddplaunch.spec import Given, JobSpec, Program, ProgramKind
+from ddplaunch.spec import Given, JobSpec, Program, ProgramKind, Source
 
 
 def variables(**env: str) -> dict[str, str]:
@@ -35,6 +35,18 @@ def test_variables_of_the_workers_are_told_by_variables_of_their_own_which_worke
     assert variables(**secret.hidden(job)) == variables()  # of an outer step
     read = {name for option in OPTIONS for name, _ in option.variables}
     assert read == secret.public(dict.fromkeys(read, "")).keys()
+
+
+def test_an_option_of_a_file_that_holds_a_secret_is_told_by_a_variable_and_one_that_was_typed_by_its_argument() -> None:
+    command = "curl https://me:hush@host/"
+    typed = Given.typed("health_check", command)
+    for one in (typed, replace(typed, source=Source.FILE, origin="ddplaunch.toml")):
+        job = replace(SPEC, given=(one,), health_check=command)
+        words, told = argv(job, place("node1"), "/bin/python"), apart(job)
+        assert there(words, told).health_check == command
+        assert any("hush" in word for word in words) is (one is typed)
+        assert secret.public(told) == {}
+        assert variables(**told) == variables()  # of an outer step
 
 
 PTY = "srun --pty --ntasks-per-node=1 --nodes="
