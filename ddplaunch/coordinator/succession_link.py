@@ -27,6 +27,7 @@ from ddplaunch.coordinator.orders import (
 )
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, LEAVES, RemoteLink
 from ddplaunch.coordinator.silence import seconds_to_look
+from ddplaunch.net.addresses import is_loopback
 from ddplaunch.net.port import listen
 from ddplaunch.supervise import node
 from ddplaunch.supervise.job import SELF_ID
@@ -59,7 +60,7 @@ class SuccessionLink(RemoteLink):
     ) -> None:
         """Prepare to look for the coordinator, and listen for the others, should this node take over."""
         rendezvous = request.rendezvous
-        self._listening = listen(rendezvous.source or rendezvous.listen, (0,))
+        self._listening = listen(rendezvous.source or _where_to_listen(rendezvous.listen), (0,))
         self._request = request
         self._reporter = reporter
         self._first_hello = hello
@@ -397,6 +398,14 @@ class SuccessionLink(RemoteLink):
         super().close()
         self._redirect_at.cancel()
         self._listening.close()
+
+
+def _where_to_listen(of_node_0: str | None) -> str | None:
+    """Return the numeric address at which this node waits for the others, should it take over; None: all.
+
+    `of_node_0` is that at which node 0 listens: another host does not have it, unless all nodes are on this one.
+    """
+    return of_node_0 if of_node_0 is not None and is_loopback(of_node_0) else None
 
 
 def _endpoint(candidate: messages.Candidate) -> str:
