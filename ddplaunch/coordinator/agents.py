@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes, fields
+from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.control.questions import Ask
 from ddplaunch.coordinator import messages
@@ -16,6 +17,7 @@ from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.messages import MAX_CANDIDATES, Candidate, Hello, Succession, Votes
 from ddplaunch.coordinator.orders import Generation, JobEnd
 from ddplaunch.loop.loop import Loop, Timer
+from ddplaunch.net.addresses import is_loopback
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.ranks import ranks_of_all
 from ddplaunch.supervise.electorate import Electorate, Vote
@@ -186,7 +188,6 @@ class Agents:
         if len(found) > 1:
             differing = ", ".join(f"{backend} on {host}" for backend, host in found.items())
             backend, reason = "gloo", f"the nodes differ: {differing}"
-        reached = Counter(hello.reached for hello in hellos[1:] or hellos).most_common(1)[0][0]
         agents = tuple(PlannedAgent(hello.host, hello.workers) for hello in hellos)
         self.ranks = dict(zip(order, ranks_of_all(agents), strict=True))
         self.world_size = sum(agent.workers for agent in agents)
@@ -197,10 +198,25 @@ class Agents:
             run_id=self._terms.run_id,
             index=0,
             agent_runs=agent_runs(agents),
-            address=self._terms.address or reached,
+            address=self._terms.address or self._reached_at(order),
             backend=backend,
             backend_reason=reason,
         )
+
+    def _reached_at(self, order: Sequence[int]) -> str:
+        """Return where most of these agents reach this node: workers of all nodes connect there, and do as they are told there.
+
+        So an agent only chooses among the names that this node knows for its own. Else the near end of its connection counts.
+        """
+        names = self._terms.names
+        found = [
+            reached if (reached := self.hellos[id].reached) in names else self.connections.local_address(id)
+            for id in order
+            if id != SELF_ID
+        ]
+        # the loopback address is that of agents on this host, which reach its other addresses too
+        found = [one for one in found if not is_loopback(one)] or found or [*names, LOOPBACK][:1]
+        return Counter(found).most_common(1)[0][0]
 
     def begin(self, order: Sequence[int], generation: Generation) -> None:
         """Have these agents begin, each told its index in `order`."""

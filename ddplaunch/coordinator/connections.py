@@ -59,6 +59,9 @@ class Terms(Struct, frozen=True, kw_only=True):
     max_nodes: int
     run_id: str
     address: str | None  # MASTER_ADDR as the user or the cluster gave it; None: as the others reach this node
+    names: tuple[
+        str, ...
+    ] = ()  # by which others may reach it: this node was told them itself, on its own command line, say
     key: Key
     listen: str | None  # numeric address to listen on; None: all
     ports: Sequence[int]  # candidates to listen on
@@ -167,6 +170,10 @@ class Connections:
         """The address of this node that most of the others reach."""
         addresses = Counter(connection.peer.local_address for connection in self._connections.values())
         return addresses.most_common(1)[0][0] if addresses else None
+
+    def local_address(self, id: int) -> str:
+        """Return the address of this node that a peer has reached, as the kernel of this node has it."""
+        return self._connections[id].peer.local_address
 
     def address(self, id: int) -> str:
         """Return the address at which other nodes reach a peer: where the peer connects from, or ours for a peer on this host."""

@@ -188,6 +188,8 @@ class Incoming:
         """Know an agent from now on, unless it is to look for the job elsewhere, or comes after the end."""
         if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
             self._connections.expel(id, "too many agents have come and gone")
+        elif hello.workers * self._terms.max_nodes > fields.MAX_RANKS:
+            self._connections.expel(id, "has more workers than a job of so many nodes may have")
         elif hello.votes and self._coordinator.state.is_cut_off:
             self._connections.drop(id)  # the job may go on with others, for which it looks then
         elif hello.run_id is not None and self.agents.job_end is not None:

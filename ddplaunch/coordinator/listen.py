@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.cluster.endpoints import is_same_host
 from ddplaunch.control.dialer import answers, target
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents
@@ -26,6 +27,7 @@ from ddplaunch.coordinator.remote_link import LEAVES
 from ddplaunch.coordinator.silence import seconds_to_follow, seconds_to_gather
 from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
+from ddplaunch.net.addresses import is_own
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.spec import Source
@@ -76,7 +78,10 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
 
     def listen_at(ports: Sequence[int]) -> Agents:
         terms = replace(
-            _terms(request, coordinator), address=allocation.endpoint.address or spec.local_addr, ports=ports
+            _terms(request, coordinator),
+            address=allocation.endpoint.address or spec.local_addr,
+            names=_own_names(rendezvous.addresses),
+            ports=ports,
         )
         return Incoming(loop, terms, coordinator, reporter.print).agents
 
@@ -102,6 +107,13 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
         if answers_at((port,)):
             return None
     return listen_at(ports)  # or the error says which ports are taken
+
+
+def _own_names(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return which of the addresses of node 0 are those of this node, which is node 0; of several, some may be of other hosts."""
+    if len(addresses) == 1:
+        return tuple(addresses)
+    return tuple(one for one in addresses if is_own(one) or is_same_host(one, socket.gethostname()))
 
 
 def _terms(request: JoinRequest, coordinator: Coordinator) -> Terms:

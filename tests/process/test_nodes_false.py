@@ -258,6 +258,25 @@ def test_a_node_that_has_lost_another_coordinator_learns_that_this_one_was_start
     assert nodes.statuses() == [130]
 
 
+@pytest.mark.parametrize("reached", ["192.0.2.7", "evil", "::ffff:192.0.2.7", "127.0.0.2"])
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+def test_no_node_says_where_the_workers_of_others_meet(nodes, program, nnodes, reached):
+    meeting = (*nodes.c10d(nnodes), "--rdzv-conf", "last_call_timeout=60")
+    flags = (program("place"),)
+    node = nodes.node(*meeting, *flags)
+    nodes.listens()
+    visitor = Visitor(nodes.port, key_of(nodes, *flags, meeting=meeting))
+    visitor.say(hello() | {"reached": reached})
+    if nnodes == "1:2":
+        visitor.say({"type": "acknowledged", "term": visitor.hear("succession")["electorates"][-1][0]})
+    assert visitor.hear("begin")["agreed"]["address"] == "127.0.0.1"
+    assert nodes.place(0)["MASTER_ADDR"] == "127.0.0.1"
+    visitor.say(ended(exits=[ENDED_WELL]))
+    assert visitor.hear("quit")["status"] == 0
+    visitor.sock.close()
+    assert nodes.statuses(node) == [0]
+
+
 # --- a stranger who listened where node 0 should have, in a job without a token
 
 
