@@ -149,7 +149,7 @@ class _Examination:
         self._note("files")
         # nodes of one machine meet while that is examined, since their speed says nothing
         reports = {} if self._is_shared else self._collect(messages.Examined, "nodes", nodes.wait(examined))
-        name = self._allocation.endpoint.address or self._names[0]
+        name = self._allocation.endpoint.address or self._name_of_first()
         met = self._meet(name, facts)
         self._note("names")
         ways = self._measure(facts)
@@ -177,6 +177,11 @@ class _Examination:
         if not self._is_shared:
             self._remember(agreement.faulty_nodes(len(self._names), nodes.lost, concerns), good)
         return self._report(facts, clocks, ways, reports, concerns), good
+
+    def _name_of_first(self) -> str:
+        """Return the name by which the others look for node 0."""
+        rendezvous = self._allocation.rendezvous
+        return self._names[0] if rendezvous is None else rendezvous.addresses[0]
 
     def _note(self, check: str) -> None:
         self._seconds[check] = time.monotonic() - self._began
@@ -226,18 +231,19 @@ class _Examination:
         """Have node 0 make a file, and the others look for it."""
         if self._is_shared or 0 not in self._nodes.alive:
             return {}
-        name = f".ddplaunch-doctor-{os.urandom(8).hex()}"
-        made = self._ask(messages.Shared, "files", {0: messages.Share(name, makes=True)}, _QUICK)
-        others = {node: messages.Share(name) for node in self._nodes.alive if node}
-        seen = self._ask(messages.Shared, "files", others, _QUICK)
-        self._ask(messages.Shared, "files", {0: messages.Share(name, removes=True)}, _QUICK)
+        made = self._ask(messages.Shared, "files", {0: messages.Make()}, _QUICK)
+        if not made:
+            return {}
+        look = messages.Look(made[0].digits)
+        seen = self._ask(messages.Shared, "files", {node: look for node in self._nodes.alive if node}, _QUICK)
+        self._ask(messages.Shared, "files", {0: messages.Remove()}, _QUICK)
         return made | seen
 
     def _meet(self, name: str, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Met]:
         """Have all others look for node 0 under its name."""
         if self._is_shared or 0 not in facts or is_numeric(name):
             return {}
-        others = {node: messages.Meet(name, facts[0].port) for node in facts if node}
+        others = {node: messages.Meet(facts[0].port) for node in facts if node}
         return self._ask(messages.Met, "names", others, _QUICK)
 
     def _measure(self, facts: Mapping[int, messages.Facts]) -> dict[tuple[int, int], messages.Way]:

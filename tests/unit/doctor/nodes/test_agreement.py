@@ -103,7 +103,8 @@ def test_the_name_of_node_0_has_to_lead_there(met, reason):
 
 
 def test_folders_that_are_not_shared_are_noted():
-    shared = {0: Shared(True, True), 1: Shared(False, True), 2: Shared(None, False)}
+    seen = {0: (True, True), 1: (False, True), 2: (None, False)}
+    shared = {node: Shared(*folders, digits="0" * 16) for node, folders in seen.items()}
     assert said(agreement.judge_folders(NAMES, shared)) == [
         ("note", "gpu2: the current folder is another one than on gpu0"),
         ("note", "gpu1: the folder of runs is another one than on gpu0"),
