@@ -255,12 +255,16 @@ class Agents:
 # --- what follows from the hellos of all agents
 
 
-def member_of(id: int, hello: Hello, *, is_new: bool = False) -> Member:
-    """Return the member that has sent this, with what all have to agree on; `is_new`: its part in a generation is over."""
+def member_of(id: int, hello: Hello, address: str = "", *, is_new: bool = False) -> Member:
+    """Return the member that has sent this from an address, with what all have to agree on.
+
+    `is_new`: its part in a generation is over.
+    """
     facts = hello.facts
     return Member(
         id=id,
         host=hello.host,
+        address=address,
         workers=hello.workers,
         requested_rank=hello.requested_rank,
         node_rank=None if is_new or hello.runs is None else hello.runs.node_rank,

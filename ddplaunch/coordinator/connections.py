@@ -171,6 +171,10 @@ class Connections:
         addresses = Counter(connection.peer.local_address for connection in self._connections.values())
         return addresses.most_common(1)[0][0] if addresses else None
 
+    def far_address(self, id: int) -> str:
+        """Return the address from which a peer is connected; "" if it is gone."""
+        return self._connections[id].peer.address if id in self._connections else ""
+
     def local_address(self, id: int) -> str:
         """Return the address of this node that a peer has reached, as the kernel of this node has it."""
         return self._connections[id].peer.local_address

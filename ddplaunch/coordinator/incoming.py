@@ -120,7 +120,7 @@ class Incoming:
                     reason = f"what is left of its workers would run beside others: {leftovers[0]}"
                     self._coordinator.refuse(id, reason, exitcodes.NODE_LOST)
                     return
-                self._admit(member_of(id, self.agents.hellos[id], is_new=True))
+                self._admit(self._member(id, is_new=True))
             case NodeEnd(leftovers=leftovers) if self.agents.has_unknown_ranks(id):
                 self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now(), leftovers))
             case NodeEnd(generation) | StacksAtEnd(generation):
@@ -206,7 +206,7 @@ class Incoming:
         """Admit an agent that is new, or that has lost a coordinator, once it takes part in no generation of that one."""
         if hello.runs is not None:
             self._connections.admit(id)  # the end of its part of that generation may be long
-        state, member = self._coordinator.state, member_of(id, hello)
+        state, member = self._coordinator.state, self._member(id)
         if state.gather_until is not None and why_not_admitted(state, member) is None:
             self.agents.take_up(id, hello)
             self._join(member)
@@ -218,7 +218,11 @@ class Incoming:
         if hello.runs is not None:
             self._late.add(id)  # there is no place for it in what ends of that generation: it first has to end its part
         else:
-            self._admit(member_of(id, hello, is_new=True))
+            self._admit(self._member(id, is_new=True))
+
+    def _member(self, id: int, *, is_new: bool = False) -> Member:
+        """Return the agent as a member; see `member_of`."""
+        return member_of(id, self.agents.hellos[id], self._connections.far_address(id), is_new=is_new)
 
     def _on_stop_of_waiting(self, id: int, report: node.ReportStopping) -> None:
         """Let a node go that is not admitted yet, and is to stop; where no other can take its place, the job ends."""

@@ -29,6 +29,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.addresses import is_own
 from ddplaunch.options.table import BY_NAME
+from ddplaunch.report.blame import Suspect
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.spec import Source
 from ddplaunch.supervise import job
@@ -139,6 +140,7 @@ class Inheritance(Struct, frozen=True):
     since: float  # when the coordinator announced that
     past: Generation | None  # that this node has begun last
     lost: str  # the coordinator, and how it was lost: "node 0 (a): connection closed"
+    lost_address: str  # of the connection to it, numeric
     lost_has_ended: bool
     left: bool  # it did so by a signal, which may be on its way to others
     ended: tuple[messages.Candidate, ...]
@@ -179,7 +181,8 @@ def take_over(
         state = succession.with_ended(state, candidate.votes)
     state = replace(state, refused=tuple(vote for one in inheritance.refused for vote in one.votes))
     job_reporter = JobReporter(reporter, request.spec)
-    job_reporter.coordinator_lost(told.host, inheritance.lost.partition(": ")[2])
+    lost = Suspect(told.host, inheritance.lost_address)
+    job_reporter.coordinator_lost(lost, inheritance.lost.partition(": ")[2])
     coordinator = Coordinator(loop, state, request.draft, job_reporter)
     terms = replace(_terms(request, coordinator), run_id=told.run_id, listening=inheritance.listening)
     agents = Incoming(loop, terms, coordinator, reporter.print).agents

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch.control.dialer import target
-from ddplaunch.control.peer import endpoint_of
+from ddplaunch.control.peer import endpoint_of, host_of
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.orders import (
     Coordinates,
@@ -73,6 +73,7 @@ class SuccessionLink(RemoteLink):
         self._failed_at = inf  # when it was reported that a worker of this node has failed in that generation
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
         self._lost = ""  # the coordinator, while none is followed
+        self._lost_address = ""  # of the connection to it
         self._lost_has_ended = False
         self._left = False  # it did so by a signal
         self._old: Target | None = None  # where that coordinator was, unless it is known to have ended
@@ -253,6 +254,7 @@ class SuccessionLink(RemoteLink):
             ):  # it lived, and workers were not lost with it
                 self.stop_ordered = node.StopOrdered(SIGTERM, now, Why.FAILED)
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
+            self._lost_address = "" if reached is None else host_of(reached[1])
             self._old = None if has_ended else reached
             self._loop.handle(  # reported ahead of who takes over
                 CoordinatorLost(f"{self._how_lost()}. Looking for the node that takes over")
@@ -345,6 +347,7 @@ class SuccessionLink(RemoteLink):
             since=self._since,
             past=self._begun,
             lost=self._lost,
+            lost_address=self._lost_address,
             lost_has_ended=self._lost_has_ended,
             left=self._left,
             ended=tuple(one for one in candidates if _endpoint(one) in self._ended),

@@ -16,6 +16,8 @@ from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
 from ddplaunch.inspect.inspection import MAX_QUESTIONS
 from ddplaunch.process.child import STACKS_FD
 from ddplaunch.process.tree import children
+from ddplaunch.runlog import bad_nodes
+from ddplaunch.runlog.folders import bad_nodes_file
 from ddplaunch.runs import client, find
 from tests.conftest import PATIENCE, until
 from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of, stacks_at_end
@@ -275,6 +277,28 @@ def test_no_node_says_where_the_workers_of_others_meet(nodes, program, nnodes, r
     assert visitor.hear("quit")["status"] == 0
     visitor.sock.close()
     assert nodes.statuses(node) == [0]
+
+
+@pytest.mark.parametrize("host", ["gpu07", "localhost"])
+@pytest.mark.parametrize("ends", ["closes", "fails"])
+def test_nobody_comes_on_the_list_of_machines_that_have_failed_by_what_a_node_calls_itself(nodes, program, host, ends):
+    flags = (program("behave"), "0=done_when_told")
+    node = nodes.node(*nodes.static(2, 0), *flags)
+    nodes.listens(1)
+    visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
+    visitor.say(hello(1, host=host))
+    visitor.hear("begin")
+    if ends == "fails":
+        said = [*ENDED_WELL]
+        said[5:7] = [1, None]
+        said[14] = None
+        said[15] = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+        visitor.say(STOPPING | {"why": "failed", "signum": 0})
+        visitor.say(ended(exits=[said]))
+        assert visitor.hear("quit")["status"] == 1
+    visitor.sock.close()
+    assert node.process.wait(PATIENCE) != 0
+    assert bad_nodes.read(bad_nodes_file(nodes.env), time.time()) == []
 
 
 # --- a stranger who listened where node 0 should have, in a job without a token

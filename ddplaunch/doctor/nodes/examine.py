@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,9 @@ def examine_nodes(
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
     if allocation.rendezvous is None:
         return report, [allocation.start[node] for node in good]
-    return report, [Host(name=nodes.names[node]) for node in good]
+    # where a later job is to run is no word of these nodes: another host could have the name that one gives itself
+    addresses = {node: one.address for node, one in nodes.joining.items()}
+    return report, [Host(name=addresses.get(node) or socket.gethostname()) for node in good]
 
 
 def _with_hosts(allocation: Allocation) -> Allocation:
@@ -174,7 +177,8 @@ class _Examination:
             *agreement.merged(self._names, {node: one.report for node, one in reports.items()}),
         ]
         good = agreement.good_nodes(len(self._names), concerns)
-        if not self._is_shared:
+        # nodes that somebody else has started are called what they call themselves
+        if not self._is_shared and not joins:
             self._remember(agreement.faulty_nodes(len(self._names), nodes.lost, concerns), good)
         return self._report(facts, clocks, ways, reports, concerns), good
 

@@ -110,6 +110,11 @@ class JoinedNode:
         """Wait: somebody else starts it."""
         self.phase = HostPhase.STARTING
 
+    @property
+    def address(self) -> str:
+        """The numeric address from which this node is connected."""
+        return "" if self._peer is None else self._peer.address
+
     def take(self, peer: Peer, version: str) -> None:
         """Take the connection of this node."""
         self._peer, self.phase = peer, HostPhase.CONNECTED
