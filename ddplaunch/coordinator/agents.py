@@ -13,6 +13,7 @@ from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.control.questions import Ask
 from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.ballots import Ballots, Seals
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.messages import MAX_CANDIDATES, Candidate, Hello, Succession, Votes
 from ddplaunch.coordinator.orders import Generation, JobEnd
@@ -39,13 +40,15 @@ class Agents:
         *,
         requeues_after_sigterm: bool,
         retry: Timer,
+        seals: Sequence[Seals] = (),
     ) -> None:
-        """`retry` admits the agents in `waiting` whose node rank has become free."""
+        """`retry` admits the agents in `waiting` whose node rank has become free; `seals` are of a coordinator that was lost."""
         self._loop = loop
         self._terms = terms
         self._print = print_line
         self.requeues_after_sigterm = requeues_after_sigterm
         self._retry = retry
+        self.ballots = Ballots(seals)
         self._refusals: set[str] = set()  # that were printed
         self._asked = 0  # the number of the last question
         self.connections = connections
@@ -106,14 +109,23 @@ class Agents:
             electorates=announced.electorates,
             history=announced.history,
         )
-        self.announced_terms.add(announced.electorates[-1].term)
+        terms, last = [one.term for one in announced.electorates], announced.electorates[-1]
+        self.announced_terms.add(last.term)
+        self.ballots.issue(last.term, last.size, terms[:-1])
+        seals = self.ballots.seals_of(terms)
         for id in announced.order:
             self.connections.admit(id)
         for id, member in members.items():
             if id != SELF_ID:
-                self.connections.send(id, messages.encode(replace(succession, votes=member.votes)))
+                own = self._for(succession, member.votes)
+                own = replace(own, seals=seals) if id in self._heirs else own
+                self.connections.send(id, messages.encode(own))
         for id in self.watchers:
             self.connections.send(id, messages.encode(succession))
+
+    def _for(self, succession: Succession, votes: Votes) -> Succession:
+        """Return what a node with these votes is told, with what shows that they are its own."""
+        return replace(succession, votes=votes, secrets=self.ballots.secrets_of(votes))
 
     def note_ended(self, before: Sequence[Electorate], now: Sequence[Electorate]) -> None:
         """Tell the nodes that may take over who has ended in the meantime: this coordinator alone may have seen it."""
@@ -128,7 +140,7 @@ class Agents:
     def introduce(self, id: int, votes: Votes = ()) -> None:
         """Tell a node that takes no part yet, but may have these votes, or the command, which nodes may take over."""
         if self._announced is not None:
-            self.connections.send(id, messages.encode(replace(self._announced, votes=votes)))
+            self.connections.send(id, messages.encode(self._for(self._announced, votes)))
 
     def watch(self, id: int) -> None:
         """Take the command that has started the agents; it may come late."""
@@ -170,6 +182,7 @@ class Agents:
 
     def join(self, hello: Hello) -> Member:
         """Take the hello of the coordinator's own agent."""
+        self.ballots.take(hello.votes, hello.secrets)
         self.hellos[SELF_ID] = hello
         return member_of(SELF_ID, hello)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from signal import SIGTERM
 
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from ddplaunch.control.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents, member_of
+from ddplaunch.coordinator.ballots import Seals
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.messages import speaks_for_others, why_refused, why_too_much
@@ -36,8 +37,18 @@ _WARNINGS = 20  # of each connection
 class Incoming:
     """Reads the connections of the other nodes, for a coordinator and its list of agents."""
 
-    def __init__(self, loop: Loop, terms: Terms, coordinator: Coordinator, print_line: Callable[[str], None]) -> None:
-        """Listen for the other nodes on one of the ports of `terms`. Raises LaunchError if all are taken."""
+    def __init__(
+        self,
+        loop: Loop,
+        terms: Terms,
+        coordinator: Coordinator,
+        print_line: Callable[[str], None],
+        seals: Sequence[Seals] = (),
+    ) -> None:
+        """Listen for the other nodes on one of the ports of `terms`; `seals` are of a coordinator that was lost.
+
+        Raises LaunchError if all ports are taken.
+        """
         self._loop = loop
         self._terms = terms
         self._coordinator = coordinator
@@ -69,6 +80,7 @@ class Incoming:
             # at it, and with that all that it has started. We do what it should do, if we can.
             requeues_after_sigterm=SIGTERM in coordinator.state.policy.notices and shutil.which("scontrol") is not None,
             retry=loop.timer(None, self._admit_waiting),
+            seals=seals,
         )
 
     # --- called by Connections
@@ -190,6 +202,8 @@ class Incoming:
             self._connections.expel(id, "too many agents have come and gone")
         elif hello.workers * self._terms.max_nodes > fields.MAX_RANKS:
             self._connections.expel(id, "has more workers than a job of so many nodes may have")
+        elif not self.agents.ballots.take(hello.votes, hello.secrets):
+            self._connections.expel(id, "claims a vote that it does not show to be its own")
         elif hello.votes and self._coordinator.state.is_cut_off:
             self._connections.drop(id)  # the job may go on with others, for which it looks then
         elif hello.run_id is not None and self.agents.job_end is not None:

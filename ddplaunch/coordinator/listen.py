@@ -185,7 +185,7 @@ def take_over(
     job_reporter.coordinator_lost(lost, inheritance.lost.partition(": ")[2])
     coordinator = Coordinator(loop, state, request.draft, job_reporter)
     terms = replace(_terms(request, coordinator), run_id=told.run_id, listening=inheritance.listening)
-    agents = Incoming(loop, terms, coordinator, reporter.print).agents
+    agents = Incoming(loop, terms, coordinator, reporter.print, told.seals).agents
     agents.continue_with(inheritance.past)
     coordinator.join(take, agents.join(hello), agents)
     coordinator.take_up(hello.stop)

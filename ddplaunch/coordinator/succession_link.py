@@ -111,6 +111,7 @@ class SuccessionLink(RemoteLink):
             requested_rank=None,
             run_id=self._succession.run_id,
             votes=self._succession.votes,
+            secrets=self._succession.secrets,
             runs=self._running,
             stop=self.stop_ordered,
         )

@@ -1,11 +1,12 @@
 """An agent that breaks the protocol, and another program in the place of node 0: a holder of the key may do its part only."""
 
 import fcntl
+import os
 import socket
 import time
 from base64 import b64decode, b64encode
 from contextlib import suppress
-from signal import SIGINT
+from signal import SIGINT, SIGKILL
 from typing import Any
 
 import pytest
@@ -277,6 +278,50 @@ def test_no_node_says_where_the_workers_of_others_meet(nodes, program, nnodes, r
     assert visitor.hear("quit")["status"] == 0
     visitor.sock.close()
     assert nodes.statuses(node) == [0]
+
+
+@pytest.mark.parametrize("claims", ["its own", "all", "that of another"])
+def test_a_node_has_the_vote_that_it_was_given_and_no_other(nodes, program, claims):
+    """Of three nodes one is killed: of the others each needs the vote of the other to go on."""
+    meeting = (
+        *nodes.c10d("1:3"),
+        "--rdzv-conf",
+        "last_call_timeout=60",
+        "--heartbeat-timeout",
+        "3s",
+        "--nproc-per-node",
+        "1",
+    )
+    flags = (program("restarts"), "stays_until_told")
+    first = nodes.node(*meeting, "--node-rank", 0, *flags)
+    nodes.listens()
+    heir = nodes.node(*meeting, "--node-rank", 1, *flags)
+    visitor = Visitor(nodes.port, key_of(nodes, *flags, meeting=meeting))
+    visitor.say(hello(2))
+    told = visitor.hear("succession")
+    [[term, size, _]], [[_, rank]] = told["electorates"], told["votes"]
+    visitor.say({"type": "acknowledged", "term": term})
+    visitor.hear("begin")
+    nodes.place(0, 0)
+    os.kill(first.agent, SIGKILL)
+    heir.says("takes over from")
+    at_heir = Visitor(told["candidates"][0]["port"], key_of(nodes, *flags, meeting=meeting))
+    ranks = {"its own": [rank], "all": range(size), "that of another": [0]}[claims]
+    shown = {"votes": [[term, one] for one in ranks], "secrets": told["secrets"] * len(ranks)}
+    runs = {"runs": {"generation": 0, "node_rank": rank}, "run_id": told["run_id"]}
+    at_heir.say(hello() | shown | runs)
+    if claims == "its own":
+        at_heir.say(ended())
+        at_heir.hear("succession")
+        at_heir.sock.close()
+        heir.process.send_signal(SIGINT)
+        assert nodes.statuses(first, heir) == [122, 130]
+    else:
+        assert "claims a vote that it does not show to be its own" in at_heir.hear("given_up")["reason"]
+        at_heir.sock.close()
+        assert nodes.statuses(first, heir) == [122, 122]
+        assert not nodes.has_sign("place-1-0")
+    visitor.sock.close()
 
 
 @pytest.mark.parametrize("host", ["gpu07", "localhost"])
