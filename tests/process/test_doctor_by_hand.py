@@ -133,7 +133,7 @@ def test_what_a_node_says_of_itself_neither_floods_nor_commands_the_terminal(nod
     nodes.listens(1)
     visitor = Visitor(nodes.port + 1, key_of(nodes, program("behave")))
     visitor.say({"ddplaunch": __version__, "host": "other", "node_rank": 1})
-    answer_examined(visitor, {**REPORT, "findings": findings})
+    answer(visitor, examine={"type": "examined", "report": {**REPORT, "findings": findings}})
     visitor.sock.close()
     (result,) = nodes.ends(node)
     assert "\x1b[2J" not in result.out
@@ -142,8 +142,8 @@ def test_what_a_node_says_of_itself_neither_floods_nor_commands_the_terminal(nod
     assert len(result.out) < 20_000
 
 
-def answer_examined(visitor: Visitor, report: dict[str, Any]) -> None:
-    """Answer with this report when the doctor has the node examine itself, and that nothing else is known."""
+def answer(visitor: Visitor, **replies: dict[str, Any]) -> None:
+    """Answer questions of the doctor by their kinds, and that nothing else is known."""
     session, decoder = visitor._session, visitor._decoder
     assert session is not None
     while True:
@@ -151,9 +151,7 @@ def answer_examined(visitor: Visitor, report: dict[str, Any]) -> None:
             asked = json.loads(session.open(frame))
             if "number" not in asked:
                 continue  # the order
-            reply = {"type": "failed", "why": "nothing is known"}
-            if asked["request"]["type"] == "examine":
-                reply = {"type": "examined", "report": report}
+            reply = replies.get(asked["request"]["type"], {"type": "failed", "why": "nothing is known"})
             visitor.say({"number": asked["number"], "reply": reply})
         try:
             data = visitor.sock.recv(1 << 16)
@@ -164,13 +162,39 @@ def answer_examined(visitor: Visitor, report: dict[str, Any]) -> None:
         decoder.feed(data)
 
 
-def test_two_nodes_examine_each_other_and_leave_no_file(nodes):
-    first = nodes.node(*ONLY, *nodes.static(2, 0), cwd=nodes.home)
-    nodes.node(*ONLY, *nodes.static(2, 1), cwd=nodes.home)
+@pytest.mark.parametrize("by", ["rank", "endpoint"])
+def test_two_nodes_examine_each_other_and_leave_no_file(nodes, by):
+    meeting = [nodes.static(2, rank) if by == "rank" else [*nodes.c10d(2), "--node-rank", rank] for rank in range(2)]
+    first = nodes.node(*ONLY, *meeting[0], cwd=nodes.home)
+    nodes.node(*ONLY, *meeting[1], cwd=nodes.home)
     assert nodes.statuses() == [0, 0], first.err + first.out
     assert NO_TOKEN in first.err
     assert "2 nodes: " in first.out
+    assert "names" not in first.out
     assert list(nodes.home.rglob(".ddplaunch-doctor-*")) == []
+
+
+def test_nobody_connects_to_an_address_that_a_node_names(nodes, program):
+    node = nodes.node(*ONLY, *nodes.static(2, 0), cwd=nodes.home)
+    nodes.listens(1)
+    with socket.create_server(("127.0.0.77", 0)) as elsewhere:
+        port = elsewhere.getsockname()[1]
+        facts = {
+            "type": "facts",
+            "host": "other",
+            "addresses": ["127.0.0.77"],
+            "port": port,
+            "ports": [],
+            "python": "3",
+        }
+        visitor = Visitor(nodes.port + 1, key_of(nodes, program("behave")))
+        visitor.say({"ddplaunch": __version__, "host": "other", "node_rank": 1})
+        answer(visitor, introduce=facts | {"torch": "", "nccl": False})
+        visitor.sock.close()
+        nodes.ends(node)
+        elsewhere.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
 
 
 def test_connections_that_say_nothing_keep_nobody_out(nodes, program):

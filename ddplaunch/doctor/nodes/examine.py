@@ -24,6 +24,7 @@ from ddplaunch.doctor.nodes.pairs import Pair, doubtful, halves
 from ddplaunch.errors import LaunchError, visible, write_stderr
 from ddplaunch.fields import host, piece
 from ddplaunch.loop.loop import Loop
+from ddplaunch.net.addresses import is_loopback
 from ddplaunch.options import token
 from ddplaunch.options.parsers import is_numeric
 from ddplaunch.process.files import check_replaceable
@@ -144,6 +145,7 @@ class _Examination:
         facts = self._ask(
             messages.Facts, "nodes", dict.fromkeys(nodes.alive, messages.Introduce(self._ports())), _FACTS
         )
+        facts = self._as_connected(facts)
         self._note("versions")
         examined = self._post_examine()
         clocks = self._ask_clocks()
@@ -181,6 +183,15 @@ class _Examination:
         if not self._is_shared and not joins:
             self._remember(agreement.faulty_nodes(len(self._names), nodes.lost, concerns), good)
         return self._report(facts, clocks, ways, reports, concerns), good
+
+    def _as_connected(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Facts]:
+        """Return the facts with the addresses from which nodes have joined: others connect to no address that a node names."""
+        own = facts[0].addresses if 0 in facts else ()
+        addresses = {
+            node: (*own, one.address)[-messages.MAX_ADDRESSES :] if is_loopback(one.address) else (one.address,)
+            for node, one in self._nodes.joining.items()
+        }
+        return {node: replace(one, addresses=addresses.get(node, one.addresses)) for node, one in facts.items()}
 
     def _name_of_first(self) -> str:
         """Return the name by which the others look for node 0."""
