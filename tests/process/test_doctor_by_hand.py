@@ -114,8 +114,8 @@ def test_what_is_no_order_for_this_node_is_none(nodes, program):
     assert "its order is for node 0" in nodes.started[0].err
 
 
-FINDING = {"severity": "broken", "title": "bad", "check": "limits", "evidence": "", "hint": ""}
-REPORT = {"ddplaunch": "1", "host": "visitor", "python": "", "seconds": 1.0, "checks": []}
+FINDING: dict[str, Any] = {"severity": "broken", "title": "bad", "check": "limits", "evidence": "", "hint": ""}
+REPORT: dict[str, Any] = {"ddplaunch": "1", "host": "visitor", "python": "", "seconds": 1.0, "checks": []}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def answer(visitor: Visitor, **replies: dict[str, Any]) -> None:
             asked = json.loads(session.open(frame))
             if "number" not in asked:
                 continue  # the order
-            reply = replies.get(asked["request"]["type"], {"type": "failed", "why": "nothing is known"})
+            reply: dict[str, Any] = replies.get(asked["request"]["type"], {"type": "failed", "why": "nothing is known"})
             visitor.say({"number": asked["number"], "reply": reply})
         try:
             data = visitor.sock.recv(1 << 16)

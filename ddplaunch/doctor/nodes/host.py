@@ -198,8 +198,10 @@ def share(order: Order, digits: str, what: type[messages.Request]) -> messages.S
     from ddplaunch.runlog.folders import runs_folder
 
     runs = orders.spec(order).log_dir or runs_folder(_variables(order))
-    seen = (_is_seen(folder, digits, what) if folder else None for folder in (runs, os.fsdecode(order.cwd)))
-    return messages.Shared(*seen, digits=digits)
+    in_runs, in_current = (
+        _is_seen(folder, digits, what) if folder else None for folder in (runs, os.fsdecode(order.cwd))
+    )
+    return messages.Shared(runs=in_runs, current=in_current, digits=digits)
 
 
 def _is_seen(folder: str, digits: str, what: type[messages.Request]) -> bool | None:

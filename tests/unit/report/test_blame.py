@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from ddplaunch.report.blame import Loss, Suspect, blamed, suspect_of
 from ddplaunch.report.job_reporter import JobReporter
+from ddplaunch.runlog import bad_nodes
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.job.state import Members
@@ -84,64 +89,79 @@ def test_a_machine_is_called_as_who_has_started_it_calls_it_and_else_its_address
 
 
 class Remembered:
-    """A job of nodes a, b, c, d, whose coordinator on `a` remembers at the end who has failed."""
+    """A job of nodes a, b, c, d, which one command has started; its coordinator on `a` remembers at the end who has failed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reporter: Any = JobReporter.__new__(JobReporter)
-        silent = lambda *_, **__: None  # noqa: E731
-        spec: Any = type("Spec", (), {"chaos": (), "no_sample": True})
-        of_node: Any = type(
-            "Reporter",
-            (),
-            {"print": silent, "cwd": "/", "emit": silent, "bad_nodes": "list", "plan": None, "slurm_job": ""},
-        )
-        self.reporter.__init__(of_node, spec)
-        self.found = list[tuple[str, str | None]]()
-        monkeypatch.setattr("ddplaunch.runlog.bad_nodes.remember_suspects", self._remember)
-        members = Members.of([member(SELF_ID, "a", 0), *(member(id, "abcd"[id], id) for id in range(1, 4))])
-        policy = job.Policy(min_nodes=4, max_nodes=4)
+    def __init__(self, path: str) -> None:
+        self._path = path
+        nothing = lambda *_, **__: None  # noqa: E731
+        of_node = SimpleNamespace(print=nothing, cwd="/", emit=nothing, bad_nodes=path, plan=None, slurm_job="")
+        self.reporter = JobReporter(cast(Any, of_node), cast(Any, SimpleNamespace(chaos=(), no_sample=True)))
+        members = Members.of([member(SELF_ID, "a", 0), *(member(id, "lies", id) for id in range(1, 4))])
+        policy = job.Policy(min_nodes=4, max_nodes=4, names=tuple("abcd"))
         self.state = job.State(policy=policy, phase=job.Phase.RUNNING, generation=0, members=members)
-
-    def _remember(self, _path: str, failures: list[Any], _now: float) -> None:
-        self.found = [(failure.host, address) for failure, address in failures]
 
     def lose(self, id: int, reason: str = "silent for 10 s") -> None:
         after = replace(self.state, phase=job.Phase.STOPPING, members=self.state.members.without(id))
         self.reporter.on_event(job.AgentLost(id, reason, 1.0), self.state, after)
         self.state = after
 
-    def end(self, **state: Any) -> list[tuple[str, str | None]]:
+    def end(self, **state: Any) -> list[str]:
         self.reporter._remember_faults(replace(self.state, **state))
-        return self.found
+        return [one.host for one in bad_nodes.read(self._path, time.time())]
 
 
 @pytest.fixture
-def remembered(monkeypatch: pytest.MonkeyPatch) -> Remembered:
-    return Remembered(monkeypatch)
+def remembered(tmp_path: Path) -> Remembered:
+    return Remembered(str(tmp_path / "nodes.jsonl"))
 
 
-def test_a_node_that_is_lost_is_remembered_with_its_address(remembered: Remembered) -> None:
+def test_a_node_that_is_lost_is_remembered_as_it_was_started(remembered: Remembered) -> None:
     remembered.lose(1)
-    assert remembered.end() == [("b", "10.0.0.1")]
+    assert remembered.end() == ["b"]
 
 
 def test_a_node_0_that_loses_all_others_is_remembered_itself(remembered: Remembered) -> None:
     for id in (1, 2, 3):
         remembered.lose(id)
-    assert remembered.end() == [("a", None)]
+    assert remembered.end() == ["a"]
 
 
 @pytest.mark.parametrize(
     ("state", "found"),
-    [
-        ({}, [("z", "10.0.0.9")]),
-        ({"is_cut_off": True}, []),
-        ({"took_over": True}, []),
-    ],
+    [({}, ["z"]), ({"is_cut_off": True}, []), ({"took_over": True}, [])],
     ids=["that goes on with most", "that is cut off", "that waits for others when the job ends"],
 )
 def test_a_coordinator_is_at_fault_only_for_a_successor(
-    remembered: Remembered, state: dict[str, Any], found: list[Any]
+    remembered: Remembered, state: dict[str, Any], found: list[str]
 ) -> None:
-    remembered.reporter.coordinator_lost(Suspect("z", "10.0.0.9"), "silent for 10 s")
+    remembered.reporter.coordinator_lost(Suspect("z", None), "silent for 10 s")
     assert remembered.end(**state) == found
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "is_known"),
+    [
+        ("gpu07", None, True),
+        ("gpu07.invalid", "192.0.2.7", False),
+        ("localhost", "192.0.2.7", False),
+        ("gpu07", "127.0.0.1", False),
+        (os.uname().nodename, "127.0.0.1", True),
+        ("192.0.2.7", "192.0.2.7", True),
+        ("gpu07", "", False),
+    ],
+    ids=[
+        "by the word of another",
+        "a name that leads nowhere",
+        "one that leads elsewhere",
+        "another one of this host",
+        "this host",
+        "its address",
+        "from nowhere",
+    ],
+)
+def test_a_name_that_a_machine_gives_itself_has_to_lead_there(
+    tmp_path: Path, host: str, address: str | None, is_known: bool
+) -> None:
+    path, now = str(tmp_path / "nodes.jsonl"), time.time()
+    bad_nodes.remember_suspects(path, [(bad_nodes.Failure(host=host, kind="lost", at=now), address)], now)
+    assert [one.host for one in bad_nodes.read(path, now)] == ([host] if is_known else [])
