@@ -158,7 +158,7 @@ class Gathering:
         allocation: Allocation,
         named: Callable[[int, str], None],
     ) -> None:
-        """Listen; `named` gets what each node calls itself.
+        """Listen; `named` gets what each node calls itself, unless the cluster names it.
 
         Raises:
             LaunchError: no port is free.
@@ -166,6 +166,7 @@ class Gathering:
         rendezvous = allocation.rendezvous
         assert rendezvous is not None
         self._named = named
+        self._has_names = len(allocation.hosts) == number_of(allocation)
         self._waiting: dict[int, JoinedNode] = {}
         self._listener = Listener(
             loop,
@@ -205,7 +206,8 @@ class Gathering:
             if (node := self._waiting.pop(rank, None)) is None:  # a rank that there is not, or is twice
                 self._report_refusal(hello.host, f"node rank {rank} is taken, or too high")
                 return peer.close()
-            self._named(rank, hello.host)
+            if not self._has_names:  # else who has started the nodes knows what they are called
+                self._named(rank, hello.host)
             return node.take(peer, hello.ddplaunch)
 
         self._silent[peer] = self._loop.timer(self._loop.now() + HANDSHAKE_TIMEOUT, partial(self._dismiss, peer))
