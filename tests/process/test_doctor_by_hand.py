@@ -91,8 +91,8 @@ def test_whoever_listens_first_has_no_file_made_or_removed_and_no_end_of_work(no
 
 @pytest.mark.parametrize(("within", "times"), [(1e9, 1), (20.0, 50)], ids=["for ever", "at once"])
 def test_it_gets_no_time_without_end_and_no_crowd_of_children(nodes, node_0, within, times):
-    for _ in range(times):
-        node_0.asks({"type": "examine"}, within)
+    look = {"number": 1, "request": {"type": "look", "digits": "0" * 16}, "within": within}
+    node_0.shout(b"".join(node_0.sealed(look) for _ in range(times)))
     node_0.is_shown_out()
     assert nodes.statuses() == [121]
 
