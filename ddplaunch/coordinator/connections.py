@@ -49,6 +49,7 @@ class Heartbeat:
         return min(self._samples)[0] / 2 if self._samples and self.offset else 0.0
 
 
+_SILENT_BEATS = 2  # from one ping to the next
 _PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
 _NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
 
@@ -195,6 +196,10 @@ class Connections:
     def answered_at(self, id: int) -> float:
         """Return when the last message of a peer came, unless it has left."""
         return self._connections[id].answered_at
+
+    def is_silent(self, id: int) -> bool:
+        """Return whether a peer has answered none of the last pings."""
+        return self._loop.now() - self._connections[id].answered_at > _SILENT_BEATS * self._beat
 
     def expel(self, id: int, reason: str) -> None:
         """Close a connection, and report it as lost."""

@@ -179,7 +179,16 @@ class Incoming:
             self.agents.watchers.discard(id)
             self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._loop.now()))
         else:
-            self._coordinator.feed(job.AgentLost(id, reason, self._loop.now(), has_ended, answered_at))
+            lost = job.AgentLost(id, reason, self._loop.now(), has_ended, answered_at, self._number_of_silent(id))
+            self._coordinator.feed(lost)
+
+    def _number_of_silent(self, lost: int) -> int:
+        """Return how many members are silent besides one that is lost: the network of this node may be out."""
+        state = self._coordinator.state
+        if state.phase is not Phase.RUNNING or lost not in state.members:
+            return 0
+        others = [id for id in self._connections.ids if id in state.members]
+        return sum(map(self._connections.is_silent, others))
 
     # --- one kind of message each
 

@@ -26,6 +26,7 @@ class Loss(Struct, frozen=True):
     suspect: Suspect
     reason: str  # "silent for 10 s"
     while_running: bool  # else it may have been lost because the job was ending
+    silent: int  # other nodes that were silent by then
     has_ended: bool  # its kernel has said so, over a network that works
 
 
@@ -44,12 +45,14 @@ def suspect_of(member: Member, names: Sequence[str]) -> Suspect:
 def blamed(own: Suspect, others: int, losses: Sequence[Loss]) -> dict[Suspect, str]:
     """Return who is at fault for the losses of one generation, which had so many `others`, and why; none if that cannot be told.
 
-    Nodes that fewer others than the rest can reach are. If this one has lost all others, it is: its cable may be out, and
+    Nodes that are out of contact are, if more are in contact with this one. If none is, this one is: its cable may be out, and
     the others are well. Of two nodes each has lost the other, unless one is known to have ended.
     """
-    in_contact = 1 + others - len(losses)
-    if len(losses) < in_contact or (len(losses) == in_contact == 1 and losses[0].has_ended):
+    out = max(len(losses), 1 + losses[0].silent)
+    in_contact = 1 + others - out
+    if out < in_contact or (out == in_contact == 1 and losses[0].has_ended):
         return {loss.suspect: loss.reason for loss in losses if loss.while_running}
-    if in_contact == 1 < len(losses) and not all(loss.has_ended for loss in losses):
-        return {own: f"it lost all {len(losses)} others: {losses[0].reason}"}
+    have_ended = out == len(losses) and all(loss.has_ended for loss in losses)
+    if in_contact == 1 < out and not have_ended:
+        return {own: f"it lost all {out} others: {losses[0].reason}"}
     return {}

@@ -105,7 +105,8 @@ class JobReporter:
                 self._faults.setdefault(suspect_of(member, self._names), ("unfit", lost.reason))
             case "lost" if is_running or before.generation in self._losses:
                 _, losses = self._losses.setdefault(before.generation, (len(before.members) - 1, []))
-                losses.append(Loss(suspect_of(member, self._names), lost.reason, is_running, lost.has_ended))
+                suspect = suspect_of(member, self._names)
+                losses.append(Loss(suspect, lost.reason, is_running, lost.silent, lost.has_ended))
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Say that the job stops by a signal which came to another node, or to the command that has started the agents.

@@ -21,8 +21,8 @@ from ddplaunch.supervise.job.state import Members
 OWN = Suspect("a", None)
 
 
-def lost(host: str, reason: str = "silent for 10 s", *, at_work: bool = True) -> Loss:
-    return Loss(Suspect(host, f"10.0.0.{ord(host)}"), reason, at_work, reason == "connection closed")
+def lost(host: str, reason: str = "silent for 10 s", *, at_work: bool = True, silent: int = 0) -> Loss:
+    return Loss(Suspect(host, f"10.0.0.{ord(host)}"), reason, at_work, silent, reason == "connection closed")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def lost(host: str, reason: str = "silent for 10 s", *, at_work: bool = True) ->
         (2, [lost("b")], ["b"]),
         (2, [lost("b"), lost("c")], ["a"]),
         (2, [lost("b"), lost("c", at_work=False)], ["a"]),
+        (2, [lost("b", silent=1)], ["a"]),
         (2, [lost("b", "connection closed"), lost("c")], ["a"]),
         (2, [lost("b", "connection closed"), lost("c", "connection closed")], []),
         (1, [lost("b")], []),
@@ -39,6 +40,8 @@ def lost(host: str, reason: str = "silent for 10 s", *, at_work: bool = True) ->
         (3, [lost("b"), lost("c")], []),
         (4, [lost("b"), lost("c")], ["b", "c"]),
         (4, [lost("b"), lost("c", at_work=False)], ["b"]),
+        (4, [lost("b", silent=1)], ["b"]),
+        (4, [lost("b", silent=2)], []),
         (4, [lost("b"), lost("c"), lost("d")], []),
         (8, [lost(host) for host in "bcdefghi"], ["a"]),
     ],
@@ -46,6 +49,7 @@ def lost(host: str, reason: str = "silent for 10 s", *, at_work: bool = True) ->
         "one of three",
         "both of the others, at once",
         "and the second one a moment later, as the workers stop",
+        "and its report came as the cable was in again",
         "and its connection was closed as the cable was in again",
         "both, which have ended",
         "the other one of two",
@@ -54,6 +58,8 @@ def lost(host: str, reason: str = "silent for 10 s", *, at_work: bool = True) ->
         "half of four",
         "two of five",
         "one of these while the workers were ending",
+        "one of two that are silent, and come again",
+        "one of three that are silent, and come again",
         "three of five, with another one still here",
         "all of nine",
     ],
