@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # the help needs none of it
 _BROKEN = 1  # the exit status if a job would fail here
 _WHERE = ("hosts", "hostfile", "nnodes", "node_rank", "master_addr", "rdzv_endpoint", "simulate", "cluster")
 _UNAUTHENTICATED = (
-    "no token: any process that reaches node 0, or listens where node 0 should, can say what it likes, and have nodes examine "
-    "themselves and measure the network; to keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
+    "no token: any process that reaches node 0, or listens where node 0 should, can take part in the examination. "
+    "To keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
 )
 _SHOWN = ("python", "hosts", "hostfile", "nnodes", "simulate", "remote_python", "verbose")
 
