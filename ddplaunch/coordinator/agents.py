@@ -112,20 +112,22 @@ class Agents:
         terms, last = [one.term for one in announced.electorates], announced.electorates[-1]
         self.announced_terms.add(last.term)
         self.ballots.issue(last.term, last.size, terms[:-1])
-        seals = self.ballots.seals_of(terms)
         for id in announced.order:
             self.connections.admit(id)
         for id, member in members.items():
             if id != SELF_ID:
-                own = self._for(succession, member.votes)
-                own = replace(own, seals=seals) if id in self._heirs else own
-                self.connections.send(id, messages.encode(own))
+                self.connections.send(id, messages.encode(self._for(succession, member.votes)))
         for id in self.watchers:
             self.connections.send(id, messages.encode(succession))
 
     def _for(self, succession: Succession, votes: Votes) -> Succession:
-        """Return what a node with these votes is told, with what shows that they are its own."""
-        return replace(succession, votes=votes, secrets=self.ballots.secrets_of(votes))
+        """Return what a node with these votes is told, with what shows that they are its own.
+
+        A node that may take over gets what shows whose the votes of the others are.
+        """
+        is_heir = votes and any(one.votes == votes for one in succession.candidates)
+        seals = self.ballots.seals_of(one.term for one in succession.electorates) if is_heir else ()
+        return replace(succession, votes=votes, secrets=self.ballots.secrets_of(votes), seals=seals)
 
     def note_ended(self, before: Sequence[Electorate], now: Sequence[Electorate]) -> None:
         """Tell the nodes that may take over who has ended in the meantime: this coordinator alone may have seen it."""

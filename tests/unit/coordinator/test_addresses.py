@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator.agents import Agents
 from ddplaunch.coordinator.connections import Connections, Terms
+from ddplaunch.coordinator.listen import _own_names
 from ddplaunch.supervise.job import SELF_ID
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import PlayedCoordinator
@@ -108,3 +110,17 @@ def test_workers_meet_at_a_name_or_an_address_that_node_0_knows_for_its_own(
     agents.hellos |= {id: replace(HELLO, reached=reached) for id, reached in zip(connections.ids, said, strict=True)}
     assert agents.agree((SELF_ID, *connections.ids)).address == meets
     agents.close()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "names"),
+    [
+        (("rendezvous.example",), ("rendezvous.example",)),
+        ((os.uname().nodename, "another"), (os.uname().nodename,)),
+        (("192.0.2.7", "127.0.0.1"), ("127.0.0.1",)),
+        (("192.0.2.7", "another"), ()),
+    ],
+    ids=["the only one, as it was typed", "of the nodes of a step this one", "of addresses its own", "none"],
+)
+def test_of_several_addresses_for_node_0_it_knows_its_own(addresses: tuple[str, ...], names: tuple[str, ...]) -> None:
+    assert _own_names(addresses) == names
