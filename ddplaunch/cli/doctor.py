@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # the help needs none of it
 
 _BROKEN = 1  # the exit status if a job would fail here
 _WHERE = ("hosts", "hostfile", "nnodes", "node_rank", "master_addr", "rdzv_endpoint", "simulate", "cluster")
+_UNAUTHENTICATED = (
+    "no token: any process that reaches node 0, or listens where node 0 should, can take part in the examination. "
+    "To keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
+)
 _SHOWN = ("python", "hosts", "hostfile", "nnodes", "simulate", "remote_python", "verbose")
 
 
@@ -106,8 +110,11 @@ def doctor(
             return OK
         if joined.number_of(allocation) == 1:
             allocation = None
-        elif not joined.is_coordinator(rendezvous):
-            return joined.be_examined(spec, env, allocation)
+        else:
+            if not allocation.authenticated:
+                tell(f"note: {_UNAUTHENTICATED}\n")
+            if not joined.is_coordinator(rendezvous):
+                return joined.be_examined(spec, env, allocation)
     report = _examined(spec, env, allocation, only, good)
     verbose = spec.verbosity > 0
     text = shown.as_json(report) if as_json else written(shown.blocks(report, verbose=verbose), Look.of_stdout(env))

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes, fields
+from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.control.questions import Ask
 from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.ballots import Ballots, Seals
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.messages import MAX_CANDIDATES, Candidate, Hello, Succession, Votes
 from ddplaunch.coordinator.orders import Generation, JobEnd
 from ddplaunch.loop.loop import Loop, Timer
+from ddplaunch.net.addresses import is_loopback
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.ranks import ranks_of_all
 from ddplaunch.supervise.electorate import Electorate, Vote
@@ -37,13 +40,15 @@ class Agents:
         *,
         requeues_after_sigterm: bool,
         retry: Timer,
+        seals: Sequence[Seals] = (),
     ) -> None:
-        """`retry` admits the agents in `waiting` whose node rank has become free."""
+        """`retry` admits the agents in `waiting` whose node rank has become free; `seals` are of a coordinator that was lost."""
         self._loop = loop
         self._terms = terms
         self._print = print_line
         self.requeues_after_sigterm = requeues_after_sigterm
         self._retry = retry
+        self.ballots = Ballots(seals)
         self._refusals: set[str] = set()  # that were printed
         self._asked = 0  # the number of the last question
         self.connections = connections
@@ -104,14 +109,25 @@ class Agents:
             electorates=announced.electorates,
             history=announced.history,
         )
-        self.announced_terms.add(announced.electorates[-1].term)
+        terms, last = [one.term for one in announced.electorates], announced.electorates[-1]
+        self.announced_terms.add(last.term)
+        self.ballots.issue(last.term, last.size, terms[:-1])
         for id in announced.order:
             self.connections.admit(id)
         for id, member in members.items():
             if id != SELF_ID:
-                self.connections.send(id, messages.encode(replace(succession, votes=member.votes)))
+                self.connections.send(id, messages.encode(self._for(succession, member.votes)))
         for id in self.watchers:
             self.connections.send(id, messages.encode(succession))
+
+    def _for(self, succession: Succession, votes: Votes) -> Succession:
+        """Return what a node with these votes is told, with what shows that they are its own.
+
+        A node that may take over gets what shows whose the votes of the others are.
+        """
+        is_heir = votes and any(one.votes == votes for one in succession.candidates)
+        seals = self.ballots.seals_of(one.term for one in succession.electorates) if is_heir else ()
+        return replace(succession, votes=votes, secrets=self.ballots.secrets_of(votes), seals=seals)
 
     def note_ended(self, before: Sequence[Electorate], now: Sequence[Electorate]) -> None:
         """Tell the nodes that may take over who has ended in the meantime: this coordinator alone may have seen it."""
@@ -126,7 +142,7 @@ class Agents:
     def introduce(self, id: int, votes: Votes = ()) -> None:
         """Tell a node that takes no part yet, but may have these votes, or the command, which nodes may take over."""
         if self._announced is not None:
-            self.connections.send(id, messages.encode(replace(self._announced, votes=votes)))
+            self.connections.send(id, messages.encode(self._for(self._announced, votes)))
 
     def watch(self, id: int) -> None:
         """Take the command that has started the agents; it may come late."""
@@ -168,6 +184,7 @@ class Agents:
 
     def join(self, hello: Hello) -> Member:
         """Take the hello of the coordinator's own agent."""
+        self.ballots.take(hello.votes, hello.secrets)
         self.hellos[SELF_ID] = hello
         return member_of(SELF_ID, hello)
 
@@ -186,7 +203,6 @@ class Agents:
         if len(found) > 1:
             differing = ", ".join(f"{backend} on {host}" for backend, host in found.items())
             backend, reason = "gloo", f"the nodes differ: {differing}"
-        reached = Counter(hello.reached for hello in hellos[1:] or hellos).most_common(1)[0][0]
         agents = tuple(PlannedAgent(hello.host, hello.workers) for hello in hellos)
         self.ranks = dict(zip(order, ranks_of_all(agents), strict=True))
         self.world_size = sum(agent.workers for agent in agents)
@@ -197,10 +213,25 @@ class Agents:
             run_id=self._terms.run_id,
             index=0,
             agent_runs=agent_runs(agents),
-            address=self._terms.address or reached,
+            address=self._terms.address or self._reached_at(order),
             backend=backend,
             backend_reason=reason,
         )
+
+    def _reached_at(self, order: Sequence[int]) -> str:
+        """Return where most of these agents reach this node: workers of all nodes connect there, and do as they are told there.
+
+        So an agent only chooses among the names that this node knows for its own. Else the near end of its connection counts.
+        """
+        names = self._terms.names
+        found = [
+            reached if (reached := self.hellos[id].reached) in names else self.connections.local_address(id)
+            for id in order
+            if id != SELF_ID
+        ]
+        # the loopback address is that of agents on this host, which reach its other addresses too
+        found = [one for one in found if not is_loopback(one)] or found or [*names, LOOPBACK][:1]
+        return Counter(found).most_common(1)[0][0]
 
     def begin(self, order: Sequence[int], generation: Generation) -> None:
         """Have these agents begin, each told its index in `order`."""
@@ -239,12 +270,16 @@ class Agents:
 # --- what follows from the hellos of all agents
 
 
-def member_of(id: int, hello: Hello, *, is_new: bool = False) -> Member:
-    """Return the member that has sent this, with what all have to agree on; `is_new`: its part in a generation is over."""
+def member_of(id: int, hello: Hello, address: str = "", *, is_new: bool = False) -> Member:
+    """Return the member that has sent this from an address, with what all have to agree on.
+
+    `is_new`: its part in a generation is over.
+    """
     facts = hello.facts
     return Member(
         id=id,
         host=hello.host,
+        address=address,
         workers=hello.workers,
         requested_rank=hello.requested_rank,
         node_rank=None if is_new or hello.runs is None else hello.runs.node_rank,

@@ -49,6 +49,7 @@ class Heartbeat:
         return min(self._samples)[0] / 2 if self._samples and self.offset else 0.0
 
 
+_SILENT_BEATS = 2  # from one ping to the next
 _PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
 _NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
 
@@ -59,6 +60,9 @@ class Terms(Struct, frozen=True, kw_only=True):
     max_nodes: int
     run_id: str
     address: str | None  # MASTER_ADDR as the user or the cluster gave it; None: as the others reach this node
+    names: tuple[
+        str, ...
+    ] = ()  # by which others may reach it: this node was told them itself, on its own command line, say
     key: Key
     listen: str | None  # numeric address to listen on; None: all
     ports: Sequence[int]  # candidates to listen on
@@ -168,6 +172,14 @@ class Connections:
         addresses = Counter(connection.peer.local_address for connection in self._connections.values())
         return addresses.most_common(1)[0][0] if addresses else None
 
+    def far_address(self, id: int) -> str:
+        """Return the address from which a peer is connected; "" if it is gone."""
+        return self._connections[id].peer.address if id in self._connections else ""
+
+    def local_address(self, id: int) -> str:
+        """Return the address of this node that a peer has reached, as the kernel of this node has it."""
+        return self._connections[id].peer.local_address
+
     def address(self, id: int) -> str:
         """Return the address at which other nodes reach a peer: where the peer connects from, or ours for a peer on this host."""
         peer = self._connections[id].peer
@@ -184,6 +196,10 @@ class Connections:
     def answered_at(self, id: int) -> float:
         """Return when the last message of a peer came, unless it has left."""
         return self._connections[id].answered_at
+
+    def is_silent(self, id: int) -> bool:
+        """Return whether a peer has answered none of the last pings."""
+        return self._loop.now() - self._connections[id].answered_at > _SILENT_BEATS * self._beat
 
     def expel(self, id: int, reason: str) -> None:
         """Close a connection, and report it as lost."""

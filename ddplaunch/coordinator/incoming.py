@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from signal import SIGTERM
 
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from ddplaunch.control.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.control.streams import Chunk
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents, member_of
+from ddplaunch.coordinator.ballots import Seals
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.messages import speaks_for_others, why_refused, why_too_much
@@ -36,8 +37,18 @@ _WARNINGS = 20  # of each connection
 class Incoming:
     """Reads the connections of the other nodes, for a coordinator and its list of agents."""
 
-    def __init__(self, loop: Loop, terms: Terms, coordinator: Coordinator, print_line: Callable[[str], None]) -> None:
-        """Listen for the other nodes on one of the ports of `terms`. Raises LaunchError if all are taken."""
+    def __init__(
+        self,
+        loop: Loop,
+        terms: Terms,
+        coordinator: Coordinator,
+        print_line: Callable[[str], None],
+        seals: Sequence[Seals] = (),
+    ) -> None:
+        """Listen for the other nodes on one of the ports of `terms`; `seals` are of a coordinator that was lost.
+
+        Raises LaunchError if all ports are taken.
+        """
         self._loop = loop
         self._terms = terms
         self._coordinator = coordinator
@@ -69,6 +80,7 @@ class Incoming:
             # at it, and with that all that it has started. We do what it should do, if we can.
             requeues_after_sigterm=SIGTERM in coordinator.state.policy.notices and shutil.which("scontrol") is not None,
             retry=loop.timer(None, self._admit_waiting),
+            seals=seals,
         )
 
     # --- called by Connections
@@ -120,7 +132,7 @@ class Incoming:
                     reason = f"what is left of its workers would run beside others: {leftovers[0]}"
                     self._coordinator.refuse(id, reason, exitcodes.NODE_LOST)
                     return
-                self._admit(member_of(id, self.agents.hellos[id], is_new=True))
+                self._admit(self._member(id, is_new=True))
             case NodeEnd(leftovers=leftovers) if self.agents.has_unknown_ranks(id):
                 self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now(), leftovers))
             case NodeEnd(generation) | StacksAtEnd(generation):
@@ -167,7 +179,16 @@ class Incoming:
             self.agents.watchers.discard(id)
             self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._loop.now()))
         else:
-            self._coordinator.feed(job.AgentLost(id, reason, self._loop.now(), has_ended, answered_at))
+            lost = job.AgentLost(id, reason, self._loop.now(), has_ended, answered_at, self._number_of_silent(id))
+            self._coordinator.feed(lost)
+
+    def _number_of_silent(self, lost: int) -> int:
+        """Return how many members are silent besides one that is lost: the network of this node may be out."""
+        state = self._coordinator.state
+        if state.phase is not Phase.RUNNING or lost not in state.members:
+            return 0
+        others = [id for id in self._connections.ids if id in state.members]
+        return sum(map(self._connections.is_silent, others))
 
     # --- one kind of message each
 
@@ -188,6 +209,10 @@ class Incoming:
         """Know an agent from now on, unless it is to look for the job elsewhere, or comes after the end."""
         if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
             self._connections.expel(id, "too many agents have come and gone")
+        elif hello.workers * self._terms.max_nodes > fields.MAX_RANKS:
+            self._connections.expel(id, "has more workers than a job of so many nodes may have")
+        elif not self.agents.ballots.take(hello.votes, hello.secrets):
+            self._connections.expel(id, "claims a vote that it does not show to be its own")
         elif hello.votes and self._coordinator.state.is_cut_off:
             self._connections.drop(id)  # the job may go on with others, for which it looks then
         elif hello.run_id is not None and self.agents.job_end is not None:
@@ -204,7 +229,7 @@ class Incoming:
         """Admit an agent that is new, or that has lost a coordinator, once it takes part in no generation of that one."""
         if hello.runs is not None:
             self._connections.admit(id)  # the end of its part of that generation may be long
-        state, member = self._coordinator.state, member_of(id, hello)
+        state, member = self._coordinator.state, self._member(id)
         if state.gather_until is not None and why_not_admitted(state, member) is None:
             self.agents.take_up(id, hello)
             self._join(member)
@@ -216,7 +241,11 @@ class Incoming:
         if hello.runs is not None:
             self._late.add(id)  # there is no place for it in what ends of that generation: it first has to end its part
         else:
-            self._admit(member_of(id, hello, is_new=True))
+            self._admit(self._member(id, is_new=True))
+
+    def _member(self, id: int, *, is_new: bool = False) -> Member:
+        """Return the agent as a member; see `member_of`."""
+        return member_of(id, self.agents.hellos[id], self._connections.far_address(id), is_new=is_new)
 
     def _on_stop_of_waiting(self, id: int, report: node.ReportStopping) -> None:
         """Let a node go that is not admitted yet, and is to stop; where no other can take its place, the job ends."""

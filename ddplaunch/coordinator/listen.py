@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.cluster.endpoints import is_same_host
 from ddplaunch.control.dialer import answers, target
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents
@@ -26,7 +27,9 @@ from ddplaunch.coordinator.remote_link import LEAVES
 from ddplaunch.coordinator.silence import seconds_to_follow, seconds_to_gather
 from ddplaunch.errors import LaunchError
 from ddplaunch.loop.loop import Loop
+from ddplaunch.net.addresses import is_own
 from ddplaunch.options.table import BY_NAME
+from ddplaunch.report.blame import Suspect
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.spec import Source
 from ddplaunch.supervise import job
@@ -76,7 +79,10 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
 
     def listen_at(ports: Sequence[int]) -> Agents:
         terms = replace(
-            _terms(request, coordinator), address=allocation.endpoint.address or spec.local_addr, ports=ports
+            _terms(request, coordinator),
+            address=allocation.endpoint.address or spec.local_addr,
+            names=_own_names(rendezvous.addresses),
+            ports=ports,
         )
         return Incoming(loop, terms, coordinator, reporter.print).agents
 
@@ -104,6 +110,13 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
     return listen_at(ports)  # or the error says which ports are taken
 
 
+def _own_names(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return which of the addresses of node 0 are those of this node, which is node 0; of several, some may be of other hosts."""
+    if len(addresses) == 1:
+        return tuple(addresses)
+    return tuple(one for one in addresses if is_own(one) or is_same_host(one, socket.gethostname()))
+
+
 def _terms(request: JoinRequest, coordinator: Coordinator) -> Terms:
     """Return what a coordinator here sets for all nodes."""
     return Terms(
@@ -127,6 +140,7 @@ class Inheritance(Struct, frozen=True):
     since: float  # when the coordinator announced that
     past: Generation | None  # that this node has begun last
     lost: str  # the coordinator, and how it was lost: "node 0 (a): connection closed"
+    lost_address: str  # of the connection to it, numeric
     lost_has_ended: bool
     left: bool  # it did so by a signal, which may be on its way to others
     ended: tuple[messages.Candidate, ...]
@@ -167,10 +181,11 @@ def take_over(
         state = succession.with_ended(state, candidate.votes)
     state = replace(state, refused=tuple(vote for one in inheritance.refused for vote in one.votes))
     job_reporter = JobReporter(reporter, request.spec)
-    job_reporter.coordinator_lost(told.host, inheritance.lost.partition(": ")[2])
+    lost = Suspect(told.host, inheritance.lost_address)
+    job_reporter.coordinator_lost(lost, inheritance.lost.partition(": ")[2])
     coordinator = Coordinator(loop, state, request.draft, job_reporter)
     terms = replace(_terms(request, coordinator), run_id=told.run_id, listening=inheritance.listening)
-    agents = Incoming(loop, terms, coordinator, reporter.print).agents
+    agents = Incoming(loop, terms, coordinator, reporter.print, told.seals).agents
     agents.continue_with(inheritance.past)
     coordinator.join(take, agents.join(hello), agents)
     coordinator.take_up(hello.stop)

@@ -31,6 +31,7 @@ from ddplaunch.control.questions import (
     StacksAtEnd,
 )
 from ddplaunch.control.streams import Chunk
+from ddplaunch.coordinator.ballots import Seals, Secret
 from ddplaunch.coordinator.orders import MAX_LEFTOVERS, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.errors import below
 from ddplaunch.fields import (
@@ -67,6 +68,7 @@ MAX_CANDIDATES = 16  # of the nodes of a generation: the first may take over
 MAX_VOTES = 8  # of a node that has acknowledged generations which did not begin
 
 Votes = Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
+Secrets = Annotated[tuple[Secret, ...], Meta(max_length=MAX_VOTES)]
 
 
 class NodeFacts(Struct, frozen=True):
@@ -100,6 +102,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     # of a node that has lost another coordinator
     run_id: Name | None = None
     votes: Votes = ()
+    secrets: Secrets = ()  # of its votes, which shows that they are its own
     runs: Running | None = None  # whose end is still to be reported
     stop: node.StopOrdered | None = None  # that the coordinator had ordered, or knew of
     at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
@@ -152,6 +155,10 @@ class Succession(Struct, frozen=True, kw_only=True, tag="succession"):
     host: Host  # of the coordinator
     coordinator: Votes
     votes: Votes = ()  # of the node that gets this
+    secrets: Secrets = ()  # of these votes
+    seals: Annotated[
+        tuple[Seals, ...], Meta(max_length=MAX_VOTES)
+    ] = ()  # of the electorates, for a node that may take over
     candidates: Annotated[
         tuple[Candidate, ...], Meta(max_length=MAX_CANDIDATES)
     ]  # in the order in which they take over
@@ -174,6 +181,10 @@ class Succession(Struct, frozen=True, kw_only=True, tag="succession"):
             electorates=(last,),
             coordinator=kept(self.coordinator),
             votes=kept(self.votes),
+            secrets=tuple(
+                secret for vote, secret in zip(self.votes, self.secrets, strict=False) if vote.term == last.term
+            ),
+            seals=tuple(one for one in self.seals if one.term == last.term),
             candidates=tuple(replace(one, votes=kept(one.votes)) for one in self.candidates),
         )
 

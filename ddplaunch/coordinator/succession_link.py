@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch.control.dialer import target
-from ddplaunch.control.peer import endpoint_of
+from ddplaunch.control.peer import endpoint_of, host_of
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.orders import (
     Coordinates,
@@ -27,6 +27,7 @@ from ddplaunch.coordinator.orders import (
 )
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, FIRST_NOTICE, LEAVES, RemoteLink
 from ddplaunch.coordinator.silence import seconds_to_look
+from ddplaunch.net.addresses import is_loopback
 from ddplaunch.net.port import listen
 from ddplaunch.supervise import node
 from ddplaunch.supervise.job import SELF_ID
@@ -59,7 +60,7 @@ class SuccessionLink(RemoteLink):
     ) -> None:
         """Prepare to look for the coordinator, and listen for the others, should this node take over."""
         rendezvous = request.rendezvous
-        self._listening = listen(rendezvous.source or rendezvous.listen, (0,))
+        self._listening = listen(rendezvous.source or _where_to_listen(rendezvous.listen), (0,))
         self._request = request
         self._reporter = reporter
         self._first_hello = hello
@@ -72,6 +73,7 @@ class SuccessionLink(RemoteLink):
         self._failed_at = inf  # when it was reported that a worker of this node has failed in that generation
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
         self._lost = ""  # the coordinator, while none is followed
+        self._lost_address = ""  # of the connection to it
         self._lost_has_ended = False
         self._left = False  # it did so by a signal
         self._old: Target | None = None  # where that coordinator was, unless it is known to have ended
@@ -109,6 +111,7 @@ class SuccessionLink(RemoteLink):
             requested_rank=None,
             run_id=self._succession.run_id,
             votes=self._succession.votes,
+            secrets=self._succession.secrets,
             runs=self._running,
             stop=self.stop_ordered,
         )
@@ -252,6 +255,7 @@ class SuccessionLink(RemoteLink):
             ):  # it lived, and workers were not lost with it
                 self.stop_ordered = node.StopOrdered(SIGTERM, now, Why.FAILED)
             self._lost, self._lost_has_ended = f"node 0 ({succession.host}): {reason}", has_ended
+            self._lost_address = "" if reached is None else host_of(reached[1])
             self._old = None if has_ended else reached
             self._loop.handle(  # reported ahead of who takes over
                 CoordinatorLost(f"{self._how_lost()}. Looking for the node that takes over")
@@ -344,6 +348,7 @@ class SuccessionLink(RemoteLink):
             since=self._since,
             past=self._begun,
             lost=self._lost,
+            lost_address=self._lost_address,
             lost_has_ended=self._lost_has_ended,
             left=self._left,
             ended=tuple(one for one in candidates if _endpoint(one) in self._ended),
@@ -397,6 +402,14 @@ class SuccessionLink(RemoteLink):
         super().close()
         self._redirect_at.cancel()
         self._listening.close()
+
+
+def _where_to_listen(of_node_0: str | None) -> str | None:
+    """Return the numeric address at which this node waits for the others, should it take over; None: all.
+
+    `of_node_0` is that at which node 0 listens: another host does not have it, unless all nodes are on this one.
+    """
+    return of_node_0 if of_node_0 is not None and is_loopback(of_node_0) else None
 
 
 def _endpoint(candidate: messages.Candidate) -> str:

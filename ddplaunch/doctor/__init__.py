@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from ddplaunch.fields import MAX_AGENTS, Duration, Line
 
 Severity: TypeAlias = Literal["broken", "slow", "note"]
 SEVERITIES: tuple[Severity, ...] = ("broken", "slow", "note")  # in the order in which people read them
+# of a report that has come from another node; `presentable` keeps to it
+LONGEST = 2000  # characters of a text
+MOST_LINES = 40  # of a text
+MOST = 200  # checks, and findings
+_Text = Annotated[str, Meta(max_length=LONGEST)]
 VERSION = 1  # of the report as JSON; a field that is added does not change the version
 
 
 class Finding(Struct, frozen=True, kw_only=True):
     """Something that would make a job fail ("broken") or crawl ("slow"), or that is worth to know ("note")."""
 
-    check: str = ""  # the id of the check, which `examine` fills in
+    check: Line = ""  # the id of the check, which `examine` fills in
     severity: Severity
-    title: str  # one sentence, without a period
-    evidence: str = ""  # what was read or measured, and where
-    hint: str = ""  # what to type or to change; "" if nothing can be done
-    hosts: tuple[str, ...] = ()  # of several nodes those that it is about
+    title: Line  # one sentence, without a period
+    evidence: _Text = ""  # what was read or measured, and where
+    hint: _Text = ""  # what to type or to change; "" if nothing can be done
+    hosts: Annotated[tuple[Line, ...], Meta(max_length=MAX_AGENTS)] = ()  # of several nodes those that it is about
 
 
 def broken(title: str, evidence: str = "", hint: str = "") -> Finding:
@@ -66,24 +73,24 @@ class Check(Struct, frozen=True, kw_only=True):
 class CheckResult(Struct, frozen=True, kw_only=True):
     """How a check ended."""
 
-    id: str
+    id: Line
     status: Literal[
         "passed", "found", "late", "failed"
     ]  # late: killed at its deadline; failed: it ended without an answer
-    facts: str
-    seconds: float
+    facts: _Text
+    seconds: Duration
 
 
 class Report(Struct, frozen=True, kw_only=True):
     """All that the doctor says of one machine: what --json prints, and another ddplaunch may read."""
 
     version: int = VERSION
-    ddplaunch: str
-    host: str
-    python: str
-    seconds: float
-    checks: tuple[CheckResult, ...]
-    findings: tuple[Finding, ...]  # the worst first
+    ddplaunch: Line
+    host: Line
+    python: _Text
+    seconds: Duration
+    checks: Annotated[tuple[CheckResult, ...], Meta(max_length=MOST)]
+    findings: Annotated[tuple[Finding, ...], Meta(max_length=MOST)]  # the worst first
 
     @property
     def is_broken(self) -> bool:

@@ -11,9 +11,21 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from ddplaunch import __version__
-from ddplaunch.doctor import SEVERITIES, Check, CheckResult, Finding, Report, Severity, Subject, Verdict
+from ddplaunch.doctor import (
+    LONGEST,
+    MOST,
+    MOST_LINES,
+    SEVERITIES,
+    Check,
+    CheckResult,
+    Finding,
+    Report,
+    Severity,
+    Subject,
+    Verdict,
+)
 from ddplaunch.errors import LaunchError, visible
-from ddplaunch.fields import piece
+from ddplaunch.fields import line, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options import token
 from ddplaunch.runlog.folders import runs_folder
@@ -21,7 +33,6 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.words import did_you_mean, duration
 
 _MARGIN = 0.2  # seconds in which the kernel ends a late check, before its process is left behind
-_LONGEST = 2000  # characters of a text in a report
 
 R = TypeVar("R", bound=Report)
 
@@ -138,15 +149,19 @@ def presentable(report: R, home: str) -> R:
     """Return the report as it may be shown to others: home as ~, nothing that a terminal obeys, no text without end."""
 
     def shown(text: str) -> str:
-        text = visible(piece(text, _LONGEST))
-        return text.replace(f"{home.rstrip('/')}/", "~/") if home.rstrip("/") else text
+        text = visible(piece(text, LONGEST))
+        text = "\n".join(text.splitlines()[:MOST_LINES])
+        text = text.replace(f"{home.rstrip('/')}/", "~/") if home.rstrip("/") else text
+        return text[:LONGEST]
 
     return replace(
         report,
         python=shown(report.python),
         checks=tuple(replace(one, facts=shown(one.facts)) for one in report.checks),
         findings=tuple(
-            replace(one, title=shown(one.title), evidence=shown(one.evidence), hint=shown(one.hint))
-            for one in report.findings
+            replace(
+                one, title=line(shown(one.title).replace("\n", " ")), evidence=shown(one.evidence), hint=shown(one.hint)
+            )
+            for one in report.findings[:MOST]
         ),
     )

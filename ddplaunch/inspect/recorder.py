@@ -228,8 +228,8 @@ def number_of(value: object) -> int:
 
 
 # --- RAS knows the state of all communicators, where a worker listens for it: NCCL 2.24 and later. Its protocol is text
-# (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Seen with one rank of NCCL 2.28.9. Its sockets are
-# read from /proc here, without psutil: stacks are taken when things hang, maybe the disk that psutil lies on
+# (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Seen with one rank of NCCL 2.28.9.
+# Its sockets are read from /proc here, without psutil: stacks are taken when things hang, maybe the disk that psutil lies on
 
 
 class Service(Struct, frozen=True):

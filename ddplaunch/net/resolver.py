@@ -84,6 +84,16 @@ def look_up(host: str, slow: Callable[[], None]) -> Answer:
     return answers[0]
 
 
+def leads_to(host: str, address: str) -> bool:
+    """Whether a name of a host leads to this numeric address; may take long. Of this host's addresses only its own names do."""
+    from ddplaunch.net.addresses import is_own  # few jobs need it
+
+    if is_own(address):
+        return host.partition(".")[0].lower() == socket.gethostname().partition(".")[0].lower()
+    found = _look_up(host)
+    return not isinstance(found, str) and address in [str(sockaddr[0]) for _, sockaddr in found]
+
+
 def _answer(host: str, port: int, found: Found) -> Answer:
     if isinstance(found, str):
         return Answer(host, port, error=found)

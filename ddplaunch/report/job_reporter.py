@@ -11,6 +11,7 @@ from ddplaunch.errors import below
 from ddplaunch.fields import piece
 from ddplaunch.redaction import Redactor
 from ddplaunch.report import closing
+from ddplaunch.report.blame import Loss, Suspect, blamed, kind_of, suspect_of
 from ddplaunch.report.paint import plain
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec
@@ -29,8 +30,6 @@ from ddplaunch.supervise.outcome import (
 from ddplaunch.words import count, duration
 
 _WITHOUT_LOST = "to go on without a node that was lost, `--nnodes MIN:MAX` or `--spares`"
-# how reasons begin for which an agent is lost, but for what it has sent
-_OF_MACHINE = {"silent for": "lost", "connection": "lost", "its health check failed": "unfit"}
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 
 
@@ -51,12 +50,16 @@ class JobReporter:
         self.steps: int | None = None  # about how many the last generation has made
         self._prepared = False
         self._signalled_at: float | None = None  # when a signal has ended the job, if this has said so
-        # of the machines, by host: a kind of runlog/bad_nodes.py, and why
-        self._faults: dict[str, tuple[str, str]] = {}
+        # of the machines: a kind of runlog/bad_nodes.py, and why
+        self._faults: dict[Suspect, tuple[str, str]] = {}
+        self._losses: dict[int, tuple[int, list[Loss]]] = {}  # by generation: how many others it had, which were lost
+        self._names: tuple[str, ...] = ()  # of the hosts by node rank, from who has started the agents
+        self._predecessor: tuple[Suspect, str] | None = None  # from which this coordinator has taken over, and why
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
         emit = self._reporter.emit
+        self._names = before.policy.names
         if isinstance(event, job.BeginFailed):
             failed = event.failure
             emit("worker_start_failed", rank=failed.rank, reason=failed.reason, status=failed.status)
@@ -75,7 +78,7 @@ class JobReporter:
             case job.AgentLost(id, reason, _) if id in before.members:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
-                self._note_fault(member.host, reason, was_running=before.phase is job.Phase.RUNNING)
+                self._note_loss(member, event, before)
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
                 emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.name.lower())
@@ -89,16 +92,22 @@ class JobReporter:
     def left_out(self, member: Member, reason: str) -> None:
         """Report that the job goes on without a node whose machine seems to be at fault."""
         self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
-        self._faults.setdefault(member.host, ("unfit", reason))
+        self._faults.setdefault(suspect_of(member, self._names), ("unfit", reason))
 
-    def coordinator_lost(self, host: str, reason: str) -> None:
-        """Note that this node has taken over from one whose machine may be at fault."""
-        self._note_fault(host, reason, was_running=True)
+    def coordinator_lost(self, suspect: Suspect, reason: str) -> None:
+        """Note that this node has taken over from one whose machine may be at fault, or this one's: who goes on will tell."""
+        self._predecessor = (suspect, reason)
 
-    def _note_fault(self, host: str, reason: str, *, was_running: bool) -> None:
-        kind = next((kind for begin, kind in _OF_MACHINE.items() if reason.startswith(begin)), None)
-        if kind == "unfit" or (kind is not None and was_running):
-            self._faults.setdefault(host, (kind, reason))
+    def _note_loss(self, member: Member, lost: job.AgentLost, before: State) -> None:
+        """Note the loss of a node for which a machine may be at fault."""
+        is_running = before.phase is job.Phase.RUNNING
+        match kind_of(lost.reason):
+            case "unfit":
+                self._faults.setdefault(suspect_of(member, self._names), ("unfit", lost.reason))
+            case "lost" if is_running or before.generation in self._losses:
+                _, losses = self._losses.setdefault(before.generation, (len(before.members) - 1, []))
+                suspect = suspect_of(member, self._names)
+                losses.append(Loss(suspect, lost.reason, is_running, lost.silent, lost.has_ended))
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Say that the job stops by a signal which came to another node, or to the command that has started the agents.
@@ -182,7 +191,7 @@ class JobReporter:
             self._reporter.report(self._reporter.paint.labels(error))
             return error, None
         text, outcome = self._ended(state, traces, ending)
-        self._remember_faults()
+        self._remember_faults(state)
         return text, outcome
 
     def _ended(
@@ -287,7 +296,9 @@ class JobReporter:
         )
         cause = classify(first, facts)
         if cause is not None and cause.fault:
-            self._faults[first.host] = (cause.fault, cause.line or cause.name)
+            ids = [id for id, exits in state.node_exits.items() if first in exits and id in state.members]
+            suspects = [suspect_of(state.members[id], self._names) for id in ids]
+            self._faults.update(dict.fromkeys(suspects, (cause.fault, cause.line or cause.name)))
         report = FailureReport(
             first=first,
             exits=tuple(state.exits),
@@ -303,19 +314,31 @@ class JobReporter:
         )
         return render(report, self._reporter.paint)
 
-    def _remember_faults(self) -> None:
+    def _remember_faults(self, state: State) -> None:
         """Remember the machines that have failed. All workers have ended."""
+        for others, losses in self._losses.values():
+            for suspect, why in blamed(suspect_of(state.members[SELF_ID], self._names), others, losses).items():
+                self._faults.setdefault(suspect, ("lost", why))
+        if self._predecessor is not None and not state.took_over and not state.is_cut_off:
+            suspect, why = self._predecessor
+            if kind := kind_of(why):
+                self._faults.setdefault(suspect, (kind, why))
         path, run_id = self._reporter.bad_nodes, self._reporter.plan.run_id if self._reporter.plan is not None else ""
         if not self._faults or not path or self._spec.chaos:
             return
-        from ddplaunch.runlog.bad_nodes import Failure, remember
+        from ddplaunch.runlog.bad_nodes import Failure, remember_suspects
 
         now, in_slurm = time.time(), bool(self._reporter.slurm_job)
         failures = [
-            Failure(host=host, kind=kind, at=now, run=run_id, why=piece(Redactor().text(why)), in_slurm=in_slurm)
-            for host, (kind, why) in self._faults.items()
+            (
+                Failure(
+                    host=suspect.host, kind=kind, at=now, run=run_id, why=piece(Redactor().text(why)), in_slurm=in_slurm
+                ),
+                suspect.address,
+            )
+            for suspect, (kind, why) in self._faults.items()
         ]
-        remember(path, failures, now)
+        remember_suspects(path, failures, now)
 
 
 def _node_lost(state: State) -> str:

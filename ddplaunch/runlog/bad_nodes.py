@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from ddplaunch.cluster.endpoints import is_same_host
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Host, Piece
+from ddplaunch.net.resolver import leads_to
 from ddplaunch.process.files import open_regular
 from ddplaunch.runlog.folders import make_all
 from ddplaunch.words import count, duration, some, why_failed
@@ -102,6 +103,23 @@ def remember(path: str, failures: Sequence[Failure], now: float, well: Sequence[
 
     with suppress(OSError, AskedEnded):  # of which TimeoutError is one
         ask(partial(add, path, failures, now, well), _WITHIN)
+
+
+def remember_suspects(path: str, failures: Sequence[tuple[Failure, str | None]], now: float) -> None:
+    """Remember failures, each with the address of a machine whose name is its own word, in the same way as `remember`.
+
+    Such a failure is dropped unless the name leads to that address: a node could call itself like a healthy one. A name
+    without an address is somebody else's word.
+    """
+    from ddplaunch.process.ask import AskedEnded, ask
+
+    def add_known() -> None:
+        known = [one for one, address in failures if address is None or leads_to(one.host, address)]
+        if known:
+            add(path, known, now)
+
+    with suppress(OSError, AskedEnded):
+        ask(add_known, _WITHIN)
 
 
 def add(path: str, failures: Sequence[Failure], now: float, well: Sequence[str] = ()) -> None:

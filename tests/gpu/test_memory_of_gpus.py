@@ -48,7 +48,8 @@ WAYS = {
 
 
 @pytest.mark.claim(
-    f"the memory of a GPU is free again {WITHIN:g} s after any end, by {', '.join(WAYS)}", page="concepts/supervision.md"
+    f"the memory of a GPU is free again {WITHIN:g} s after any end, by {', '.join(WAYS)}",
+    page="concepts/supervision.md",
 )
 def test_the_memory_is_free_again_however_a_job_ends(machine, jobs, told):
     running = {how: jobs(how.replace(" ", "-")) for how in WAYS}

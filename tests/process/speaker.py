@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,9 @@ class Visitor(Speaker):
         super().__init__(sock, Client(key) if key is not None else None)
 
 
-def key_of(nodes, *flags: object) -> Key:
-    """The key of the job, as an agent of its finds it."""
-    spec = resolve(parse([str(word) for word in (*nodes.static(2, 1), *flags)]), {}, None)
+def key_of(nodes, *flags: object, meeting: Sequence[object] = ()) -> Key:
+    """The key of the job, as an agent of its finds it; `meeting` are the flags that say where, if node ranks are not typed."""
+    spec = resolve(parse([str(word) for word in (*(meeting or nodes.static(2, 1)), *flags)]), {}, None)
     node = inspect(spec, {})
     allocation = discover(spec, {}, node.host, read=lambda path: Path(path).read_text())
     draft = make_plan(spec, allocation, node, run_id="")

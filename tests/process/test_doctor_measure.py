@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from ddplaunch.doctor.nodes import host, measure
-from ddplaunch.doctor.nodes.messages import Measure, Meet
+from ddplaunch.doctor.nodes.messages import Measure
 from ddplaunch.loop.loop import Loop
 
 HERE = ("127.0.0.1",)
@@ -65,8 +65,8 @@ def test_a_stranger_gets_nothing(port):
 
 
 def test_a_name_leads_to_node_0_or_not(port):
-    met = measure.meet(Meet("localhost", port), "token")  # node 4 answers there
+    met = measure.meet("localhost", port, "token")  # node 4 answers there
     assert met.reached is None
     assert "127.0.0.1" in met.addresses
     assert "something else answers there" in met.error
-    assert measure.meet(Meet("no-such-host.invalid", port), "token").addresses == ()
+    assert measure.meet("no-such-host.invalid", port, "token").addresses == ()

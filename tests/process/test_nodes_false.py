@@ -1,11 +1,12 @@
 """An agent that breaks the protocol, and another program in the place of node 0: a holder of the key may do its part only."""
 
 import fcntl
+import os
 import socket
 import time
 from base64 import b64decode, b64encode
 from contextlib import suppress
-from signal import SIGINT
+from signal import SIGINT, SIGKILL
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
 from ddplaunch.inspect.inspection import MAX_QUESTIONS
 from ddplaunch.process.child import STACKS_FD
 from ddplaunch.process.tree import children
+from ddplaunch.runlog import bad_nodes
+from ddplaunch.runlog.folders import bad_nodes_file
 from ddplaunch.runs import client, find
 from tests.conftest import PATIENCE, until
 from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of, stacks_at_end
@@ -256,6 +259,91 @@ def test_a_node_that_has_lost_another_coordinator_learns_that_this_one_was_start
     visitor.sock.close()
     node.process.send_signal(SIGINT)
     assert nodes.statuses() == [130]
+
+
+@pytest.mark.parametrize("reached", ["192.0.2.7", "evil", "::ffff:192.0.2.7", "127.0.0.2"])
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+def test_no_node_says_where_the_workers_of_others_meet(nodes, program, nnodes, reached):
+    meeting = (*nodes.c10d(nnodes), "--rdzv-conf", "last_call_timeout=60")
+    flags = (program("place"),)
+    node = nodes.node(*meeting, *flags)
+    nodes.listens()
+    visitor = Visitor(nodes.port, key_of(nodes, *flags, meeting=meeting))
+    visitor.say(hello() | {"reached": reached})
+    if nnodes == "1:2":
+        visitor.say({"type": "acknowledged", "term": visitor.hear("succession")["electorates"][-1][0]})
+    assert visitor.hear("begin")["agreed"]["address"] == "127.0.0.1"
+    assert nodes.place(0)["MASTER_ADDR"] == "127.0.0.1"
+    visitor.say(ended(exits=[ENDED_WELL]))
+    assert visitor.hear("quit")["status"] == 0
+    visitor.sock.close()
+    assert nodes.statuses(node) == [0]
+
+
+@pytest.mark.parametrize("claims", ["its own", "all", "that of another"])
+def test_a_node_has_the_vote_that_it_was_given_and_no_other(nodes, program, claims):
+    """Of three nodes one is killed: of the others each needs the vote of the other to go on."""
+    meeting = (
+        *nodes.c10d("1:3"),
+        "--rdzv-conf",
+        "last_call_timeout=60",
+        "--heartbeat-timeout",
+        "3s",
+        "--nproc-per-node",
+        "1",
+    )
+    flags = (program("restarts"), "stays_until_told")
+    first = nodes.node(*meeting, "--node-rank", 0, *flags)
+    nodes.listens()
+    heir = nodes.node(*meeting, "--node-rank", 1, *flags)
+    visitor = Visitor(nodes.port, key_of(nodes, *flags, meeting=meeting))
+    visitor.say(hello(2))
+    told = visitor.hear("succession")
+    [[term, size, _]], [[_, rank]] = told["electorates"], told["votes"]
+    visitor.say({"type": "acknowledged", "term": term})
+    visitor.hear("begin")
+    nodes.place(0, 0)
+    os.kill(first.agent, SIGKILL)
+    heir.says("takes over from")
+    at_heir = Visitor(told["candidates"][0]["port"], key_of(nodes, *flags, meeting=meeting))
+    ranks = {"its own": [rank], "all": range(size), "that of another": [0]}[claims]
+    shown = {"votes": [[term, one] for one in ranks], "secrets": told["secrets"] * len(ranks)}
+    runs = {"runs": {"generation": 0, "node_rank": rank}, "run_id": told["run_id"]}
+    at_heir.say(hello() | shown | runs)
+    if claims == "its own":
+        at_heir.say(ended())
+        at_heir.hear("succession")
+        at_heir.sock.close()
+        heir.process.send_signal(SIGINT)
+        assert nodes.statuses(first, heir) == [122, 130]
+    else:
+        assert "claims a vote that it does not show to be its own" in at_heir.hear("given_up")["reason"]
+        at_heir.sock.close()
+        assert nodes.statuses(first, heir) == [122, 122]
+        assert not nodes.has_sign("place-1-0")
+    visitor.sock.close()
+
+
+@pytest.mark.parametrize("host", ["gpu07", "localhost"])
+@pytest.mark.parametrize("ends", ["closes", "fails"])
+def test_nobody_comes_on_the_list_of_machines_that_have_failed_by_what_a_node_calls_itself(nodes, program, host, ends):
+    flags = (program("behave"), "0=done_when_told")
+    node = nodes.node(*nodes.static(2, 0), *flags)
+    nodes.listens(1)
+    visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
+    visitor.say(hello(1, host=host))
+    visitor.hear("begin")
+    if ends == "fails":
+        said = [*ENDED_WELL]
+        said[5:7] = [1, None]
+        said[14] = None
+        said[15] = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+        visitor.say(STOPPING | {"why": "failed", "signum": 0})
+        visitor.say(ended(exits=[said]))
+        assert visitor.hear("quit")["status"] == 1
+    visitor.sock.close()
+    assert node.process.wait(PATIENCE) != 0
+    assert bad_nodes.read(bad_nodes_file(nodes.env), time.time()) == []
 
 
 # --- a stranger who listened where node 0 should have, in a job without a token

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.coordinator.succession_link import SuccessionLink
 from ddplaunch.supervise import job
+from ddplaunch.supervise.electorate import Vote
 from tests.simulator import coordinator
 from tests.simulator.scenario import Fault, scenario
 from tests.simulator.simulation import Simulation
@@ -61,6 +63,25 @@ def test_a_vote_of_a_node_that_spares_displace_lets_no_other_part_go_on(seed):
         *parted(7.5 + seed / 4, (2,), (1, 4, 5, 6), 100.0),
     ]
     statuses(seed, faults, 7, policy={"min_nodes": 2, "spares": 3, "may_leave": True})
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (0,), (0, 3), ()], ids=["of all", "of node 0", "of both", "none"])
+def test_a_node_that_claims_votes_of_others_lets_no_part_train_beside_the_other(monkeypatch, seed, ranks):
+    """Nodes 2 and 3 are cut off from 0 and 1, and 3 lies."""
+    honest = SuccessionLink._next_hello
+
+    def lies(link: Any, reached: str) -> Any:
+        hello = honest(link, reached)
+        if not hello.votes or link._loop.number != 3:
+            return hello
+        term = hello.votes[-1].term
+        votes = tuple(Vote(term, rank) for rank in ranks)
+        return replace(hello, votes=votes, secrets=hello.secrets[-1:] * len(votes))
+
+    monkeypatch.setattr(SuccessionLink, "_next_hello", lies)
+    faults = [*joins(4), *parted(9.0 + seed / 4, (0, 1), (2, 3))]
+    assert statuses(seed, faults, 4, policy={"min_nodes": 1})[2:] == (122, 122)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from ddplaunch.doctor.nodes.pairs import Pair, doubtful, halves
 from ddplaunch.errors import LaunchError, tell
 from ddplaunch.fields import host, piece
 from ddplaunch.loop.loop import Loop
+from ddplaunch.net.addresses import is_loopback
 from ddplaunch.options import token
 from ddplaunch.options.parsers import is_numeric
 from ddplaunch.process.files import check_replaceable
@@ -73,7 +75,9 @@ def examine_nodes(
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
     if allocation.rendezvous is None:
         return report, [allocation.start[node] for node in good]
-    return report, [Host(name=nodes.names[node]) for node in good]
+    # where a later job is to run is no word of these nodes: another host could have the name that one gives itself
+    addresses = {node: one.address for node, one in nodes.joining.items()}
+    return report, [Host(name=addresses.get(node) or socket.gethostname()) for node in good]
 
 
 def _with_hosts(allocation: Allocation) -> Allocation:
@@ -142,6 +146,7 @@ class _Examination:
         facts = self._ask(
             messages.Facts, "nodes", dict.fromkeys(nodes.alive, messages.Introduce(self._ports())), _FACTS
         )
+        facts = self._as_connected(facts)
         self._note("versions")
         examined = self._post_examine()
         clocks = self._ask_clocks()
@@ -150,7 +155,7 @@ class _Examination:
         self._note("files")
         # nodes of one machine meet while that is examined, since their speed says nothing
         reports = {} if self._is_shared else self._collect(messages.Examined, "nodes", nodes.wait(examined))
-        name = self._allocation.endpoint.address or self._names[0]
+        name = self._allocation.endpoint.address or self._name_of_first()
         met = self._meet(name, facts)
         self._note("names")
         ways = self._measure(facts)
@@ -175,9 +180,24 @@ class _Examination:
             *agreement.merged(self._names, {node: one.report for node, one in reports.items()}),
         ]
         good = agreement.good_nodes(len(self._names), concerns)
-        if not self._is_shared:
+        # nodes that somebody else has started are called what they call themselves
+        if not self._is_shared and not joins:
             self._remember(agreement.faulty_nodes(len(self._names), nodes.lost, concerns), good)
         return self._report(facts, clocks, ways, reports, concerns), good
+
+    def _as_connected(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Facts]:
+        """Return the facts with the addresses from which nodes have joined: others connect to no address that a node names."""
+        own = facts[0].addresses if 0 in facts else ()
+        addresses = {
+            node: (*own, one.address)[-messages.MAX_ADDRESSES :] if is_loopback(one.address) else (one.address,)
+            for node, one in self._nodes.joining.items()
+        }
+        return {node: replace(one, addresses=addresses.get(node, one.addresses)) for node, one in facts.items()}
+
+    def _name_of_first(self) -> str:
+        """Return the name by which the others look for node 0."""
+        rendezvous = self._allocation.rendezvous
+        return self._names[0] if rendezvous is None else rendezvous.addresses[0]
 
     def _note(self, check: str) -> None:
         self._seconds[check] = time.monotonic() - self._began
@@ -227,18 +247,19 @@ class _Examination:
         """Have node 0 make a file, and the others look for it."""
         if self._is_shared or 0 not in self._nodes.alive:
             return {}
-        name = f".ddplaunch-doctor-{os.urandom(8).hex()}"
-        made = self._ask(messages.Shared, "files", {0: messages.Share(name, makes=True)}, _QUICK)
-        others = {node: messages.Share(name) for node in self._nodes.alive if node}
-        seen = self._ask(messages.Shared, "files", others, _QUICK)
-        self._ask(messages.Shared, "files", {0: messages.Share(name, removes=True)}, _QUICK)
+        made = self._ask(messages.Shared, "files", {0: messages.Make()}, _QUICK)
+        if not made:
+            return {}
+        look = messages.Look(made[0].digits)
+        seen = self._ask(messages.Shared, "files", {node: look for node in self._nodes.alive if node}, _QUICK)
+        self._ask(messages.Shared, "files", {0: messages.Remove()}, _QUICK)
         return made | seen
 
     def _meet(self, name: str, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Met]:
         """Have all others look for node 0 under its name."""
         if self._is_shared or 0 not in facts or is_numeric(name):
             return {}
-        others = {node: messages.Meet(name, facts[0].port) for node in facts if node}
+        others = {node: messages.Meet(facts[0].port) for node in facts if node}
         return self._ask(messages.Met, "names", others, _QUICK)
 
     def _measure(self, facts: Mapping[int, messages.Facts]) -> dict[tuple[int, int], messages.Way]:

@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -34,42 +34,59 @@ from ddplaunch.spec import ProgramKind
 from ddplaunch.words import duration, why_failed
 
 _ORDER_TIMEOUT = 60.0  # seconds
+_AT_ONCE = 8  # questions; the doctor has two
 _MARGIN = 0.2  # seconds in which the kernel ends a late child, before its process is left behind
 
 
 class Examinee:
     """This node, as the doctor sees it."""
 
-    def __init__(self, loop: Loop, order: Order, send: Callable[[bytes], None]) -> None:
-        """Prepare; `send` sends an answer to the doctor."""
+    def __init__(
+        self, loop: Loop, order: Order, send: Callable[[bytes], None], *, may_listen: Collection[int] | None = None
+    ) -> None:
+        """Prepare; `send` sends an answer to the doctor. Of the ports that he asks for, those of `may_listen` are listened at."""
         self._loop = loop
         self._order = order
         self._send = send
+        self._may_listen = may_listen
         self._is_listening = False
+        self._unanswered = 0
+        self._digits = os.urandom(8).hex()  # of the file that this node makes, if it is node 0
 
     def take(self, data: bytes) -> None:
         """Have a child answer a request.
 
         Raises:
-            Malformed: it is none.
+            Malformed: it is none, or more than the doctor asks at once.
         """
         asked = messages.asked(data)
         assert isinstance(asked, messages.Asked)
         question: Callable[[], messages.Reply]
         if isinstance(asked.request, messages.TellTime):  # a child would be late
             return self._reply(asked.number, messages.Time(time.time()))
+        if self._unanswered == _AT_ONCE:
+            raise Malformed("asks too much at once")
         if isinstance(asked.request, messages.Introduce):
             if self._is_listening:
                 raise Malformed("asks twice to listen")
             question = partial(facts_of, self._order, *self._listen(asked.request))
+        elif isinstance(asked.request, messages.Make | messages.Remove):
+            if self._order.node_rank != 0:
+                raise Malformed("has a node that is not node 0 make a file")
+            question = partial(share, self._order, self._digits, type(asked.request))
         else:
             question = partial(answer, asked.request, self._order)
         otherwise: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
-        reply = partial(self._reply, asked.number)
+        self._unanswered += 1
+        reply = partial(self._on_answered, asked.number)
         pending = self._loop.ask(partial(_in_words, question), otherwise, reply, within=asked.within)
         # the kernel cannot end a process in uninterruptible sleep, as on a dead file server
         self._loop.timer(self._loop.now() + asked.within + _MARGIN, pending.give_up)
         return None
+
+    def _on_answered(self, number: int, reply: messages.Reply) -> None:
+        self._unanswered -= 1
+        self._reply(number, reply)
 
     def _reply(self, number: int, reply: messages.Reply) -> None:
         self._send(messages.encode(messages.Answered(number, reply)))
@@ -77,7 +94,7 @@ class Examinee:
     def _listen(self, request: messages.Introduce) -> tuple[int, tuple[int, ...]]:
         """Listen on a free port and on those of the request that are free, and have a child serve them; return the ports."""
         listening = [measure.listen()]
-        for port in request.ports:
+        for port in request.ports if self._may_listen is None else {*request.ports} & {*self._may_listen}:
             with suppress(OSError):  # taken; what matters is whether others get there
                 listening.append(measure.listen(port))
         chosen, *ports = (stream.getsockname()[1] for stream in listening)
@@ -112,9 +129,9 @@ def answer(request: messages.Request, order: Order) -> messages.Reply:
         case messages.Measure():
             return measure.measure(request, order.token)
         case messages.Meet():
-            return measure.meet(request, order.token)
-        case messages.Share():
-            return share(request, order)
+            return measure.meet(order.endpoint.address or order.hosts[0], request.port, order.token)
+        case messages.Look():
+            return share(order, request.digits, messages.Look)
         case messages.Examine():
             return examine(request, order)
     raise ValueError(f"{type(request).__name__} is no request of this kind")
@@ -175,27 +192,26 @@ def _digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def share(request: messages.Share, order: Order) -> messages.Shared:
-    """Make the file, look for it, or remove it."""
-    if os.path.basename(request.name) != request.name:
-        raise ValueError(f"{request.name} is no name of a file")
+def share(order: Order, digits: str, what: type[messages.Request]) -> messages.Shared:
+    """Make the file with these digits, look for it, or remove it."""
     from ddplaunch.remote import order as orders
     from ddplaunch.runlog.folders import runs_folder
 
     runs = orders.spec(order).log_dir or runs_folder(_variables(order))
-    return messages.Shared(
-        *(_is_seen(folder, request) if folder else None for folder in (runs, os.fsdecode(order.cwd)))
+    in_runs, in_current = (
+        _is_seen(folder, digits, what) if folder else None for folder in (runs, os.fsdecode(order.cwd))
     )
+    return messages.Shared(runs=in_runs, current=in_current, digits=digits)
 
 
-def _is_seen(folder: str, request: messages.Share) -> bool | None:
-    """Make, look for, or remove the file of a request; return whether it is there now, None if the folder fails."""
-    path = os.path.join(folder, request.name)
+def _is_seen(folder: str, digits: str, what: type[messages.Request]) -> bool | None:
+    """Make, look for, or remove the file in a folder; return whether it is there now, None if the folder fails."""
+    path = os.path.join(folder, f".ddplaunch-doctor-{digits}")
     try:
-        if request.makes:
+        if what is messages.Make:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        elif request.removes:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        elif what is messages.Remove:
             os.unlink(path)
         elif os.path.isdir(folder):
             os.listdir(folder)  # a client of NFS asks its server again
@@ -223,7 +239,8 @@ def examine(request: messages.Examine, order: Order) -> messages.Examined:
 
     _enter(order)
     chosen = doctor.chosen(checks.ALL, request.only)
-    return messages.Examined(doctor.examine(chosen, doctor.subject_of(orders.spec(order), _variables(order))))
+    report = doctor.examine(chosen, doctor.subject_of(orders.spec(order), _variables(order)))
+    return messages.Examined(doctor.presentable(report, ""))  # no longer than the doctor takes
 
 
 # --- the process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Annotated, Protocol
 
 import msgspec
@@ -16,15 +17,15 @@ from ddplaunch.cluster import Allocation, Rendezvous
 from ddplaunch.cluster.hostlist import Host as HostOfList
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import key
-from ddplaunch.control.listener import Listener
-from ddplaunch.control.peer import Peer
+from ddplaunch.control.listener import MAX_REFUSALS, Listener
+from ddplaunch.control.peer import HANDSHAKE_TIMEOUT, Peer
 from ddplaunch.coordinator.join import job_name
 from ddplaunch.doctor.nodes.host import Examinee
 from ddplaunch.errors import LaunchError, tell
 from ddplaunch.exitcodes import OK, RENDEZVOUS
 from ddplaunch.fields import Host, Line, Malformed, decoder, line
 from ddplaunch.fields import host as host_name
-from ddplaunch.loop.loop import Loop
+from ddplaunch.loop.loop import Loop, Timer
 from ddplaunch.loop.stream import FrameError
 from ddplaunch.net.resolver import look_up
 from ddplaunch.options import token
@@ -34,9 +35,11 @@ from ddplaunch.remote.messages import Order
 from ddplaunch.remote.messages import order as order_in
 from ddplaunch.remote.protocol import PROTOCOL
 from ddplaunch.spec import JobSpec
-from ddplaunch.words import some
+from ddplaunch.words import duration, some
 
 WITHIN = 60.0  # seconds in which all nodes have to be there, unless --rdzv-timeout says less
+_IDLE = 300.0  # seconds without a question; with thousands of nodes a round of measurements may take that long
+_MOST_SILENT = 256  # connections that have proved the key and not said hello
 _SILENT = 60.0  # seconds without a confirmed packet after which the kernel gives a connection up
 
 
@@ -107,6 +110,11 @@ class JoinedNode:
         """Wait: somebody else starts it."""
         self.phase = HostPhase.STARTING
 
+    @property
+    def address(self) -> str:
+        """The numeric address from which this node is connected."""
+        return "" if self._peer is None else self._peer.address
+
     def take(self, peer: Peer, version: str) -> None:
         """Take the connection of this node."""
         self._peer, self.phase = peer, HostPhase.CONNECTED
@@ -150,7 +158,7 @@ class Gathering:
         allocation: Allocation,
         named: Callable[[int, str], None],
     ) -> None:
-        """Listen; `named` gets what each node calls itself.
+        """Listen; `named` gets what each node calls itself, unless the cluster names it.
 
         Raises:
             LaunchError: no port is free.
@@ -158,6 +166,7 @@ class Gathering:
         rendezvous = allocation.rendezvous
         assert rendezvous is not None
         self._named = named
+        self._has_names = len(allocation.hosts) == number_of(allocation)
         self._waiting: dict[int, JoinedNode] = {}
         self._listener = Listener(
             loop,
@@ -165,34 +174,55 @@ class Gathering:
             address=rendezvous.listen,
             ports=rendezvous.ports,
             opened=self._on_opened,
-            refused=lambda address, why: tell(f"ddplaunch: {address} was refused: {why}\n"),
+            refused=self._report_refusal,
             user_timeout=_SILENT,
         )
+        self._loop = loop
+        self._silent: dict[Peer, Timer] = {}  # connections without a hello, and when they are closed
+        self._refusals = 0  # that were printed
 
     def expect(self, nodes: Mapping[int, JoinedNode]) -> None:
         """Wait for the nodes of these ranks."""
         self._waiting = dict(nodes)
 
+    def _report_refusal(self, who: str, why: str) -> None:
+        """Print who was refused, and why, a few times: without a token anybody may come."""
+        self._refusals += 1
+        if self._refusals <= MAX_REFUSALS:
+            tell(f"ddplaunch: {who} was refused: {why}\n")
+
     def _on_opened(self, peer: Peer) -> None:
         """Wait for the hello of a node that has proved the key; refuse a node rank that is taken, or too high."""
+        if len(self._silent) == _MOST_SILENT:
+            self._dismiss(next(iter(self._silent)))  # has had most time
 
         def on_hello(data: bytes) -> None:
+            self._silent.pop(peer).cancel()
             try:
                 hello = _hello(data)
             except Malformed:
                 return peer.close()
             rank = hello.node_rank if hello.node_rank is not None else min(self._waiting, default=-1)
             if (node := self._waiting.pop(rank, None)) is None:  # a rank that there is not, or is twice
-                tell(f"ddplaunch: {hello.host} was refused: node rank {rank} is taken, or too high\n")
+                self._report_refusal(hello.host, f"node rank {rank} is taken, or too high")
                 return peer.close()
-            self._named(rank, hello.host)
+            if not self._has_names:  # else who has started the nodes knows what they are called
+                self._named(rank, hello.host)
             return node.take(peer, hello.ddplaunch)
 
-        peer.received, peer.closed = on_hello, lambda _: None
+        self._silent[peer] = self._loop.timer(self._loop.now() + HANDSHAKE_TIMEOUT, partial(self._dismiss, peer))
+        peer.received, peer.closed = on_hello, lambda _: self._dismiss(peer)
+
+    def _dismiss(self, peer: Peer) -> None:
+        """Close a connection that has not said hello."""
+        self._silent.pop(peer).cancel()
+        peer.close()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, and close what never said hello."""
         self._listener.close()
+        for peer in [*self._silent]:
+            self._dismiss(peer)
 
 
 # --- on the others
@@ -251,34 +281,60 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
 
 
 def _answer(loop: Loop, peer: Peer, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
-    """Introduce this node, and answer until node 0 has gone."""
+    """Introduce this node, and answer until node 0 has gone.
+
+    Raises:
+        LaunchError: what answers in the place of node 0 is no doctor of ours, or asks nothing any more.
+    """
     hello = _Hello(line(__version__), host_name(socket.gethostname()), rank_of(allocation))
     examinees: list[Examinee] = []
     ended: list[str] = []
+    faults: list[str] = []
 
     def on_message(data: bytes) -> None:
+        idle.set(loop.now() + _IDLE)
         try:
             if examinees:
                 examinees[0].take(data)
             else:
-                examinees.append(Examinee(loop, _own_order(order_in(data), spec, env, allocation), peer.send))
+                own = _own_order(order_in(data), spec, env, allocation)
+                port = allocation.endpoint.port
+                examinees.append(Examinee(loop, own, peer.send, may_listen=() if port is None else (port,)))
         except Malformed as error:
-            ended.append(str(error))
+            faults.append(f"what it asks is refused: {error}")
 
+    idle = loop.timer(loop.now() + _IDLE, lambda: faults.append(f"it has asked nothing for {duration(_IDLE)}"))
     peer.admit()
     peer.received, peer.closed = on_message, ended.append
     peer.send(msgspec.json.encode(hello))
-    while not ended:
+    while not ended and not faults:
         loop.run_once()
     peer.close()
+    if faults:
+        raise LaunchError(
+            f"node 0 does not examine this node: {faults[0]}",
+            hint="is it another version of ddplaunch, or another program? A token keeps others out: `--token-file`",
+            status=RENDEZVOUS,
+        )
     return OK
 
 
 def _own_order(order: Order, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Order:
-    """Return this node's own order: the node runs what it was started with, whatever a peer says that claims to be node 0."""
+    """Return this node's own order: the node runs what it was started with, whatever a peer says that claims to be node 0.
+
+    Of that the order has the secret of the measurements alone, and the node rank where none was typed.
+
+    Raises:
+        Malformed: it is for another node.
+    """
+    rank, number = rank_of(allocation), number_of(allocation)
+    if order.node_rank not in (range(1, number) if rank is None else (rank,)):
+        raise Malformed(f"its order is for node {order.node_rank}")
+    assert allocation.rendezvous is not None
+    hosts = [allocation.rendezvous.addresses[0], *(f"node-{other}" for other in range(1, number))]
     return orders.order(
         spec,
-        replace(allocation, start=tuple(HostOfList(name=name) for name in order.hosts)),
+        replace(allocation, start=tuple(HostOfList(name=name) for name in hosts)),
         order.node_rank,
         env=token.public(env),
         cwd=os.getcwd(),

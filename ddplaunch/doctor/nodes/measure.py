@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from itertools import pairwise
 
-from ddplaunch.doctor.nodes.messages import MAX_ADDRESSES, Blocked, Measure, Meet, Met, Way
+from ddplaunch.doctor.nodes.messages import MAX_ADDRESSES, Blocked, Measure, Met, Way
 from ddplaunch.fields import host, line
 from ddplaunch.net.port import for_all_addresses
 from ddplaunch.words import why_failed
@@ -27,6 +27,7 @@ ECHO_TIMEOUT = 2.0  # seconds
 PINGS = 21  # an odd number has a median
 _PARTS = 6  # of the time in which data are sent
 _ENOUGH = 1000  # packets, of which a lossy link loses a few: 1.5 MB
+_MOST_CLIENTS = 512  # one node measures one other at a time, at all addresses and ports of that at once
 _SILENCE = 5.0  # seconds after which a client is dropped
 _BLOCK = 1 << 18  # bytes
 _SEED, _PROOF = 16, 32  # bytes
@@ -53,8 +54,16 @@ def listen(port: int = 0) -> socket.socket:
 
 
 def serve(streams: Sequence[socket.socket], token: str, node_rank: int) -> None:
-    """Serve all that connect, each in a thread; never returns."""
+    """Serve all that connect, each in a thread; never returns. Where too many are served, who comes then is shown out."""
     import threading  # of all processes only this one has threads
+
+    free = threading.BoundedSemaphore(_MOST_CLIENTS)
+
+    def serve_one(client: socket.socket) -> None:
+        try:
+            _serve_client(client, token, node_rank)
+        finally:
+            free.release()
 
     with selectors.DefaultSelector() as selector:
         for listening in streams:
@@ -64,7 +73,10 @@ def serve(streams: Sequence[socket.socket], token: str, node_rank: int) -> None:
             for key, _ in selector.select():
                 with suppress(OSError):  # the client is gone
                     client = key.data.accept()[0]
-                    threading.Thread(target=_serve_client, args=(client, token, node_rank), daemon=True).start()
+                    if free.acquire(blocking=False):
+                        threading.Thread(target=serve_one, args=(client,), daemon=True).start()
+                    else:
+                        client.close()
 
 
 def _serve_client(client: socket.socket, token: str, node_rank: int) -> None:
@@ -132,18 +144,18 @@ def measure(request: Measure, token: str) -> Way:
             sock.close()
 
 
-def meet(request: Meet, token: str) -> Met:
+def meet(name: str, port: int, token: str) -> Met:
     """Resolve a name and connect to each of its addresses, to find out where node 0 answers."""
     try:
-        found = socket.getaddrinfo(request.name, request.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # ValueError: not a host name at all
         return Met((), None, line(why_failed(error) if isinstance(error, OSError) else str(error)))
     addresses = [str(sockaddr[0]) for *_, sockaddr in found]
     addresses = list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
-    answered, errors = connect([(address, request.port) for address in addresses], token, 0)
+    answered, errors = connect([(address, port) for address in addresses], token, 0)
     for sock in answered.values():
         sock.close()
-    reached = next((address for address in addresses if (address, request.port) in answered), None)
+    reached = next((address for address in addresses if (address, port) in answered), None)
     return Met(tuple(map(host, addresses)), reached and host(reached), ", ".join(dict.fromkeys(errors.values())))
 
 

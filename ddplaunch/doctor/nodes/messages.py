@@ -16,6 +16,8 @@ from ddplaunch.fields import Duration, Host, Line, Number, Port, Seconds, decode
 
 MAX_PORTS = 8
 MAX_ADDRESSES = 32
+MAX_SENDING = 1.0  # seconds
+MAX_WITHIN = 60.0  # seconds
 _Ports = Annotated[tuple[Port, ...], Meta(min_length=1, max_length=MAX_PORTS)]
 _Addresses = Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]
 
@@ -63,12 +65,22 @@ class Examined(Struct, frozen=True, tag="examined"):
     report: Report
 
 
-class Share(Struct, frozen=True, tag="share"):
-    """Look for a file of this name in the run folder and the current one; node 0 makes it, and in the end removes it."""
+# of a file that node 0 has made; no message holds the name of a file
+Digits = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 
-    name: Line
-    makes: bool = False
-    removes: bool = False
+
+class Make(Struct, frozen=True, tag="make"):
+    """To node 0: make a file in the run folder and in the current one."""
+
+
+class Remove(Struct, frozen=True, tag="remove"):
+    """To node 0: remove these files."""
+
+
+class Look(Struct, frozen=True, tag="look"):
+    """Say in which folders the file with these digits is."""
+
+    digits: Digits
 
 
 class Shared(Struct, frozen=True, tag="shared"):
@@ -76,12 +88,12 @@ class Shared(Struct, frozen=True, tag="shared"):
 
     runs: bool | None
     current: bool | None
+    digits: Digits
 
 
 class Meet(Struct, frozen=True, tag="meet"):
-    """Resolve a name, and say at which of its addresses node 0 answers."""
+    """Resolve the name of node 0, as this node knows it, and say at which of its addresses node 0 answers, on this port."""
 
-    name: Host
     port: Port
 
 
@@ -99,7 +111,7 @@ class Measure(Struct, frozen=True, tag="measure"):
     node_rank: Number
     addresses: _Addresses
     ports: _Ports
-    seconds: Duration  # for which data are sent
+    seconds: Annotated[float, Meta(ge=0, le=MAX_SENDING)]  # for which data are sent
 
 
 class Blocked(Struct, frozen=True):
@@ -127,7 +139,7 @@ class Failed(Struct, frozen=True, tag="failed"):
     why: Line
 
 
-Request: TypeAlias = Introduce | TellTime | Examine | Share | Meet | Measure
+Request: TypeAlias = Introduce | TellTime | Examine | Make | Remove | Look | Meet | Measure
 Reply: TypeAlias = Facts | Time | Examined | Shared | Met | Way | Failed
 
 
@@ -136,7 +148,7 @@ class Asked(Struct, frozen=True):
 
     number: Number
     request: Request
-    within: Duration
+    within: Annotated[float, Meta(ge=0, le=MAX_WITHIN)]
 
 
 class Answered(Struct, frozen=True):

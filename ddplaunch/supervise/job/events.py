@@ -25,6 +25,7 @@ class AgentLost(Struct, frozen=True):
     at: float
     has_ended: bool = False  # its process is known to be gone, so that it goes on nowhere else
     answered_at: float = -inf  # when its last answer came
+    silent: int = 0  # how many other members have not answered lately either, if the workers were running
 
 
 class Acknowledged(Struct, frozen=True):

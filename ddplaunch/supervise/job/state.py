@@ -71,6 +71,7 @@ class Member(Struct, frozen=True, kw_only=True):
     host: str
     workers: int
     requested_rank: int | None  # the node rank that its user gave it; None: any
+    address: str = ""  # numeric, from which it is connected; "" of this node
     agreed: tuple[tuple[str, str], ...] = ()  # what all nodes should have in common: (what, value)
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left there

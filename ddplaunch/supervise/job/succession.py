@@ -159,4 +159,7 @@ def _of_nodes(number: int) -> str:
 
 
 def _votes(state: State) -> list[Vote]:
-    return list(chain.from_iterable(member.votes for member in state.members.values()))
+    """Return the votes of all members, of each one in a term."""
+    return list(
+        chain.from_iterable({one.term: one for one in member.votes}.values() for member in state.members.values())
+    )

@@ -236,3 +236,24 @@ def test_who_is_taken_back_votes_unless_another_coordinator_may_have_begun_with_
     (joined,) = fed
     assert joined.member.votes == kept
     assert told == [(3, kept)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "ages", "silent"),
+    [(job.Phase.RUNNING, (0.4, 9.0, 2.5), 2), (job.Phase.RUNNING, (0.4, 1.0, 1.9), 0), (job.Phase.STOPPING, (9.0,), 0)],
+    ids=["two of three", "none", "all, which the first loss has said already"],
+)
+def test_with_a_node_that_is_lost_it_is_told_how_many_others_are_silent(
+    phase: job.Phase, ages: tuple[float, ...], silent: int
+) -> None:
+    fed = list[Any]()
+    members = Members.of(job.Member(id=id, host="c", workers=1, requested_rank=None) for id in range(len(ages) + 2))
+    incoming = incoming_for(replace(STATE, members=members, phase=phase), fed)
+    for age in (9.0, *ages):
+        incoming._connections._on_opened(cast(Any, PlayedCoordinator()))
+        connection = incoming._connections._connections[incoming._connections._last_id]
+        connection.answered_at = incoming._loop.now() - age
+    incoming._connections.drop(1)
+    incoming._on_lost(1, "silent for 9 s", False, 0.0)
+    incoming.agents.close()
+    assert [event.silent for event in fed] == [silent]

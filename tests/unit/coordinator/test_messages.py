@@ -60,6 +60,7 @@ HELLO = {
     "listens": 4711,
     "run_id": "k7qx",
     "votes": [[1, 2], [2, 1]],
+    "secrets": ["0f" * 16, ""],
     "runs": {"generation": 3, "node_rank": 2},
     "stop": STOP,
     "at": 2.0,
@@ -126,6 +127,8 @@ TO_AGENT: list[dict[str, Any]] = [
         "host": "a",
         "coordinator": [[1, 0]],
         "votes": [[1, 2], [2, 1]],
+        "secrets": ["0f" * 16, ""],
+        "seals": [[1, ["0f" * 8] * 3], [2, []]],
         "candidates": [{"votes": [[1, 1]], "host": "b", "address": "::1", "port": 4711}],
         "electorates": [[1, 3, [2]], [2, 2, []]],
         "history": {

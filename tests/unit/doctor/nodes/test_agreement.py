@@ -103,12 +103,13 @@ def test_the_name_of_node_0_has_to_lead_there(met, reason):
 
 
 def test_folders_that_are_not_shared_are_noted():
-    shared = {0: Shared(True, True), 1: Shared(False, True), 2: Shared(None, False)}
+    seen: dict[int, tuple[bool | None, bool]] = {0: (True, True), 1: (False, True), 2: (None, False)}
+    shared = {node: Shared(*folders, digits="0" * 16) for node, folders in seen.items()}
     assert said(agreement.judge_folders(NAMES, shared)) == [
         ("note", "gpu2: the current folder is another one than on gpu0"),
         ("note", "gpu1: the folder of runs is another one than on gpu0"),
     ]
-    assert said(agreement.judge_folders(NAMES, {0: Shared(None, None), 1: Shared(False, False)})) == []
+    assert said(agreement.judge_folders(NAMES, {node: Shared(None, None, "0" * 16) for node in range(2)})) == []
 
 
 def test_lost_nodes_with_one_reason_are_named_together_and_the_hint_names_the_first():
