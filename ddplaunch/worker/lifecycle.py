@@ -162,7 +162,8 @@ def prepare(
     import faulthandler
 
     try:
-        faulthandler.enable()  # prints the stacks of all threads when a signal like SIGSEGV ends the process
+        if not faulthandler.is_enabled():  # a .pth file or sitecustomize may have it write elsewhere
+            faulthandler.enable()  # prints the stacks of all threads when a signal like SIGSEGV ends the process
     except Exception:  # noqa: BLE001, S110 - stderr is closed, or is no file
         pass
 
@@ -201,6 +202,7 @@ def hide_first_frame(error: BaseException) -> None:
     """Take our frame off the traceback that the interpreter will print when `error` is raised again."""
     if error.__traceback__ is None:
         return
+    first = error.__traceback__.tb_frame
     error.__traceback__ = error.__traceback__.tb_next
     if sys.version_info >= (3, 11):
         return
@@ -209,8 +211,10 @@ def hide_first_frame(error: BaseException) -> None:
     hook = sys.excepthook
 
     def excepthook(kind: "type[BaseException]", value: BaseException, traceback: "TracebackType | None") -> None:
-        sys.excepthook = hook
-        value.__traceback__ = sys.last_traceback = traceback and traceback.tb_next
+        if sys.excepthook is excepthook:
+            sys.excepthook = hook
+        if traceback is not None and traceback.tb_frame is first:
+            value.__traceback__ = sys.last_traceback = traceback.tb_next
         hook(kind, value, value.__traceback__)
 
     sys.excepthook = excepthook
