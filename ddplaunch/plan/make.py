@@ -262,7 +262,7 @@ def _start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
 
     preload, why_fresh, keep_warm, why_cold = None, None, None, ""
     if is_considered:
-        preload, why_fresh = start_method.modules(spec, plans, here.caller, node.script)
+        preload, why_fresh = start_method.modules(spec, plans, here.caller, node.script, is_followed=node.is_followed)
     if spec.keep_warm is not None:
         keep_warm, why_cold = start_method.keep_warm(spec, preload, here.allocation, here.caller)
         why_cold = why_fresh or why_cold

@@ -156,8 +156,10 @@ def prepare(
     cannot even be compiled.
     """
     safe_path = getattr(sys.flags, "safe_path", False)  # since 3.11
-    if not safe_path:
-        del sys.path[0]  # our folder
+    if not safe_path or sys.path[:1] == [
+        os.path.dirname(str(names["__file__"]))
+    ]:  # our folder, which a debugger puts there anyway
+        del sys.path[0]
     command = _command([*(["-m"] if kind == "module" else []), target, *arguments])
     import faulthandler
 
@@ -277,6 +279,9 @@ def _run_module(names: "Mapping[str, object]", name: str, alter_argv: bool) -> "
 def _become_main(names: "Mapping[str, object]", **changed: object) -> "dict[str, object]":
     """Make the program's `__main__`, with the names that the interpreter gave ours; return them."""
     main = type(sys)("__main__")
-    main.__dict__.update({name: value for name, value in names.items() if name[:2] == "__"}, __doc__=None, **changed)
+    main.__dict__.update({name: value for name, value in names.items() if name[:2] == "__"})
+    # of a script, which a debugger that has loaded us runs in a module with others
+    main.__dict__.update({name: None for name in ("__spec__", "__package__", "__cached__") if name in names})
+    main.__dict__.update(__doc__=None, **changed)
     sys.modules["__main__"] = main
     return main.__dict__

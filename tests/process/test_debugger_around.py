@@ -1,0 +1,212 @@
+"""A debugger around the command, as F5 in VS Code and PyCharm: breakpoints stop in each rank, once in each, and nowhere else."""
+
+import importlib.util
+import json
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.conftest import PATIENCE, Job, until
+from tests.process.dap import Editor
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("debugpy") is None, reason="debugpy is not installed")
+
+TRAIN = """
+    import os, sys
+    here = "rank " + os.environ["RANK"]
+    print(here, "is done", sys.argv[1:], __spec__ if __name__ != "__main__" else "")  # BREAK
+    """
+LAUNCHES = """
+    import os
+    import ddplaunch
+    def train(number):
+        here = "rank " + os.environ["RANK"]
+        return number * int(os.environ["RANK"])  # BREAK
+    if __name__ == "__main__":
+        print("results", ddplaunch.launch(train, (3,), nproc_per_node=2), flush=True)
+    """
+TWO = ("--nproc-per-node", 2)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def debug(job: Job, tmp_path: Path) -> "Debug":
+    return Debug(job, tmp_path)
+
+
+class Debug:
+    """A project of one script, one package and one program, debugged by an editor."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job = job
+        self.folder = folder
+        (folder / "pkg").mkdir()
+        (folder / "pkg/__init__.py").touch()
+        for name, text in (("train.py", TRAIN), ("pkg/train.py", TRAIN), ("program.py", LAUNCHES)):
+            (folder / name).write_text(dedent(text).strip() + "\n")
+
+    def write(self, text: str) -> None:
+        """Write the script."""
+        (self.folder / "train.py").write_text(dedent(text).strip() + "\n")
+
+    def attach(self, file: str, *command: object, **env: str) -> Editor:
+        """Run `python -m debugpy --listen ... COMMAND`, and attach to that."""
+        port = free_port()
+        self.job.command = [sys.executable, "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client"]
+        self.job.start(*command, cwd=self.folder, env={"PYDEVD_DISABLE_FILE_VALIDATION": "1", **env})
+        until(lambda: self.has_listener(port), "the port of debugpy")
+        editor = Editor(self.folder / file)
+        editor.begin(port, "attach", name="attach", type="debugpy", connect={"host": "127.0.0.1", "port": port})
+        return editor
+
+    def has_listener(self, port: int) -> bool:
+        """Whether a process listens at this port; nothing connects to it for that, which debugpy would take for its client."""
+        assert self.job.process is not None
+        assert self.job.process.poll() is None, self.job.wait()
+        return f"0100007F:{port:04X} 00000000:0000 0A" in Path("/proc/net/tcp").read_text()
+
+    def launch(self, file: str, **configuration: object) -> Editor:
+        """Press F5 for this configuration of launch.json: the adapter starts the program."""
+        found = self.folder / "endpoints.json"
+        self.job.command = [sys.executable, "-m", "debugpy.adapter", "--host", "127.0.0.1", "--port", "0"]
+        env = {"DEBUGPY_ADAPTER_ENDPOINTS": str(found), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        self.job.start(cwd=self.folder, env=env)
+        until(lambda: found.exists() and found.read_text().strip().endswith("}"), "the port of the adapter", 30)
+        editor = Editor(self.folder / file)
+        given = {"name": "launch", "type": "debugpy", "console": "internalConsole", "cwd": str(self.folder)}
+        editor.begin(json.loads(found.read_text())["client"]["port"], "launch", **given, **configuration)
+        return editor
+
+
+def done(text: str) -> list[str]:
+    """The lines of ranks that are done."""
+    return sorted(line for line in text.splitlines() if "is done" in line)
+
+
+DONE = ["[0] rank 0 is done ['--lr', '1'] ", "[1] rank 1 is done ['--lr', '1'] "]
+
+
+@pytest.mark.parametrize("way", ["train.py", "-m pkg.train"])
+def test_each_rank_stops_at_the_breakpoint_once_where_the_command_runs_under_debugpy(way: str, debug: Debug) -> None:
+    file = "train.py" if way == "train.py" else "pkg/train.py"
+    editor = debug.attach(file, "-m", "ddplaunch", *TWO, *way.split(), "--lr", 1)
+    assert editor.stopped(2) == ["rank 0", "rank 1"]
+    editor.wait()
+    assert done(debug.job.wait().expect(0).out) == DONE
+    assert len(editor.followed) == len(editor.hits) == 2  # nothing else of ours was debugged
+    debug.job.nothing_left()
+
+
+def test_each_rank_stops_where_launch_json_names_the_module_ddplaunch(debug: Debug) -> None:
+    arguments = ["--nproc-per-node", "2", str(debug.folder / "train.py"), "--lr", "1"]
+    editor = debug.launch("train.py", module="ddplaunch", args=arguments)
+    assert editor.stopped(2) == ["rank 0", "rank 1"]
+    editor.wait()
+    assert done(editor.output) == DONE
+    debug.job.wait()
+    debug.job.nothing_left()
+
+
+def test_each_rank_stops_in_the_function_that_a_program_under_the_debugger_launches(debug: Debug) -> None:
+    editor = debug.launch("program.py", program=str(debug.folder / "program.py"))
+    assert editor.stopped(2) == ["rank 0", "rank 1"]
+    editor.wait()
+    assert "results [0, 3]" in editor.output
+    assert len(editor.followed) == 3  # two workers, and the command that launch() has started
+    debug.job.wait()
+    debug.job.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("asked", "note"),
+    [(("--start-method", "forkserver"), "--start-method forkserver"), (("--keep-warm",), "--keep-warm")],
+)
+def test_workers_that_were_to_be_forked_are_fresh_ones_that_stop_and_a_line_says_so(
+    asked: tuple[str, ...], note: str, debug: Debug
+) -> None:
+    editor = debug.attach("train.py", "-m", "ddplaunch", *TWO, *asked, "--preload", "json", "train.py")
+    assert editor.stopped(2) == ["rank 0", "rank 1"]
+    editor.wait()
+    result = debug.job.wait().expect(0)
+    assert f"{note} has no effect: the debugger around this command gets into fresh processes only" in result.err
+    debug.job.nothing_left()
+
+
+def test_the_ranks_of_simulated_nodes_stop(debug: Debug) -> None:
+    editor = debug.attach("train.py", "-m", "ddplaunch", "--nnodes", 2, "--nproc-per-node", 1, "--simulate", "train.py")
+    assert editor.stopped(2) == ["rank 0", "rank 1"]
+    editor.wait()
+    assert len(done(debug.job.wait().expect(0).out)) == 2
+    debug.job.nothing_left()
+
+
+def test_ranks_that_are_held_are_no_hang_and_no_time_limit_ends_them(debug: Debug) -> None:
+    limits = ("--timeout", 3, "--hang-timeout", 1)
+    editor = debug.attach("train.py", "-m", "ddplaunch", *TWO, *limits, "train.py")
+    editor.stopped(2)
+    until(lambda: time.monotonic() > debug.job.began + 6, "a time that is longer than both limits")
+    editor.wait()
+    debug.job.wait().expect(0)
+
+
+def test_ctrl_c_ends_all_that_is_held(debug: Debug) -> None:
+    editor = debug.attach("train.py", "-m", "ddplaunch", *TWO, "train.py")
+    editor.stopped(2)
+    assert debug.job.process is not None
+    debug.job.process.send_signal(signal.SIGINT)
+    assert debug.job.wait(20).status == 130
+    editor.wait()
+    debug.job.nothing_left(patience=PATIENCE)
+
+
+@pytest.mark.parametrize("way", ["module", "program"])
+def test_the_end_of_the_session_ends_all_that_is_held(way: str, debug: Debug) -> None:
+    if way == "module":
+        editor = debug.launch("train.py", module="ddplaunch", args=["--nproc-per-node", "2", "train.py"])
+    else:
+        editor = debug.launch("program.py", program=str(debug.folder / "program.py"))
+    editor.stopped(2)
+    editor.stop()
+    editor.wait()
+    debug.job.wait()
+    debug.job.nothing_left(patience=PATIENCE)
+
+
+def test_breakpoint_in_the_script_stops_each_rank(debug: Debug) -> None:
+    debug.write(TRAIN.replace("print(", "breakpoint(); print("))
+    editor = debug.attach("train.py", "-m", "ddplaunch", *TWO, "train.py")
+    editor.stopped(2)
+    editor.wait()
+    debug.job.wait().expect(0)
+    assert sorted(here for _, here in editor.hits) == sorted(2 * ["rank 0", "rank 1"])
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "says"),
+    [
+        ("raise ValueError('boom')", 1, "ValueError: boom"),
+        ("sys.exit(3)", 3, "exit status 3"),
+        ("os.kill(os.getpid(), 9)", 137, "SIGKILL"),
+        ("os.execv('/bin/sh', ['sh', '-c', 'exit 5'])", 5, "exit status 5"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_job_as_without_a_debugger(end: str, status: int, says: str, debug: Debug) -> None:
+    debug.write(TRAIN + f"    if here == 'rank 1': {end}\n    else: __import__('time').sleep(600)\n")
+    editor = debug.attach("train.py", "-m", "ddplaunch", *TWO, "train.py")
+    editor.stopped(2)
+    editor.go_on()
+    result = debug.job.wait().expect(status)
+    assert "rank 1" in result.err
+    assert says in result.err
+    editor.wait()
+    debug.job.nothing_left(patience=PATIENCE)
