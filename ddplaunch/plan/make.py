@@ -270,6 +270,8 @@ def _start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
     if preload is not None:
         shared = f"{len(plans)} workers share {count(usable, 'CPU')}"
         reasons["start"] = shared if spec.start_method == "auto" else spec.origin("start_method")
+    elif why_fresh:
+        reasons["start"] = why_fresh
     if why_cold:
         reasons["warm"] = why_cold
     notes = (f"{start_method.asked(spec)} has no effect: {why_fresh}",) if why_fresh else ()

@@ -57,10 +57,10 @@ class Client:
 class Editor:
     """A session of one breakpoint, with a thread for each process: it goes into each process that it is told of."""
 
-    def __init__(self, file: Path, text: str = "# BREAK") -> None:
-        """Stop in `file`, at the first line with this text."""
+    def __init__(self, file: Path) -> None:
+        """Stop in `file`, at the line with BREAK in it."""
         self._file = file
-        self._line = 1 + next(n for n, line in enumerate(file.read_text().splitlines()) if text in line)
+        self._line = 1 + next(n for n, line in enumerate(file.read_text().splitlines()) if "# BREAK" in line)
         self._threads: list[threading.Thread] = []
         self._goes_on = threading.Event()
         self._clients: dict[int, Client] = {}  # of the processes that were named to us, by pid, and 0 for the first

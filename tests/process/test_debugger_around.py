@@ -2,12 +2,17 @@
 
 import importlib.util
 import json
+import os
+import re
 import signal
 import socket
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
+from urllib.parse import unquote
 
 import pytest
 
@@ -59,11 +64,11 @@ class Debug:
         """Write the script."""
         (self.folder / "train.py").write_text(dedent(text).strip() + "\n")
 
-    def attach(self, file: str, *command: object, **env: str) -> Editor:
+    def attach(self, file: str, *command: object) -> Editor:
         """Run `python -m debugpy --listen ... COMMAND`, and attach to that."""
         port = free_port()
         self.job.command = [sys.executable, "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client"]
-        self.job.start(*command, cwd=self.folder, env={"PYDEVD_DISABLE_FILE_VALIDATION": "1", **env})
+        self.job.start(*command, cwd=self.folder, env={"PYDEVD_DISABLE_FILE_VALIDATION": "1"})
         until(lambda: self.has_listener(port), "the port of debugpy")
         editor = Editor(self.folder / file)
         editor.begin(port, "attach", name="attach", type="debugpy", connect={"host": "127.0.0.1", "port": port})
@@ -129,7 +134,10 @@ def test_each_rank_stops_in_the_function_that_a_program_under_the_debugger_launc
 
 @pytest.mark.parametrize(
     ("asked", "note"),
-    [(("--start-method", "forkserver"), "--start-method forkserver"), (("--keep-warm",), "--keep-warm")],
+    [
+        (("--start-method", "forkserver"), "workers are fresh processes"),
+        (("--keep-warm",), "no interpreter is kept warm"),
+    ],
 )
 def test_workers_that_were_to_be_forked_are_fresh_ones_that_stop_and_a_line_says_so(
     asked: tuple[str, ...], note: str, debug: Debug
@@ -138,7 +146,7 @@ def test_workers_that_were_to_be_forked_are_fresh_ones_that_stop_and_a_line_says
     assert editor.stopped(2) == ["rank 0", "rank 1"]
     editor.wait()
     result = debug.job.wait().expect(0)
-    assert f"{note} has no effect: the debugger around this command gets into fresh processes only" in result.err
+    assert f"ddplaunch: {note}: the debugger around this command gets into fresh processes only\n" in result.err
     debug.job.nothing_left()
 
 
@@ -164,8 +172,9 @@ def test_ctrl_c_ends_all_that_is_held(debug: Debug) -> None:
     editor.stopped(2)
     assert debug.job.process is not None
     debug.job.process.send_signal(signal.SIGINT)
-    assert debug.job.wait(20).status == 130
+    assert debug.job.process.wait(20) == 130
     editor.wait()
+    debug.job.wait()
     debug.job.nothing_left(patience=PATIENCE)
 
 
@@ -182,31 +191,77 @@ def test_the_end_of_the_session_ends_all_that_is_held(way: str, debug: Debug) ->
     debug.job.nothing_left(patience=PATIENCE)
 
 
-def test_breakpoint_in_the_script_stops_each_rank(debug: Debug) -> None:
-    debug.write(TRAIN.replace("print(", "breakpoint(); print("))
-    editor = debug.attach("train.py", "-m", "ddplaunch", *TWO, "train.py")
-    editor.stopped(2)
-    editor.wait()
-    debug.job.wait().expect(0)
-    assert sorted(here for _, here in editor.hits) == sorted(2 * ["rank 0", "rank 1"])
-
-
 @pytest.mark.parametrize(
     ("end", "status", "says"),
     [
         ("raise ValueError('boom')", 1, "ValueError: boom"),
         ("sys.exit(3)", 3, "exit status 3"),
         ("os.kill(os.getpid(), 9)", 137, "SIGKILL"),
-        ("os.execv('/bin/sh', ['sh', '-c', 'exit 5'])", 5, "exit status 5"),
     ],
 )
 def test_a_rank_that_fails_ends_the_job_as_without_a_debugger(end: str, status: int, says: str, debug: Debug) -> None:
-    debug.write(TRAIN + f"    if here == 'rank 1': {end}\n    else: __import__('time').sleep(600)\n")
+    ends = f"\n    if here == 'rank 1': {end}\n    __import__('time').sleep(600)\n"
+    debug.write(TRAIN.rstrip() + ends)
     editor = debug.attach("train.py", "-m", "ddplaunch", *TWO, "train.py")
     editor.stopped(2)
     editor.go_on()
+    editor.wait()
     result = debug.job.wait().expect(status)
     assert "rank 1" in result.err
     assert says in result.err
-    editor.wait()
     debug.job.nothing_left(patience=PATIENCE)
+
+
+class PyCharm:
+    """A server that speaks pydevd's own protocol as PyCharm does: each process connects to it, and stops at one breakpoint."""
+
+    VERSION, RUN, SUSPENDED, GO_ON, BREAK = "501", "101", "105", "106", "111"
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._line = 1 + next(n for n, text in enumerate(file.read_text().splitlines()) if "# BREAK" in text)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.connections = 0
+        self.hits = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                sock, _ = self._listener.accept()
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        place = f"python-line\t{self._file}\t{self._line}\tNone\tNONE\tNone\tNone"
+        with sock, suppress(OSError):
+            for number, (command, text) in enumerate(
+                [(self.VERSION, "1.1\tUNIX"), (self.BREAK, place), (self.RUN, "")]
+            ):
+                sock.sendall(f"{command}\t{2 * number + 1}\t{text}\n".encode())
+            for line in sock.makefile():
+                command, _, text = line.rstrip("\n").split("\t", 2)
+                if command == self.SUSPENDED:
+                    self.hits += 1
+                    thread = re.search(r'id="([^"]+)"', unquote(text))
+                    assert thread is not None
+                    sock.sendall(f"{self.GO_ON}\t99\t{thread[1]}\n".encode())
+
+    def close(self) -> None:
+        """Take no more."""
+        self._listener.close()
+
+
+def test_each_rank_stops_under_pydevd_as_pycharm_starts_it(debug: Debug) -> None:
+    ide = PyCharm(debug.folder / "train.py")
+    pydevd = Path(str(importlib.util.find_spec("debugpy").origin)).parent / "_vendored/pydevd/pydevd.py"  # type: ignore[union-attr]
+    given = ("--multiprocess", "--client", "127.0.0.1", "--port", ide.port, "--module", "--file", "ddplaunch")
+    debug.job.command = [sys.executable, os.environ.get("DDP_TEST_PYDEVD", str(pydevd))]
+    result = debug.job.run(
+        *given, *TWO, "train.py", "--lr", 1, cwd=debug.folder, env={"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    )
+    ide.close()
+    assert done(result.expect(0).out) == DONE
+    assert (ide.hits, ide.connections) == (2, 3)
+    debug.job.nothing_left()
