@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from ddplaunch.process.linux import bounded_file
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, Job
 
 BOOTSTRAP = Path(__file__).parents[2] / "ddplaunch" / "worker" / "bootstrap.py"
 PYTHON = os.environ.get("DDP_TEST_PYTHON", sys.executable)  # the worker's interpreter; it may be older than ours
@@ -251,3 +251,20 @@ def test_a_debugger_that_is_left_ends_no_trace_of_another_tool(tracer: str, left
         os.wait()
         """
     assert worker.run(dedent(names) + dedent(DEBUGGED) + dedent(program)) == [left]
+
+
+def test_no_timer_that_a_tool_around_the_command_starts_in_each_process_goes_on_in_a_worker(job: Job) -> None:
+    tool = """
+        import os, signal
+        timers = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
+        os.register_at_fork(after_in_child=lambda: [signal.setitimer(timer, 600) for timer in timers])
+        """
+    program = """
+        import signal
+        print([signal.getitimer(timer) for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)])
+        """
+    (job.home / "sitecustomize.py").write_text(dedent(tool))
+    (job.home / "train.py").write_text(dedent(program))
+    result = job.run("--nproc-per-node", 1, "train.py", env={"PYTHONPATH": str(job.home)}).expect(0)
+    assert result.out == f"{3 * [(0.0, 0.0)]}\n"
+    job.nothing_left()
