@@ -24,7 +24,7 @@ from ddplaunch.options import token
 from ddplaunch.output.streams import Screen
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
-from ddplaunch.process.fork import is_followed
+from ddplaunch.process.fork import is_followed, unfollowed
 from ddplaunch.process.linux import raise_open_files, signal_at_end_of
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.runlog.folders import run_id_of
@@ -214,9 +214,10 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
     import subprocess
 
     try:
-        asked = subprocess.run(
-            [python, "-c", _HAS_DEBUGPY], env=env, timeout=_DEBUGPY_WITHIN, check=False, capture_output=True
-        )
+        with unfollowed():
+            asked = subprocess.run(
+                [python, "-c", _HAS_DEBUGPY], env=env, timeout=_DEBUGPY_WITHIN, check=False, capture_output=True
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"--debugpy: {python} does not say whether it has debugpy: {error}") from None
     if asked.returncode:

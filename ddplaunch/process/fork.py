@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 import posix
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+
+_ORIGINAL = "original_"  # how the name begins under which it keeps a function that it has replaced
 
 
 def fork() -> int:
@@ -26,6 +29,25 @@ def fork() -> int:
 def is_followed() -> bool:
     """Return whether a debugger gets into each program of Python that this process, or one that it has forked, executes."""
     return bool(_setup().get("multiprocess") or _setup().get("multiproc"))  # PyDev's and debugpy's word, and PyCharm's
+
+
+@contextmanager
+def unfollowed() -> Iterator[None]:
+    """Have the debugger in this process not get into what `subprocess` starts meanwhile."""
+    before: list[tuple[Any, str, Any]] = []
+    if "pydevd" in sys.modules:
+        for name in ("subprocess", "_posixsubprocess"):
+            module = sys.modules.get(name)
+            for kept, original in list(vars(module).items()) if module is not None else ():
+                if kept.startswith(_ORIGINAL):
+                    replaced = kept.removeprefix(_ORIGINAL)
+                    before.append((module, replaced, getattr(module, replaced)))
+                    setattr(module, replaced, original)
+    try:
+        yield
+    finally:
+        for module, replaced, theirs in before:
+            setattr(module, replaced, theirs)
 
 
 def _setup() -> dict[str, Any]:

@@ -35,6 +35,7 @@ LAUNCHES = """
     if __name__ == "__main__":
         print("results", ddplaunch.launch(train, (3,), nproc_per_node=2), flush=True)
     """
+PAGE = (Path(__file__).parents[2] / "docs/recipes/vscode.md").read_text()
 TWO = ("--nproc-per-node", 2)
 
 
@@ -101,10 +102,18 @@ def done(text: str) -> list[str]:
 DONE = ["[0] rank 0 is done ['--lr', '1'] ", "[1] rank 1 is done ['--lr', '1'] "]
 
 
-@pytest.mark.parametrize("way", ["train.py", "-m pkg.train"])
-def test_each_rank_stops_at_the_breakpoint_once_where_the_command_runs_under_debugpy(way: str, debug: Debug) -> None:
-    file = "train.py" if way == "train.py" else "pkg/train.py"
-    editor = debug.attach(file, "-m", "ddplaunch", *TWO, *way.split(), "--lr", 1)
+WAYS = {"train.py": ["train.py"], "pkg/train.py": ["-m", "pkg.train"]}  # the file, and how a command line names it
+
+
+@pytest.mark.parametrize("file", WAYS)
+def test_each_rank_stops_at_the_breakpoint_once_where_the_page_runs_the_command_under_debugpy(
+    file: str, debug: Debug
+) -> None:
+    shown = re.search(
+        r"^python -m debugpy --listen 5678 --wait-for-client (-m ddplaunch .*) train\.py$", PAGE, re.MULTILINE
+    )
+    assert shown is not None
+    editor = debug.attach(file, *shown[1].split(), *WAYS[file], "--lr", 1)
     assert editor.stopped(2) == ["rank 0", "rank 1"]
     editor.wait()
     assert done(debug.job.wait().expect(0).out) == DONE
@@ -112,14 +121,21 @@ def test_each_rank_stops_at_the_breakpoint_once_where_the_command_runs_under_deb
     debug.job.nothing_left()
 
 
-def test_each_rank_stops_where_launch_json_names_the_module_ddplaunch(debug: Debug) -> None:
-    arguments = ["--nproc-per-node", "2", str(debug.folder / "train.py"), "--lr", "1"]
-    editor = debug.launch("train.py", module="ddplaunch", args=arguments)
+@pytest.mark.parametrize("file", WAYS)
+def test_each_rank_stops_where_the_launch_json_of_the_page_is_started_by_f5(file: str, debug: Debug) -> None:
+    (configuration,) = json.loads(PAGE.split("```json\n")[1].partition("```")[0])["configurations"]
+    assert (configuration["type"], configuration["request"], configuration["args"][-1]) == (
+        "debugpy",
+        "launch",
+        "train.py",
+    )
+    arguments = [*configuration["args"][:-1], *WAYS[file], "--lr", "1"]
+    editor = debug.launch(file, module=configuration["module"], args=arguments)
     assert editor.stopped(2) == ["rank 0", "rank 1"]
     editor.wait()
     assert done(editor.output) == DONE
     debug.job.wait()
-    debug.job.nothing_left()
+    debug.job.nothing_left(patience=PATIENCE)
 
 
 def test_each_rank_stops_in_the_function_that_a_program_under_the_debugger_launches(debug: Debug) -> None:
@@ -163,8 +179,10 @@ def test_ranks_that_are_held_are_no_hang_and_no_time_limit_ends_them(debug: Debu
     editor = debug.attach("train.py", "-m", "ddplaunch", *TWO, *limits, "train.py")
     editor.stopped(2)
     until(lambda: time.monotonic() > debug.job.began + 6, "a time that is longer than both limits")
+    until((debug.job.folder / "about.json").exists, "what the job is about, which an interpreter was asked for")
     editor.wait()
     debug.job.wait().expect(0)
+    assert len(editor.followed) == 2
 
 
 def test_ctrl_c_ends_all_that_is_held(debug: Debug) -> None:
@@ -172,7 +190,7 @@ def test_ctrl_c_ends_all_that_is_held(debug: Debug) -> None:
     editor.stopped(2)
     assert debug.job.process is not None
     debug.job.process.send_signal(signal.SIGINT)
-    assert debug.job.process.wait(20) == 130
+    assert debug.job.process.wait(PATIENCE) == 130
     editor.wait()
     debug.job.wait()
     debug.job.nothing_left(patience=PATIENCE)
