@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import exitcodes
 from ddplaunch.agent import child
 from ddplaunch.errors import not_imported, own_imports
+from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import become_subreaper, detach, memory_file, of_open_files, signal_at_end_of
 from ddplaunch.runlog.file_queue import PROGRESS, FileQueue, reply
 
@@ -55,7 +56,7 @@ def start_writer() -> FileQueue:
         os.pwrite(shared, bytes(PROGRESS), 0)
         ours, its = socket.socketpair()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        agent, pid = os.getpid(), os.fork()
+        agent, pid = os.getpid(), fork()
     except OSError:  # no worker will find room either
         if shared >= 0:
             os.close(shared)

@@ -14,6 +14,7 @@ from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
 from ddplaunch.errors import MORE_OPEN_FILES, LaunchError, below, visible
 from ddplaunch.process import clock
+from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import become_subreaper, check_kernel, of_open_files, return_freed_memory, signal_at_end_of
 from ddplaunch.process.tree import Process, descendants, reap, signal_process
 
@@ -45,7 +46,7 @@ def start(
         check_kernel()
         pipes = FrontPipes.make()
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        pid = os.fork()
+        pid = fork()
     except OSError as error:
         raise _no_room(error) from None
     if pid == 0:

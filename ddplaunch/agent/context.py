@@ -116,7 +116,7 @@ class AgentContext:
             role=spec.role,
             has_recorder=not spec.no_flight_recorder,
             debugpy_ranks=spec.debugpy_ranks or frozenset(),
-            debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{_how_debugged(spec)}",
+            debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{_how_debugged(spec, is_followed=inputs.node.is_followed)}",
             mps_control=inputs.node.mps_control,
             on_terminal=self._on_terminal(plan),
             of_terminal=of_terminal(inputs.screen.columns, inputs.screen.lines, highest=plan.world_size - 1),
@@ -127,6 +127,15 @@ class AgentContext:
     def is_last_generation(self) -> bool:
         """Whether no generation can follow that which is there."""
         return self.inputs.spec.max_restarts == 0 and not self.inputs.allocation.is_elastic
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether a debugger around the command may hold any worker, so that time limits wait.
+
+        Where other nodes were started by hand, their users know of none, and their time limits do not wait for it.
+        """
+        inputs = self.inputs
+        return inputs.node.is_followed and (0 in inputs.draft.ranks or inputs.notifies_starter)
 
     def make_folder(self, plan: Plan) -> None:
         """Have the run folder made."""
@@ -253,11 +262,11 @@ def _template(spec: JobSpec) -> str | None:
     return "[${role_name}${local_rank}]:" if asked else None
 
 
-def _how_debugged(spec: JobSpec) -> str:
+def _how_debugged(spec: JobSpec, *, is_followed: bool) -> str:
     """A word for worker/bootstrap.py; "" if the job is not to be debugged."""
     if spec.debug_on_error:
         return "on-error"
-    return "" if spec.debug_rank is None and spec.debugpy_ranks is None else "rank"
+    return "rank" if spec.debug_rank is not None or spec.debugpy_ranks is not None or is_followed else ""
 
 
 def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:

@@ -138,6 +138,8 @@ class Generations:
         for rank, pid in started:
             self._context.reporter.worker_started(rank, pid)
             self._loop.post(node.WorkerStarted(rank, self._loop.now()))
+            if self._context.may_be_held:
+                self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
         if not workers.waiting and self._context.is_last_generation:
             self.starter.fork_no_more()
 

@@ -19,6 +19,7 @@ from functools import partial
 
 from ddplaunch.agent.front import FrontOutput
 from ddplaunch.agent.pipes import BARS, CONTROL, MESSAGE, NOWHERE, SOCKET, STDERR
+from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import detach, signal_at_end_of
 from ddplaunch.process.terminal import Modes, modes, set_modes
 
@@ -156,7 +157,7 @@ class LiveOutput(FrontOutput):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            if os.fork() == 0:
+            if fork() == 0:
                 try:
                     signal.set_wakeup_fd(-1)
                     detach(theirs.fileno(), _KEYBOARD)

@@ -23,6 +23,7 @@ from ddplaunch.plan import variables
 from ddplaunch.plan.make import argv
 from ddplaunch.process import child, tree
 from ddplaunch.process.child import Child, End, Stdio
+from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import become_subreaper, detach
 from ddplaunch.report.error_file import content, parse
 from ddplaunch.spec import JobSpec
@@ -72,7 +73,7 @@ def _folder() -> Iterator[str]:
     readable, writable = os.pipe2(os.O_CLOEXEC)  # the child waits for its end, and has no end of its own to write to
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has them blocked itself
     try:
-        if (pid := os.fork()) == 0:
+        if (pid := fork()) == 0:
             _remove_at_end(folder, readable)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,6 +8,7 @@ from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import Link
 from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import Plan
+from ddplaunch.process.fork import is_followed
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec
@@ -49,7 +50,7 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
         last_call=spec.last_call,
         timeout=spec.timeout,
         hang_timeout=spec.hang_timeout,
-        debugs=spec.debug_on_error or spec.debug_rank is not None or bool(spec.debugpy_ranks),
+        debugs=spec.debug_on_error or spec.debug_rank is not None or bool(spec.debugpy_ranks) or is_followed(),
         straggler_check=spec.straggler_check,
         notices=frozenset(spec.notices),
     )

@@ -17,6 +17,7 @@ from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.devices.choose import HIDES_ALL, choose
 from ddplaunch.devices.interpreter import TorchBuild, find_torch
 from ddplaunch.devices.sysfs import Root, cores, cpu_quota, exists, read_cpulist
+from ddplaunch.process.fork import is_followed
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
 # --- its accelerators and CPUs
@@ -122,6 +123,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
         bootstrap=os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "bootstrap.py"),
         script=_text(spec.program) if spec.start_method == "auto" else b"",
         env=env,
+        is_followed=is_followed(),
     )
 
 
@@ -157,3 +159,4 @@ class Node(Struct, frozen=True, kw_only=True):
     script: bytes = b""  # the text of the program, if that decides how workers are started
     env: Mapping[str, str]  # of the caller
     has_terminal: bool = True  # the command has one, which a worker can be given
+    is_followed: bool = False  # a debugger around the command gets into the workers, too

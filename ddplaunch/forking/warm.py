@@ -22,6 +22,7 @@ from ddplaunch.forking import inherited
 from ddplaunch.forking.servers import Guard, ServerLost
 from ddplaunch.plan import Plan
 from ddplaunch.plan.variables import of_warm_interpreter
+from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import detach
 from ddplaunch.runlog import run_socket
 from ddplaunch.words import why_failed
@@ -250,10 +251,10 @@ def _start(interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> N
         # the other end of the socket is 3, where `detach` puts it
         given = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
         argv, env = plan.workers[0].argv[_PROGRAM], {**of_warm_interpreter(caller, plan), VARIABLE: given}
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             try:
-                if os.fork() == 0:
+                if fork() == 0:
                     detach(listener.fileno())
                     for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
                         signal.signal(signum, signal.SIG_DFL)

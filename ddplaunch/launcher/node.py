@@ -24,6 +24,7 @@ from ddplaunch.options import token
 from ddplaunch.output.streams import Screen
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
+from ddplaunch.process.fork import is_followed, unfollowed
 from ddplaunch.process.linux import raise_open_files, signal_at_end_of
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.runlog.folders import run_id_of
@@ -213,9 +214,10 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
     import subprocess
 
     try:
-        asked = subprocess.run(
-            [python, "-c", _HAS_DEBUGPY], env=env, timeout=_DEBUGPY_WITHIN, check=False, capture_output=True
-        )
+        with unfollowed():
+            asked = subprocess.run(
+                [python, "-c", _HAS_DEBUGPY], env=env, timeout=_DEBUGPY_WITHIN, check=False, capture_output=True
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"--debugpy: {python} does not say whether it has debugpy: {error}") from None
     if asked.returncode:
@@ -226,7 +228,10 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
 
 
 def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]:
-    """Return the interpreter that is kept warm for such runs, and a note that it is new or why there is none."""
+    """Return the interpreter that is kept warm for such runs, and a note: that it is new, or why there is none.
+
+    With a debugger around this command, the note may also be why no fork server is used.
+    """
     why_not = draft.reasons.get("warm", "")
     if draft.keep_warm is not None:
         from ddplaunch.forking import warm  # few jobs keep one
@@ -243,7 +248,10 @@ def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]
                     f"{duration(place.seconds)} after the last that uses it; `ddplaunch warm --stop` ends it"
                 )
             return place, new
-    return None, f"no interpreter is kept warm: {why_not}" if why_not else ""
+    if why_not:
+        return None, f"no interpreter is kept warm: {why_not}"
+    why_fresh = draft.reasons.get("start", "") if draft.preload is None and is_followed() else ""
+    return None, f"workers are fresh processes: {why_fresh}" if why_fresh else ""
 
 
 def _ask_slurm(

@@ -263,7 +263,7 @@ def _start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
 
     preload, why_fresh, keep_warm, why_cold = None, None, None, ""
     if is_considered:
-        preload, why_fresh = start_method.modules(spec, plans, here.caller, node.script)
+        preload, why_fresh = start_method.modules(spec, plans, here.caller, node.script, is_followed=node.is_followed)
     if spec.keep_warm is not None:
         keep_warm, why_cold = start_method.keep_warm(spec, preload, here.allocation, here.caller)
         why_cold = why_fresh or why_cold
@@ -271,6 +271,8 @@ def _start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
     if preload is not None:
         shared = f"{len(plans)} workers share {count(usable, 'CPU')}"
         reasons["start"] = shared if spec.start_method == "auto" else spec.origin("start_method")
+    elif why_fresh:
+        reasons["start"] = why_fresh
     if why_cold:
         reasons["warm"] = why_cold
     notes = (f"{start_method.asked(spec)} has no effect: {why_fresh}",) if why_fresh else ()

@@ -24,18 +24,30 @@ _OF_EACH_PROCESS = ("LD_PRELOAD", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CO
 
 
 def modules(
-    spec: JobSpec, workers: Sequence[WorkerPlan], caller: Mapping[str, str], script: bytes = b""
+    spec: JobSpec,
+    workers: Sequence[WorkerPlan],
+    caller: Mapping[str, str],
+    script: bytes = b"",
+    *,
+    is_followed: bool = False,
 ) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the modules that a fork server imports; or None, and why workers are fresh although the user asked for a fork."""
+    """Return the modules that a fork server imports; or None, and why workers are fresh although the user asked for a fork.
+
+    `is_followed`: a debugger around the command gets into the workers.
+    """
     if spec.start_method == "auto":
-        changes = any(worker.terminal or worker.cpus or worker.wrap for worker in workers) or any(
-            map(caller.get, _OF_EACH_PROCESS)
+        changes = (
+            is_followed
+            or any(worker.terminal or worker.cpus or worker.wrap for worker in workers)
+            or any(map(caller.get, _OF_EACH_PROCESS))
         )
         if changes or not import_torch(script):
             return None, None
         return PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS, None
     if spec.program.kind is ProgramKind.COMMAND:
         return None, "a command cannot be forked from an interpreter"
+    if is_followed:
+        return None, "the debugger around this command gets into fresh processes only"
     if any(worker.wrap for worker in workers):
         return None, "a worker of --wrap is a fresh process"
     if any(worker.terminal for worker in workers):

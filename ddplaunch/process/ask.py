@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from ddplaunch.process import clock
+from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import detach, end_within, signal_at_end_of
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ def fork_to_answer(run: Callable[[int], NoReturn]) -> tuple[int, int]:
     # blocked until the child decides which it takes: a handler of ours would write to the pipe that wakes our loop
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             run(answer)
     except OSError:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
+from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import of_open_files, signal_at_end_of
 from ddplaunch.process.tree import transferred
 
@@ -135,7 +136,7 @@ def start(
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, handled)
     try:
         fds += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             _exec_program(us, argv, env, stdio, handled, frozenset(cpus), open_files, fds[1])
         os.close(fds.pop())
@@ -203,6 +204,9 @@ def _exec_program(
         for signum in (*handled, _signal.SIGPIPE, _signal.SIGXFSZ):
             _signal.signal(signum, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+        # exec keeps timers, and what another tool has each process do after a fork may have started one, such as a profiler's
+        for timer in (_signal.ITIMER_REAL, _signal.ITIMER_VIRTUAL, _signal.ITIMER_PROF):
+            _signal.setitimer(timer, 0)
         # looked for only where it has to be: in a fork each step touches pages anew
         execute = os.execve if "/" in argv[0] else os.execvpe
         execute(argv[0], tuple(argv), env)

@@ -9,6 +9,7 @@ from functools import partial
 
 from msgspec import Struct
 
+from ddplaunch.process.fork import unfollowed
 from ddplaunch.process.linux import signal_at_end_of
 
 _LONGEST = 1 << 20  # characters of each stream that are kept
@@ -35,16 +36,17 @@ def run(
 
     kept = slice(_LONGEST) if keeps_start else slice(-_LONGEST, None)
     try:
-        done = subprocess.run(
-            argv,
-            env=env,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-            preexec_fn=partial(_begin, os.getpid()),  # which is safe, since such a child has no threads
-        )
+        with unfollowed():
+            done = subprocess.run(
+                argv,
+                env=env,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+                preexec_fn=partial(_begin, os.getpid()),  # which is safe, since such a child has no threads
+            )
     except subprocess.TimeoutExpired as late:
         return Ended(status=None, out=_text(late.stdout, kept), err=_text(late.stderr, kept))
     return Ended(status=done.returncode, out=_text(done.stdout, kept), err=_text(done.stderr, kept))

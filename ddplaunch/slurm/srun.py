@@ -20,6 +20,7 @@ from msgspec import Struct
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.process.child import Child, StartError, Stdio, start, why_not_started
+from ddplaunch.process.fork import fork
 
 if TYPE_CHECKING:  # a task of the step imports this module, and does not need it
     from ddplaunch.slurm.job import SlurmRequeue
@@ -99,12 +100,12 @@ def start_step(job: StepJob) -> Srun:
         if job.live:
             output, written = zip(os.pipe(), os.pipe(), strict=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
+        pid = fork()
     except OSError as error:
         raise not_started(StartError(error.errno or errno.EAGAIN, _FORK)) from None
     if pid == 0:
         try:
-            if os.fork() == 0:
+            if fork() == 0:
                 ours.close()
                 for fd in output or ():
                     os.close(fd)  # srun is to see it if nobody reads

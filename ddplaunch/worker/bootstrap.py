@@ -11,6 +11,7 @@ import ddplaunch, which the worker's interpreter need not have, and to leave a n
 # program and after it, by `lifecycle`. Only the frame of this file lies below the program's. None of the siblings has
 # `from __future__ import annotations`: that imports a module which the program did not ask for.
 import os
+import sys
 
 TYPE_CHECKING = False  # typing's own would be an import too
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ def load(name: str) -> "dict[str, Any]":
     """Return the names that the file NAME.py beside this one defines."""
     path = os.path.join(folder, name + ".py")
     names: dict[str, Any] = {"__name__": name}
-    loader = type(globals()["__loader__"])  # SourceFileLoader, without an import
+    loader = sys.modules[
+        "_frozen_importlib_external"
+    ].SourceFileLoader  # without an import; a debugger may have loaded us
     exec(loader(name, path).get_code(name), names)  # noqa: S102 - our own code
     return names
 

@@ -167,7 +167,8 @@ def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     strip(error)
     text: dict[str, Any] = {"__name__": "error_file"}  # the file beside this one; it is not in `sys.modules`
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "error_file.py")
-    exec(type(globals()["__loader__"])("error_file", path).get_code("error_file"), text)  # noqa: S102 - our own code
+    loader: Any = sys.modules["_frozen_importlib_external"]
+    exec(loader.SourceFileLoader("error_file", path).get_code("error_file"), text)  # noqa: S102 - our own code
     description = {
         "type": text["type_of"](error),
         "message": text["message_of"](error),

@@ -60,7 +60,7 @@ def begin(load: "Callable[[str], Mapping[str, Any]]", steps: str, seconds: str, 
     faulthandler.dump_traceback_later(float(seconds), exit=True, file=late)
     notes = Notes(path, int(steps))
     when_imported = load("imports")["when_imported"]
-    ranges_of = load("distributed")["ranges_of"]
+    ours = load("distributed")
 
     def prepare(torch: "Any") -> None:
         """Change torch once the program has imported it: groups are fake, and steps and checkpoints may end the check."""
@@ -68,7 +68,7 @@ def begin(load: "Callable[[str], Mapping[str, Any]]", steps: str, seconds: str, 
             import torch.distributed  # some versions of torch leave that to the program
 
             if torch.distributed.is_available():
-                Groups(torch, notes, ranges_of)
+                Groups(torch, notes, ours["ranges_of"], ours["in_front_of"])
             stop_at_steps(notes)
             stop_at_saves(torch, ("save",), notes)
             stop_at_saves(torch.serialization, ("save",), notes)
@@ -162,7 +162,8 @@ class GroupTable(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
     """torch's table of the ranks of each process group, which calls `note` for each group that torch adds."""
 
     def __init__(self, table: "Mapping[Any, Any]", note: "Callable[[Any, Any], None]") -> None:
-        super().__init__(table)
+        dict.__init__(self, table)  # of another class in our place it would be called with what is for ours
+        vars(self).update(getattr(table, "__dict__", {}))
         self._note = note
 
     def __setitem__(self, group: "Any", ranks: "Any") -> None:
@@ -174,8 +175,14 @@ class GroupTable(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
 class Groups:
     """Makes every process group a fake one, and notes what is asked of it."""
 
-    def __init__(self, torch: "Any", notes: Notes, ranges_of: "Callable[[Iterable[int]], str]") -> None:
-        """`ranges_of` writes ranks as ranges."""
+    def __init__(
+        self,
+        torch: "Any",
+        notes: Notes,
+        ranges_of: "Callable[[Iterable[int]], str]",
+        in_front_of: "Callable[[Mapping[Any, Any], type], type[Any]]",
+    ) -> None:
+        """`ranges_of` writes ranks as ranges; `in_front_of` gives the class of a table that somebody else may watch, too."""
         self._torch = torch
         self._dist = torch.distributed
         self._c10d = torch.distributed.distributed_c10d
@@ -184,7 +191,8 @@ class Groups:
         self._ranks: dict[str, dict[int, int]] = {}  # by the name of a group: those of the job, by those of the group
         self._objects: dict[tuple[str, int], int] = {}  # how often a rank has sent objects to a group
         self._library = torch.library.Library("c10d", "IMPL")  # the kernels live as long as it does
-        self._c10d._pg_group_ranks = GroupTable(self._c10d._pg_group_ranks, self._note_group)
+        table = self._c10d._pg_group_ranks
+        self._c10d._pg_group_ranks = in_front_of(table, GroupTable)(table, self._note_group)
         self._c10d.rendezvous = self._dist.rendezvous = self._rendezvous  # programs call it, too, as ours does
         self._make = self._c10d._new_process_group_helper
         self._signature = inspect.signature(self._make)

@@ -201,7 +201,7 @@ class Client:
         """Leave the session to the worker, in a child that it has forked."""
         if self.is_open:
             self.is_open = False
-            sys.settrace(None)
+            stop_tracing()
             self.sock.close()
             self.agent.close()
 
@@ -210,8 +210,14 @@ class Client:
         poll = select.poll()
         poll.register(self.sock, select.POLLRDHUP)
         if poll.poll(0):
-            sys.settrace(None)  # the breakpoints stay: we may have interrupted bdb while it looks for one
+            stop_tracing()  # the breakpoints stay: we may have interrupted bdb while it looks for one
             self.close()
+
+
+def stop_tracing() -> None:
+    """Have our debugger trace nothing any more; another tool may have begun to trace since ours did."""
+    if isinstance(getattr(sys.gettrace(), "__self__", None), Session):
+        sys.settrace(None)
 
 
 class Session(pdb.Pdb):

@@ -6,6 +6,7 @@ call waits in the queue that torch runs when it starts CUDA. Calls of the script
 are visible, indices mean other devices, and nothing is done.
 """
 
+import _thread
 import os
 import sys
 
@@ -63,98 +64,143 @@ def when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
     if name in sys.modules:  # a .pth file or sitecustomize imported it
         safely(sys.modules[name])
     else:
-        sys.meta_path.insert(0, Awaited(name, after=safely))
+        _await(name, lambda: None, safely)
 
 
 def when_importing(name: str, then: "Callable[[], None]") -> None:
     """Call `then` once the program begins to import that module."""
     if name not in sys.modules:
-        sys.meta_path.insert(0, Awaited(name, before=then))
+        _await(name, then, lambda _module: None)
 
 
-class Awaited:
-    """A finder that waits for one module and removes itself: it calls `before` then, and `after` with the imported module."""
+class Watching:
+    """A finder that leaves the search to all others, and has `execute` called where a module that it `watches` is executed.
 
-    def __init__(
-        self,
-        name: str,
-        before: "Callable[[], None] | None" = None,
-        after: "Callable[[ModuleType], None] | None" = None,
-    ) -> None:
-        self.name = name
-        self.before = before
-        self.after = after
+    Others do the same: profilers, tracers, another one of ours. So it keeps its place, since the finder behind one that takes
+    itself away is left out of the import that is under way; and it acts when a module is executed, since programs look for
+    modules that they never import.
+    """
+
+    def __init__(self) -> None:
+        self._searching: set[tuple[int, str]] = set()  # by which threads, for which modules
+
+    def watches(self, name: str) -> bool:
+        """Return whether a module of this name is to be looked for."""
+        raise NotImplementedError
+
+    def wants(self, spec: "Any") -> bool:
+        """Return whether the module that was found is watched."""
+        return True
+
+    def execute(self, execute: "Execute", module: "ModuleType") -> None:
+        """Execute a module, by a call of `execute`."""
+        raise NotImplementedError
 
     def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
-        """Find the awaited module, and have its loader call `after` with the module; without `after`, let others search."""
-        if name != self.name:
+        """Return the spec that the other finders find, with a loader in front of its own; None if they find none."""
+        this_search = _thread.get_ident(), name
+        if this_search in self._searching or not self.watches(name):
             return None
-        sys.meta_path.remove(self)
-        if self.before is not None:
-            self.before()
-        after = self.after
-        if after is None:
-            return None
-
-        def execute_then(execute: "Execute", module: "ModuleType") -> None:
-            execute(module)
-            after(module)
-
-        spec = search(name, path, target)
-        if spec is not None:
-            execute_by(spec.loader, execute_then)
+        self._searching.add(this_search)
+        try:
+            spec = search(name, path, target)
+        finally:
+            self._searching.discard(this_search)
+        if spec is not None and hasattr(spec.loader, "exec_module") and self.wants(spec):
+            spec.loader = Loader(spec.loader, self.execute)
         return spec
+
+
+class Loader:
+    """A loader that stands in front of another until the module is executed, and is the other in all else."""
+
+    def __init__(self, loader: "Any", call: "Callable[[Execute, ModuleType], None]") -> None:
+        """Have `call` execute modules with the function of `loader`."""
+        self._loader = loader
+        self._call = call
+
+    @property  # type: ignore[misc]  # the attribute of any object may be set
+    def __class__(self) -> "Any":
+        """The class of the other: finders ask of which kind a loader is."""
+        return self._loader.__class__
+
+    def __getattr__(self, name: str) -> "Any":
+        if name == "_loader":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: "ModuleType") -> None:
+        """Execute a module, which finds the loader of its own where it looks for it."""
+        spec: Any = getattr(module, "__spec__", None)
+        if spec is not None and spec.loader is self:  # else another stands in front of us
+            spec.loader = self._loader
+        if getattr(module, "__loader__", None) is self:
+            module.__loader__ = self._loader
+        self._call(self._loader.exec_module, module)
 
 
 def search(name: str, path: "Sequence[str] | None", target: "ModuleType | None") -> "Any":
     """Return the spec that the finders of the interpreter find for a module; None if they find none."""
-    for finder in sys.meta_path:
+    for finder in [*sys.meta_path]:
         spec = getattr(finder, "find_spec", lambda *_: None)(name, path, target)
         if spec is not None:
             return spec
     return None
 
 
-def execute_by(loader: "Any", call: "Callable[[Execute, ModuleType], None]") -> None:
-    """Have `call` execute the next module of this loader, with the loader's own function; a loader with slots stays as it is."""
-    execute = loader.exec_module
+class Awaiting(Watching):
+    """Calls functions before a module is executed for the first time, and with the module once that has succeeded."""
 
-    def exec_module(module: "ModuleType") -> None:
-        del loader.exec_module
-        call(execute, module)
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[str, list[Callable[[], None]]] = {}  # by the name of the module
+        self.after: dict[str, list[Callable[[ModuleType], None]]] = {}
 
-    try:
-        loader.exec_module = exec_module
-    except AttributeError:
-        pass
+    def watches(self, name: str) -> bool:
+        """Return whether the module is awaited still."""
+        return name in self.after
+
+    def execute(self, execute: "Execute", module: "ModuleType") -> None:
+        """Execute a module between the calls for it."""
+        for call in self.before.pop(module.__name__, ()):
+            call()
+        execute(module)
+        for then in self.after.pop(module.__name__, ()):
+            then(module)
+
+
+AWAITING = Awaiting()
+
+
+def _await(name: str, before: "Callable[[], None]", after: "Callable[[ModuleType], None]") -> None:
+    if AWAITING not in sys.meta_path:
+        sys.meta_path.insert(0, AWAITING)
+    AWAITING.before.setdefault(name, []).append(before)
+    AWAITING.after.setdefault(name, []).append(after)
 
 
 def measure(path: str) -> None:
     """Write a line to the file at `path` for each import of an installed module that takes long: its name and the seconds."""
-    sys.meta_path.insert(0, Timed(path))
+    sys.meta_path.insert(0, Timing(path))
 
 
-class Timed:
-    """A finder that leaves the search to the others, and times their loaders; imports within imports count as one."""
+class Timing(Watching):
+    """Times how long installed modules are executed; imports within imports count as one."""
 
     def __init__(self, path: str) -> None:
+        super().__init__()
         self._path = path
-        self._is_busy = False  # it searches, or a module is being executed
+        self._is_busy = False  # a module is being executed
 
-    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
-        """Return what the other finders find."""
-        if self._is_busy:
-            return None
-        self._is_busy = True
-        try:
-            spec = search(name, path, target)
-        finally:
-            self._is_busy = False
-        if spec is not None and any(part in (spec.origin or "") for part in INSTALLED):
-            execute_by(spec.loader, self._execute)
-        return spec
+    def watches(self, name: str) -> bool:
+        """Return whether no module is being executed."""
+        return not self._is_busy
 
-    def _execute(self, execute: "Execute", module: "ModuleType") -> None:
+    def wants(self, spec: "Any") -> bool:
+        """Return whether the module is an installed one."""
+        return any(part in (spec.origin or "") for part in INSTALLED)
+
+    def execute(self, execute: "Execute", module: "ModuleType") -> None:
         """Execute a module, and note how long that took if that is worth naming; nested imports count for the outermost."""
         import time
 

@@ -156,13 +156,16 @@ def prepare(
     cannot even be compiled.
     """
     safe_path = getattr(sys.flags, "safe_path", False)  # since 3.11
-    if not safe_path:
-        del sys.path[0]  # our folder
+    if not safe_path or sys.path[:1] == [
+        os.path.dirname(str(names["__file__"]))
+    ]:  # our folder, which a debugger puts there anyway
+        del sys.path[0]
     command = _command([*(["-m"] if kind == "module" else []), target, *arguments])
     import faulthandler
 
     try:
-        faulthandler.enable()  # prints the stacks of all threads when a signal like SIGSEGV ends the process
+        if not faulthandler.is_enabled():  # a .pth file or sitecustomize may have it write elsewhere
+            faulthandler.enable()  # prints the stacks of all threads when a signal like SIGSEGV ends the process
     except Exception:  # noqa: BLE001, S110 - stderr is closed, or is no file
         pass
 
@@ -201,6 +204,7 @@ def hide_first_frame(error: BaseException) -> None:
     """Take our frame off the traceback that the interpreter will print when `error` is raised again."""
     if error.__traceback__ is None:
         return
+    first = error.__traceback__.tb_frame
     error.__traceback__ = error.__traceback__.tb_next
     if sys.version_info >= (3, 11):
         return
@@ -209,8 +213,10 @@ def hide_first_frame(error: BaseException) -> None:
     hook = sys.excepthook
 
     def excepthook(kind: "type[BaseException]", value: BaseException, traceback: "TracebackType | None") -> None:
-        sys.excepthook = hook
-        value.__traceback__ = sys.last_traceback = traceback and traceback.tb_next
+        if sys.excepthook is excepthook:
+            sys.excepthook = hook
+        if traceback is not None and traceback.tb_frame is first:
+            value.__traceback__ = sys.last_traceback = traceback.tb_next
         hook(kind, value, value.__traceback__)
 
     sys.excepthook = excepthook
@@ -273,6 +279,9 @@ def _run_module(names: "Mapping[str, object]", name: str, alter_argv: bool) -> "
 def _become_main(names: "Mapping[str, object]", **changed: object) -> "dict[str, object]":
     """Make the program's `__main__`, with the names that the interpreter gave ours; return them."""
     main = type(sys)("__main__")
-    main.__dict__.update({name: value for name, value in names.items() if name[:2] == "__"}, __doc__=None, **changed)
+    main.__dict__.update({name: value for name, value in names.items() if name[:2] == "__"})
+    # of a script, which a debugger that has loaded us runs in a module with others
+    main.__dict__.update({name: None for name in ("__spec__", "__package__", "__cached__") if name in names})
+    main.__dict__.update(__doc__=None, **changed)
     sys.modules["__main__"] = main
     return main.__dict__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ _ENDS_CHILDREN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _received = False
 _previous: dict[int, object] = {}  # the handlers that were there before ours, by signal; empty: ours are not installed
 _spares_children = False
+_handling: set[int] = set()  # signals whose handlers run just now
 
 
 def received() -> bool:
@@ -28,12 +30,25 @@ def install_handlers() -> None:
     `DDPLAUNCH_NOTICE_SIGNALS` has a name that is no signal.
     """
     if _previous:
+        _install_again()
         return
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("the first should_stop() installs signal handlers: call it once in the main thread before")
     for signum in signals(os.environ):
+        dumps: object = faulthandler.unregister(signum)  # type: ignore[func-returns-value]  # True or False
         _previous[signum] = signal.signal(signum, _on_signal)
+        if dumps:  # its handler is none of Python's, which ours could call: it calls ours
+            faulthandler.register(signum, chain=True)
     spare_children()
+
+
+def _install_again() -> None:
+    """Install our handlers again where somebody who came before us, and has gone by now, put back what was there before both."""
+    if threading.current_thread() is threading.main_thread():
+        for signum, previous in _previous.items():
+            found = signal.getsignal(signum)
+            if found is signal.SIG_DFL or (found is previous and callable(found)):
+                _previous[signum] = signal.signal(signum, _on_signal)
 
 
 def signals(env: Mapping[str, str]) -> list[signal.Signals]:
@@ -69,8 +84,13 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
     global _received
     _received = True
     previous = _previous.get(signum)
-    if callable(previous) and previous is not signal.default_int_handler:
-        previous(signum, frame)
+    # the previous one may have been installed a second time since, and call ours
+    if callable(previous) and previous is not signal.default_int_handler and signum not in _handling:
+        _handling.add(signum)
+        try:
+            previous(signum, frame)
+        finally:
+            _handling.discard(signum)
 
 
 def _in_child() -> None:
@@ -79,6 +99,8 @@ def _in_child() -> None:
     _received = False
     for signum in signals(os.environ):
         handler = _previous.get(signum) if signal.getsignal(signum) is _on_signal else signal.getsignal(signum)
+        if handler is None:  # one of C's
+            continue
         if handler is signal.SIG_DFL and signum not in _ENDS_CHILDREN:
             handler = _ignore  # not SIG_IGN, which programs that the child starts would inherit
         signal.signal(signum, handler)  # type: ignore[arg-type]

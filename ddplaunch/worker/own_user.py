@@ -107,7 +107,8 @@ def listen(debugpy: "Any") -> int:
     try:
         _, port = debugpy.listen(("127.0.0.1", 0))
     finally:
-        module.Popen = before
+        if module.Popen is Adapter:
+            module.Popen = before
     if not (Adapter.started and listens(port)):
         raise RuntimeError(f"--debugpy: ddplaunch cannot keep other users out of debugpy {debugpy.__version__}")
     return int(port)

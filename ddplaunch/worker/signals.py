@@ -30,6 +30,9 @@ def offer_stacks(fd: int, signum: int) -> None:
         if not is_file_for_stacks(fd):
             return
         os.set_inheritable(fd, False)
+        if is_caught(signum):  # a .pth file or sitecustomize has it
+            os.close(fd)
+            return
         faulthandler.register(signum, file=fd)
     except Exception:  # noqa: BLE001 - the program does without it
         return
@@ -102,7 +105,7 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], di
             pass
 
     try:
-        if own.getsignal(signum) != 0:  # SIG_DFL: a .pth file or sitecustomize has it
+        if is_caught(signum):  # a .pth file or sitecustomize has it
             return
         own.signal(signum, asked)
         atexit.register(ignore)
@@ -111,6 +114,13 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], di
         return
     mark(OTHERS)
     own.signal = noticed(own.signal, signum, lambda: mark(OTHERS | GROUP))
+
+
+def is_caught(signum: int) -> bool:
+    """Whether this process has a handler for a signal, perhaps one in C that Python does not know, as faulthandler's are."""
+    with open("/proc/self/status", "rb") as file:
+        caught = next(line for line in file if line.startswith(b"SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
 
 
 def is_file_for_stacks(fd: int) -> bool:

@@ -265,11 +265,11 @@ class _Children:
         for fd in (self.fd, self._write):
             os.set_blocking(fd, False)
         self._handler = _signal.signal(_signal.SIGCHLD, lambda _signum, _frame: None)
-        _signal.set_wakeup_fd(self._write)
+        self._woken = _signal.set_wakeup_fd(self._write)
 
     def close(self) -> None:
-        """Give SIGCHLD back the handler that imports had set."""
-        _signal.set_wakeup_fd(-1)
+        """Give SIGCHLD, and what signals write to, back to what imports had set."""
+        _signal.set_wakeup_fd(self._woken)
         if self._handler is not None:  # None: C code had set it
             _signal.signal(_signal.SIGCHLD, self._handler)
         os.close(self.fd)

@@ -4,62 +4,20 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddplaunch.launcher.node import check_debugpy
-from tests.conftest import PATIENCE, until
+from tests.conftest import until
+from tests.process.dap import Client
 
 NOBODY = 54321  # a user without an entry in the user database
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 needs_debugpy = pytest.mark.skipif(importlib.util.find_spec("debugpy") is None, reason="debugpy is not installed")
-
-
-class Client:
-    """A client of debugpy's adapter."""
-
-    def __init__(self, port: int) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
-        self._file = self._sock.makefile("rb")
-        self._last = 0
-        self._seen: list[dict[str, Any]] = []
-
-    def ask(self, command: str, **arguments: Any) -> int:
-        """Send a request; give its number."""
-        self._last += 1
-        body = json.dumps({"seq": self._last, "type": "request", "command": command, "arguments": arguments}).encode()
-        self._sock.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-        return self._last
-
-    def sees(self, **wanted: Any) -> dict[str, Any]:
-        """Wait for a message with these fields, which may have come already; give it."""
-        while True:
-            for message in self._seen:
-                if wanted.items() <= message.items():
-                    self._seen.remove(message)
-                    return message
-            length = 0
-            while line := self._file.readline().strip():
-                length = int(line.split(b":")[1])
-            assert length, f"the connection ended before {wanted}"
-            self._seen.append(json.loads(self._file.read(length)))
-
-    def answer(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request and give the body of what it is answered with."""
-        reply = self.sees(type="response", request_seq=self.ask(command, **arguments))
-        assert reply["success"], reply
-        return dict(reply.get("body") or {})
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._file.close()
-        self._sock.close()
 
 
 @needs_debugpy

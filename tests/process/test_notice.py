@@ -37,6 +37,46 @@ print(notice.received())
 """) == ["mine 15 True", "True"]
 
 
+def test_a_handler_that_is_taken_away_again_after_ours_came_leaves_ours():
+    assert said("""
+before = signal.signal(signal.SIGTERM, lambda signum, frame: print("not mine"))
+notice.install_handlers()
+signal.signal(signal.SIGTERM, before)
+notice.install_handlers()
+os.kill(me, signal.SIGTERM)
+print(notice.received())
+""") == ["True"]
+
+
+def test_a_handler_that_comes_before_ours_and_again_after_it_and_calls_it_hears_of_the_notice_once():
+    assert said("""
+ours = None
+def theirs(signum, frame):
+    print("theirs")
+    callable(ours) and ours(signum, frame)
+signal.signal(signal.SIGTERM, theirs)
+notice.install_handlers()
+ours = signal.signal(signal.SIGTERM, theirs)
+notice.install_handlers()
+os.kill(me, signal.SIGTERM)
+print(notice.received())
+""") == ["theirs", "True"]
+
+
+def test_a_signal_for_which_the_program_has_faulthandler_write_stacks_is_a_notice_too():
+    assert (
+        said("""
+import faulthandler
+os.dup2(1, 2)
+faulthandler.register(signal.SIGUSR1)
+notice.install_handlers()
+os.kill(me, signal.SIGUSR1)
+print(notice.received(), flush=True)
+""")[-1]
+        == "True"
+    )
+
+
 def test_ctrl_c_as_a_notice_is_no_interrupt():
     assert said("""
 os.environ["DDPLAUNCH_NOTICE_SIGNALS"] = "INT"

@@ -122,7 +122,7 @@ class State(Struct, frozen=True, kw_only=True):
         return soonest(
             self.phase_deadline,
             None if self.pauses_limits else self.warning_deadline,
-            self.raised_deadline if self.is_working and not self.debugger else None,
+            self.raised_deadline if self.is_working and not self.is_held else None,
             self.delayed_stop.until if self.delayed_stop else None,
             self.stuck_deadline,
             self.progress_check_at if self.checks_progress and self.policy.progress_interval else None,
@@ -157,6 +157,11 @@ class State(Struct, frozen=True, kw_only=True):
     def debugger(self) -> frozenset[int]:
         """The rank whose debugger has the terminal, while it lives: one or none."""
         return self.alive & {self.policy.debug_rank, None if self.was_debugged else self.at_terminal}
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a debugger may hold any worker now, perhaps at the exception that is to end it."""
+        return bool(self.debugger or self.alive & self.attached)
 
     @property
     def pauses_limits(self) -> bool:

@@ -92,7 +92,9 @@ def step(state: State, event: events.Event) -> Result:
         case events.DebuggerAttached(rank):
             return _with_limits(state, replace(state, attached=state.attached | {rank}))
         case events.DebuggerDetached(rank, at):
-            return _with_limits(state, replace(state, attached=state.attached - {rank}, idle_since=at))
+            end_by = None if state.raised_deadline is None else at + END_TIMEOUT
+            left = replace(state, attached=state.attached - {rank}, idle_since=at, raised_deadline=end_by)
+            return _with_limits(state, left)
         # time
         case events.DeadlineReached(at):
             return _on_deadline(state, at)
@@ -348,7 +350,7 @@ def _on_deadline(state: State, at: float) -> Result:
         return state, ()
     warns = _is_due(state.warning_deadline, at) and not state.pauses_limits
     match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.debugger:
+        case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.is_held:
             return replace(state, raised_deadline=None), (actions.FindRaised(),)
         case Phase.RUNNING | Phase.SETTLING if warns:
             gone = ", ".join(map(str, sorted(exit.rank for exit in state.exits)))

@@ -85,6 +85,15 @@ def test_ranks_that_a_debugger_is_attached_to_stop_the_time_and_are_not_still():
     assert one_node(*last, DeadlineReached(61.5), policy=looking)[1] == [Observe()]
 
 
+def test_a_rank_that_a_debugger_holds_at_its_exception_has_its_time_to_end_when_the_debugger_is_left():
+    held = (*STARTED, DebuggerAttached(0, 0.5), ErrorRecorded(1.0))
+    state, actions = one_node(*held, DeadlineReached(2.0 + node.END_TIMEOUT))
+    assert (state.deadline, actions) == (None, [])
+    left = (*held, DebuggerDetached(0, 99.0))
+    assert one_node(*left)[0].deadline == 99.0 + node.END_TIMEOUT
+    assert one_node(*left, DeadlineReached(99.0 + node.END_TIMEOUT))[1] == [FindRaised()]
+
+
 def test_a_restart_may_be_debugged_again():
     ends = (
         TerminalReturned(1, 9.0),

@@ -9,6 +9,13 @@ from ddplaunch.worker import distributed
 from ddplaunch.worker.distributed import ranges_of, variable_of_recorder
 
 
+class Group:
+    """A process group by its name, as the key of a table."""
+
+    def __init__(self, group_name: str) -> None:
+        self.group_name = group_name
+
+
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [
@@ -44,3 +51,23 @@ def test_a_group_that_does_not_fit_keeps_no_later_one_out(tmp_path, monkeypatch)
 )
 def test_no_variable_is_set_of_which_torch_warns(version, variable):
     assert variable_of_recorder(version) == variable
+
+
+def test_a_table_of_groups_that_somebody_else_watches_is_watched_by_both(tmp_path):
+    class Theirs(dict):
+        def __init__(self, seen):
+            super().__init__()
+            self.seen = seen
+
+        def __setitem__(self, group, ranks):
+            self.seen.append(group.group_name)
+            super().__setitem__(group, ranks)
+
+    seen: list[str] = []
+    table = Theirs(seen)
+    ours = distributed.in_front_of(table, distributed.GroupRanks)(table, str(tmp_path / "0-0"), lambda: None)
+    ours._noted = 1
+    group = Group("tp")
+    ours[group] = {0: 0, 1: 1}
+    assert (seen, dict(ours)) == (["tp"], {group: {0: 0, 1: 1}})
+    assert members_of(str(tmp_path / "0-0")) == {"tp": (0, 1)}

@@ -1,0 +1,77 @@
+"""Forks past a debugger around this command, and says whether there is one. Imports no debugger.
+
+VS Code and PyCharm run a program under pydevd, which replaces `os.fork`, `os.exec...` and what `subprocess` calls, so that it
+gets into each process that the program starts. A worker is one process to it by its exec, and a second one by a fork before
+that; and no other process of ours is to be slowed or held by it. So they are forked by the function that `os.fork` was.
+"""
+
+from __future__ import annotations
+
+import os
+import posix
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+_ORIGINAL = "original_"  # how the name begins under which it keeps a function that it has replaced
+
+
+def fork() -> int:
+    """Fork; a debugger in this process is not in the child."""
+    pid = posix.fork()
+    if pid == 0 and "pydevd" in sys.modules:
+        with suppress(Exception):  # a version of it that we do not know
+            _leave_debugger()
+    return pid
+
+
+def is_followed() -> bool:
+    """Return whether a debugger gets into each program of Python that this process, or one that it has forked, executes."""
+    return bool(_setup().get("multiprocess") or _setup().get("multiproc"))  # PyDev's and debugpy's word, and PyCharm's
+
+
+@contextmanager
+def unfollowed() -> Iterator[None]:
+    """Have the debugger in this process not get into what `subprocess` starts meanwhile."""
+    before: list[tuple[Any, str, Any]] = []
+    if "pydevd" in sys.modules:
+        for name in ("subprocess", "_posixsubprocess"):
+            module = sys.modules.get(name)
+            for kept, original in list(vars(module).items()) if module is not None else ():
+                if kept.startswith(_ORIGINAL):
+                    replaced = kept.removeprefix(_ORIGINAL)
+                    before.append((module, replaced, getattr(module, replaced)))
+                    setattr(module, replaced, original)
+    try:
+        yield
+    finally:
+        for module, replaced, theirs in before:
+            setattr(module, replaced, theirs)
+
+
+def _setup() -> dict[str, Any]:
+    """Return the options of the debugger in this process; {} if there is none."""
+    holder = getattr(sys.modules.get("pydevd"), "SetupHolder", None)
+    return getattr(holder, "setup", None) or {}
+
+
+def _leave_debugger() -> None:
+    """Trace nothing in this process, which lacks the threads of the debugger; a program that is executed is followed yet."""
+    constants: Any = sys.modules["_pydevd_bundle.pydevd_constants"]
+    if constants.GlobalDebuggerHolder.global_dbg is None:  # we were forked by one that has left it
+        return
+    constants.GlobalDebuggerHolder.global_dbg = None
+    if setup := _setup():
+        setup["ppid"] = os.getppid()  # a worker belongs to the process that the debugger knows
+    tracing: Any = sys.modules["pydevd_tracing"]
+    tracing.restore_sys_set_trace_func()
+    sys.settrace(None)
+    monitoring: Any = getattr(sys, "monitoring", None)  # since Python 3.12
+    if monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None:
+        monitoring.set_events(monitoring.DEBUGGER_ID, 0)
+        events = (event for name, event in vars(monitoring.events).items() if name.isupper() and event)
+        for event in events:
+            with suppress(ValueError):  # one that has no callback of its own
+                monitoring.register_callback(monitoring.DEBUGGER_ID, event, None)
+        monitoring.free_tool_id(monitoring.DEBUGGER_ID)
