@@ -21,6 +21,7 @@ from ddplaunch.inspect.take import parse_dump
 from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import variables
 from ddplaunch.plan.make import argv
+from ddplaunch.plan.other_places import without_other_places
 from ddplaunch.process import child, tree
 from ddplaunch.process.child import Child, End, Stdio
 from ddplaunch.process.linux import become_subreaper, detach
@@ -221,7 +222,7 @@ class _Runs:
         hidden = {} if has_device else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
         path = self._path(rank)
         return {
-            **self._env,
+            **without_other_places(self._env, None, wanted.world_size),
             **hidden,
             **common,
             **place,

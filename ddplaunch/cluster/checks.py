@@ -16,6 +16,7 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.words import count, why_failed
 
 _LARGEST = 2**32  # what Slurm counts its special steps down from
+_DEEPEST = 1000  # processes one above the other: a pid may be another's by the time that it is read
 
 
 class ClusterFacts(Struct, frozen=True, kw_only=True):
@@ -61,6 +62,21 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
 def printable(text: str) -> str:
     """Write the value of a variable as messages show it."""
     return text if text.isprintable() else ascii(text)
+
+
+def processes_above(read: Callable[[str], str]) -> tuple[str, ...] | None:
+    """Return the names of all processes above this one, in a container of those inside; None if /proc does not show them all."""
+    pid, names = "self", []
+    for _ in range(_DEEPEST):
+        try:
+            name, _, fields = read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
+        except (OSError, UnicodeDecodeError):
+            return None
+        names.append(name)
+        pid = fields.split()[1]
+        if pid == "0":
+            return tuple(names[1:])
+    return None
 
 
 NOT_HERE = "to ignore these variables: --cluster local, or unset them"

@@ -131,11 +131,12 @@ def _those_that_failed(spec: JobSpec, allocation: Allocation, failures: Sequence
 
 
 def _warn(spec: JobSpec, allocation: Allocation) -> None:
-    """Print the warnings once, where the job is started, unless it is to be quiet."""
+    """Print the warnings once, where the job is started, unless it is to be quiet; and a doubt wherever there is one."""
     is_first = allocation.node_rank in (0, None) and not allocation.has_front
-    if spec.verbosity < 0 or spec.simulate or not is_first:
+    if spec.verbosity < 0 or spec.simulate:
         return
-    for warning in allocation.warnings:
+    warnings = allocation.warnings if is_first else ()
+    for warning in (allocation.doubt, *warnings) if allocation.doubt else warnings:
         write_stderr(visible(f"ddplaunch: warning: {warning}\n"))
 
 
