@@ -5,7 +5,7 @@ Nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -27,6 +27,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     hostname: str
     read: Callable[[str], str]  # gives the text of a file; raises OSError
     is_bad: Callable[[str], bool] = lambda _: False  # whether a host is to be left out, if others are enough
+    # of the nodes of a Slurm job that the variables name: raises LaunchError if we are not in it, else gives a doubt, or ""
+    confirm_job: Callable[[Sequence[str]], str] = lambda _: ""
 
     def value(self, *names: str) -> str | None:
         """The first of these variables that is set to something."""

@@ -99,9 +99,10 @@ def find_world(facts: ClusterFacts) -> World | None:
 
 # --- the allocation
 
-# names of launchers and of their daemons: mpirun, orted, prterun, hydra_pmi_proxy, slurmstepd, flux-shell, apinit, pbs_mom
+# whole names of launchers and of their daemons: a script of the user may be called "mpi-job.sh"
 _ANY_LAUNCHER = re.compile(
-    r"mpi|mpt|orte|prte|prun|hydra|slurm|srun|flux|pals|jsm|jsrun|aprun|apinit|pbs|^res$|lsf|blaunch|sge"
+    r"mpi(run|exec)([._-].*)?|orte(run|d)|prte(run|d)?|prun|hydra_.*|pmi_proxy|mpispawn|slurmstepd|srun|flux.*|pals.*|jsrun|jsmd?"
+    r"|aprun|apinit|apshepherd|pbs_.*|res|blaunch|sge_.*"
 )
 _NO_ID = "this job has no id: two such jobs on the same hosts at a time need a --rdzv-id each"
 
@@ -130,7 +131,7 @@ def _doubt(facts: ClusterFacts, found: World) -> str:
     In a container the launcher may run outside and not be seen, so this is no reason to refuse.
     """
     above = processes_above(facts.read)
-    if above is None or any(_ANY_LAUNCHER.search(name) for name in above):
+    if above is None or any(map(_ANY_LAUNCHER.fullmatch, above)):
         return ""
     size = next(name for name in found.launcher.size if facts.value(name))
     return (

@@ -220,7 +220,14 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
     """
     failures, unusable = _failures(env)
     avoided = failures if spec.avoid_bad_nodes else []
-    found = discover(spec, env, os.uname().nodename, read=_read, is_bad=partial(_has_failed, avoided))
+    found = discover(
+        spec,
+        env,
+        os.uname().nodename,
+        read=_read,
+        is_bad=partial(_has_failed, avoided),
+        confirm_job=partial(_confirm_job, env),
+    )
     found = replace(found, warnings=(*found.warnings, *unusable, *_those_that_failed(spec, found, failures)))
     if found.cluster in ("local", "static") and spec.origin("avoid_bad_nodes").startswith("--"):
         found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))
@@ -235,6 +242,12 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
     if secret is None:
         found = replace(found, authenticated=False, notes=(*found.notes, _UNAUTHENTICATED))
     return found, secret
+
+
+def _confirm_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
+    from ddplaunch.slurm.presence import confirm  # for jobs of Slurm only
+
+    return confirm(token.public(env), nodes, os.uname().nodename, _read)
 
 
 def _read(path: str) -> str:

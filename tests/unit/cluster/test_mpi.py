@@ -248,7 +248,7 @@ def above(*names: str) -> dict[str, str]:
     }
 
 
-STALE = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(("RANK", "LOCAL_RANK"), "33", strict=True)}
+STALE: dict[str, str] = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
 STALE |= {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
 DOUBT = (
     "OMPI_COMM_WORLD_SIZE=8 is set, but no launcher of MPI is seen above this process: "
