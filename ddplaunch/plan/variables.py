@@ -125,6 +125,13 @@ def of_fork_server(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
     }
 
 
+def without_worker_place(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process without those that a worker has, if it is in one, for a job of its own."""
+    if "TORCHELASTIC_RUN_ID" not in env:  # else RANK and its like are the user's
+        return dict(env)
+    return {name: value for name, value in env.items() if not (name in _OF_PLACE or name.startswith(_OF_GENERATION))}
+
+
 def of_warm_interpreter(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
     """Return the same without what differs from shell to shell, and which no module reads when it is imported."""
     return {name: value for name, value in of_fork_server(caller, plan).items() if name not in _OF_A_SHELL}
