@@ -209,7 +209,7 @@ def parse_nodes(output: str) -> dict[str, frozenset[str]]:
 
 def node_host_name(env: Mapping[str, str], node: str, timeout: float) -> str:
     """Return the name that a node of Slurm has as a host; "" if Slurm says none. Raises ScontrolError."""
-    fields = dict(_FIELD.findall(scontrol(env, ("show", "node", "-o", node), timeout)))
+    fields: dict[str, str] = dict(_FIELD.findall(scontrol(env, ("show", "node", "-o", node), timeout)))
     return fields.get("NodeHostName", "")
 
 

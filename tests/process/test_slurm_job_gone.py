@@ -55,7 +55,4 @@ def test_a_controller_that_does_not_answer_delays_a_job_by_seconds_and_leaves_a_
     until(lambda: "waiting for node 1" in said.read_text(), "the meeting")
     process.send_signal(signal.SIGTERM)
     job.wait().expect(143)
-    assert (
-        "whether the Slurm job 4242 (SLURM_JOB_ID) still runs cannot be seen here (scontrol timed out after 5 s)"
-        in (said.read_text())
-    )
+    assert "(scontrol timed out after 5 s): if it has ended, add --cluster local" in said.read_text()

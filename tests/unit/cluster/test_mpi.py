@@ -248,8 +248,12 @@ def above(*names: str) -> dict[str, str]:
     }
 
 
-STALE: dict[str, str] = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
-STALE |= {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
+LEFT_OVER = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+}
 DOUBT = (
     "OMPI_COMM_WORLD_SIZE=8 is set, but no launcher of MPI is seen above this process: "
     "if none has started it, add --cluster local"
@@ -258,16 +262,16 @@ DOUBT = (
 
 @pytest.mark.parametrize("names", [("bash", "tmux: server", "systemd"), ("bash (of a user)", "tini"), ("sh",)])
 def test_variables_of_a_launcher_that_is_nowhere_above_are_doubted(names):
-    assert found(STALE, files=above(*names)).doubt == DOUBT
-    _, hint = refusal(lambda: found(STALE, files=above(*names), nproc_per_node=8))
+    assert found(LEFT_OVER, files=above(*names)).doubt == DOUBT
+    _, hint = refusal(lambda: found(LEFT_OVER, files=above(*names), nproc_per_node=8))
     assert hint is not None
     assert hint.endswith(f"\n{DOUBT}")
 
 
 @pytest.mark.parametrize("name", ["mpirun", "orted", "prted", "hydra_pmi_proxy", "slurmstepd", "flux-shell-3", "jsmd"])
 def test_variables_of_a_launcher_that_is_above_are_not_doubted(name):
-    assert found(STALE, files=above("bash", name, "sshd", "systemd")).doubt == ""
-    _, hint = refusal(lambda: found(STALE, files=above(name, "systemd"), nproc_per_node=8))
+    assert found(LEFT_OVER, files=above("bash", name, "sshd", "systemd")).doubt == ""
+    _, hint = refusal(lambda: found(LEFT_OVER, files=above(name, "systemd"), nproc_per_node=8))
     assert hint is not None
     assert "left" not in hint
     assert "--cluster local" not in hint
