@@ -277,7 +277,7 @@ class RunningWorker:
         return not self._by_itself or signum in _FOR_ALL or self.look() is not None
 
     def signal(self, signum: int, members: Iterable[Process] | None = None) -> None:
-        """Send a signal to the worker, or to its process group; `members`: to these of the group, not to all."""
+        """Send a signal to the worker, or to its process group; `members`: to it and these of the group."""
         if not self.child.is_kept:
             return
         try:
@@ -286,8 +286,10 @@ class RunningWorker:
             elif members is None:
                 os.killpg(self.pid, signum)
             else:
+                signal.pidfd_send_signal(self.child.pidfd, signum)
                 for process in members:
-                    signal_process(process, signum)
+                    if process.pid != self.pid:
+                        signal_process(process, signum)
         except ProcessLookupError:
             os.kill(self.pid, signum)  # it has not yet made its group, or is a zombie without one
         except PermissionError:

@@ -39,7 +39,7 @@ _OF_OTHER_CLUSTERS = (
 )  # scontrol would ask another controller than that of the job
 # the first namespaces, include/linux/proc_ns.h
 _NAMESPACES = {"uts": "uts:[4026531838]", "pid": "pid:[4026531836]"}
-_HERE = "`--cluster local` runs it on this machine alone; a new shell has no such variables"
+_HERE = "`--cluster local` runs it on this machine alone, and a new shell has no such variables"
 
 
 class Host(Struct, frozen=True, kw_only=True):

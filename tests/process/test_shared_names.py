@@ -107,12 +107,12 @@ def test_the_resource_tracker_of_a_group_is_known_and_no_other_process(started, 
         started.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True))
     assert started[0].stdout is not None
     assert started[0].stdout.read(1) == b"x"
+    until(lambda: any(map(tidies, descendants(os.getpid()))), "the start of the tracker")
     below = list(descendants(os.getpid()))
     [tracker] = [process for process in below if tidies(process)]
     assert (tracker.parent, tracker.group) == (started[0].pid, started[0].pid)
-    assert {group: [one.pid for one in found] for group, found in others_by_group(below).items()} == {
-        started[0].pid: [started[0].pid]
-    }
+    others = {group: [one.pid for one in found] for group, found in others_by_group(below).items()}
+    assert others == {started[0].pid: [started[0].pid]}
 
 
 def test_a_tracker_that_is_stopped_goes_on_and_one_that_does_not_end_is_killed(started, job, name):
