@@ -82,6 +82,8 @@ def confirm(env: Mapping[str, str], nodes: Sequence[str], hostname: str, read: C
     host = Host(names=names, node=node or None, nodes=tuple(nodes), uid=os.geteuid(), is_container=_is_container())
     if why := why_not(job_id, host, answer):
         raise LaunchError(why, hint=_HERE)
+    if host.is_container and env.get("SLURM_PROCID", "0") != "0":
+        return ""  # the first task says it once for all
     return doubt(job_id, host, answer)
 
 
@@ -111,8 +113,8 @@ def why_not(job_id: str, host: Host, answer: Answer) -> str:
 
 
 def doubt(job_id: str, host: Host, answer: Answer) -> str:
-    """Return why the job may have ended all the same; "" if Slurm says that it runs."""
-    if answer.jobs:
+    """Return why the job may have ended all the same; "" if Slurm says that it runs, or nothing would wait for its nodes."""
+    if answer.jobs or (answer.is_missing and len(host.nodes) == 1):
         return ""
     where = "in this container" if host.is_container else "here"
     return (

@@ -88,6 +88,14 @@ def test_a_second_stop_signal_kills_at_once_and_leaves_no_name(job, program, nam
     assert names(name) == []
 
 
+def test_a_simulated_node_that_is_lost_leaves_no_name_as_a_real_one_would_not(job, program, name):
+    where = ("--simulate", "--nnodes", 2, "--nproc-per-node", 1, "--grace-period", "0.5s")
+    job.start(*where, "--chaos", "node:1@1500ms", program("shares_names"), name)
+    job.signs("ready", 2)
+    job.wait().expect(122)
+    until(lambda: not names(name), "the end of what removes the names")
+
+
 # --- who tidies
 
 

@@ -81,6 +81,11 @@ def test_in_a_container_and_while_slurm_is_silent_there_is_only_a_doubt(host):
     assert "cannot be seen here (scontrol timed out after 5 s)" in doubt("84", host, SILENT)
 
 
+def test_a_job_of_one_node_without_commands_of_slurm_runs_here_and_is_not_doubted():
+    alone = replace(IN_STEP, nodes=("node1",), is_container=True)
+    assert (why_not("84", alone, MISSING), doubt("84", alone, MISSING)) == ("", "")
+
+
 @pytest.mark.parametrize(
     ("above", "cgroups", "within"),
     [
