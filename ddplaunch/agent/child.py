@@ -16,7 +16,9 @@ from ddplaunch.errors import MORE_OPEN_FILES, LaunchError, below, visible
 from ddplaunch.process import clock
 from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import become_subreaper, check_kernel, of_open_files, return_freed_memory, signal_at_end_of
+from ddplaunch.process.tidying import let_tidy, tidies
 from ddplaunch.process.tree import Process, descendants, reap, signal_process
+from ddplaunch.supervise.node import TIDY_TIMEOUT
 
 INTERVAL = 0.5  # seconds from one question to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
@@ -173,19 +175,24 @@ class Question:
 def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bool], *, with_sleeping: bool) -> None:
     """Kill all descendants of `root`; wait a little for processes in uninterruptible sleep, which die when they wake up.
 
-    That sleep is mostly over in an instant, as of what gives its memory back. Else it ends whenever its disk answers.
+    That sleep is mostly over in an instant, as of what gives its memory back. Else it ends whenever its disk answers. Those
+    that tidy end by themselves after the others, and are killed only if they do not.
     """
     refused: set[int] = set(keep)
     spared: set[int] = set()
-    until = clock.now() + _SLEEP_TIMEOUT
+    began = clock.now()
     while below := [found for found in descendants(root) if found.pid not in refused and not spares(found)]:
         if not with_sleeping:  # it may sleep again and again, for each line that it writes
             spared.update(found.pid for found in below if found.state == "D")
-        killed = [found for found in below if found.pid not in spared]
+        may_tidy = clock.now() < began + TIDY_TIMEOUT
+        tidying = [found for found in below if may_tidy and tidies(found)]
+        for found in tidying:
+            let_tidy(found)
+        killed = [found for found in below if found.pid not in spared and found not in tidying]
         refused.update(found.pid for found in killed if not signal_process(found, signal.SIGKILL))
         reap(keep)
-        if all(found.state == "D" or found.pid in spared for found in below):
-            if clock.now() >= until:
+        if all(found.state == "D" or found.pid in spared or found in tidying for found in below):
+            if not tidying and clock.now() >= began + _SLEEP_TIMEOUT:
                 return
             time.sleep(_LOOK_AGAIN)
 

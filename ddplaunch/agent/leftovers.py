@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable
 
 from ddplaunch.agent import events
 from ddplaunch.loop.loop import Loop
-from ddplaunch.process.tree import Process, descendants, reap, signal_leftovers
+from ddplaunch.process.tidying import signal_leftovers
+from ddplaunch.process.tree import Process, descendants, reap
 
 # rest after a look at all children, in times of what the look took: thousands may end one by one
 _REST = 9

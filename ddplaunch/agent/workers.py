@@ -23,6 +23,8 @@ from ddplaunch.output.streams import Stream, Written
 from ddplaunch.plan.variables import init_file
 from ddplaunch.process.child import RunningWorker, StartError
 from ddplaunch.process.terminal import awaited_input
+from ddplaunch.process.tidying import HARMLESS, others_by_group
+from ddplaunch.process.tree import Process, descendants
 from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import Progress, WorkerError, WorkerExit
 
@@ -215,9 +217,10 @@ class Workers:
 
     def forward(self, signum: int, ranks: Iterable[int]) -> None:
         """Send a signal to the groups of these workers, as far as they still live."""
-        for rank in ranks:
-            if rank in self.running and self.running[rank].look() is None:
-                self.running[rank].signal(signum)
+        alive = [self.running[rank] for rank in ranks if rank in self.running and self.running[rank].look() is None]
+        members = self._members_to_signal(signum, alive)
+        for running in alive:
+            running.signal(signum, members.get(running.pid))
 
     def end(self, signum: int, ranks: Collection[int], at: float, *, by_cluster: bool = False) -> None:
         """Send these workers a signal that is meant to end them; also the process groups whose worker is dead.
@@ -226,14 +229,19 @@ class Workers:
         """
         if signum == signal.SIGINT:
             self._output.interrupted()
-        for rank in ranks:
-            if rank in self.running:
-                running = self.running[rank]
-                had_it = by_cluster and at - running.started_at > LISTED_WITHIN
-                running.end(signum, at, had_it=had_it)
-        for rank in ranks:
-            if rank in self.running:
-                self.running[rank].count_written()
+        addressed = [self.running[rank] for rank in ranks if rank in self.running]
+        members = self._members_to_signal(signum, addressed)
+        for running in addressed:
+            had_it = by_cluster and at - running.started_at > LISTED_WITHIN
+            running.end(signum, at, members.get(running.pid), had_it=had_it)
+        for running in addressed:
+            running.count_written()
+
+    def _members_to_signal(self, signum: int, addressed: Iterable[RunningWorker]) -> Mapping[int, tuple[Process, ...]]:
+        """Return the members to signal of each group that has a process which tidies; every other group gets the signal whole."""
+        if signum in HARMLESS or not any(running.reaches_group(signum) for running in addressed):
+            return {}
+        return others_by_group([*descendants(os.getpid()), *self._starter.leftovers()])
 
     def written_since_stop(self, ranks: Iterable[int]) -> Mapping[int, int]:
         """How many bytes each of these workers has written since it was asked to end."""

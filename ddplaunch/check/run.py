@@ -21,10 +21,12 @@ from ddplaunch.inspect.take import parse_dump
 from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import variables
 from ddplaunch.plan.make import argv
+from ddplaunch.plan.other_places import without_other_places
 from ddplaunch.process import child, tree
 from ddplaunch.process.child import Child, End, Stdio
 from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import become_subreaper, detach
+from ddplaunch.process.tidying import end_all
 from ddplaunch.report.error_file import content, parse
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import signal_name
@@ -221,7 +223,7 @@ class _Runs:
         hidden = {} if has_device else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
         path = self._path(rank)
         return {
-            **self._env,
+            **without_other_places(self._env, None, wanted.world_size),
             **hidden,
             **common,
             **place,
@@ -247,9 +249,8 @@ class _Runs:
                 self._loop.unwatch(one.output)
 
     def _kill(self, one: _Rank) -> None:
+        """Kill a rank; `_sweep` ends what it has started, once it is gone."""
         one.was_killed = True
-        with suppress(ProcessLookupError):
-            os.killpg(one.process.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
             os.kill(one.process.pid, signal.SIGKILL)
 
@@ -290,13 +291,9 @@ class _Runs:
         return replace(trace, end="failed" if error is None else "raised", how=how, error=error)
 
     def _sweep(self) -> None:
-        """Kill what ranks that have ended left behind, and wait until it is gone."""
+        """End what ranks that have ended left behind, and wait until it is gone."""
         pids = {one.process.pid for one in self._running.values()} | self._not_ours
-        left = list(tree.descendants(os.getpid(), pids))
-        for process in left:
-            tree.signal_process(process, signal.SIGKILL)
-        for process in left:
-            tree.ends_within(process.pid, _LATE)
+        end_all(list(tree.descendants(os.getpid(), pids)), _LATE)
         tree.reap(pids)
 
 

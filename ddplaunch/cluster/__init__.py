@@ -63,6 +63,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     identity: str = ""  # unique to the job, known to all its agents: "slurm 84.0"; "" if there is no such name
     notes: tuple[str, ...] = ()  # what a reader of the plan should know, one sentence each
     warnings: tuple[str, ...] = ()  # what whoever starts the job should know as well
+    doubt: str = ""  # why the variables may be left over from another job: said wherever they are read
 
     @property
     def has_one_screen(self) -> bool:

@@ -5,7 +5,7 @@ Nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -16,6 +16,7 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.words import count, why_failed
 
 _LARGEST = 2**32  # what Slurm counts its special steps down from
+_DEEPEST = 1000  # processes one above the other: a pid may be another's by the time that it is read
 
 
 class ClusterFacts(Struct, frozen=True, kw_only=True):
@@ -26,6 +27,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     hostname: str
     read: Callable[[str], str]  # gives the text of a file; raises OSError
     is_bad: Callable[[str], bool] = lambda _: False  # whether a host is to be left out, if others are enough
+    # of the nodes of a Slurm job that the variables name: raises LaunchError if we are not in it, else gives a doubt, or ""
+    confirm_job: Callable[[Sequence[str]], str] = lambda _: ""
 
     def value(self, *names: str) -> str | None:
         """The first of these variables that is set to something."""
@@ -61,6 +64,21 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
 def printable(text: str) -> str:
     """Write the value of a variable as messages show it."""
     return text if text.isprintable() else ascii(text)
+
+
+def processes_above(read: Callable[[str], str]) -> tuple[str, ...] | None:
+    """Return the names of all processes above this one, in a container of those inside; None if /proc does not show them all."""
+    pid, names = "self", []
+    for _ in range(_DEEPEST):
+        try:
+            name, _, fields = read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
+        except (OSError, UnicodeDecodeError):
+            return None
+        names.append(name)
+        pid = fields.split()[1]
+        if pid == "0":
+            return tuple(names[1:])
+    return None
 
 
 NOT_HERE = "to ignore these variables: --cluster local, or unset them"

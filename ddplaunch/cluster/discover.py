@@ -6,7 +6,7 @@ part of, and a job started by it is another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from msgspec import Struct
@@ -58,15 +58,16 @@ def discover(
     *,
     read: Callable[[str], str],
     is_bad: Callable[[str], bool] = lambda _: False,
+    confirm_job: Callable[[Sequence[str]], str] = lambda _: "",
 ) -> Allocation:
     """Return the hosts of the job and our place among them.
 
-    `read` returns the text of a file or raises OSError; a host that `is_bad` is left out.
+    `read` returns the text of a file or raises OSError; a host that `is_bad` is left out; `confirm_job` as in ClusterFacts.
 
     Raises:
         LaunchError: what was asked contradicts what was found, or is not enough.
     """
-    facts = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read, is_bad=is_bad)
+    facts = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read, is_bad=is_bad, confirm_job=confirm_job)
     found = _find(facts)
     checks.workers_of_one_node(spec, found.nnodes[1])
     if spec.spares:

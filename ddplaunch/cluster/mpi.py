@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.cluster import Allocation, Task, checks, endpoints, listed, slurm
-from ddplaunch.cluster.checks import NOT_HERE, ClusterFacts
+from ddplaunch.cluster.checks import NOT_HERE, ClusterFacts, processes_above
 from ddplaunch.errors import LaunchError
 
 # --- the processes that a launcher has started together, as one of them sees them: which of how many it is
@@ -98,6 +99,11 @@ def find_world(facts: ClusterFacts) -> World | None:
 
 # --- the allocation
 
+# whole names of launchers and of their daemons: a script of the user may be called "mpi-job.sh"
+_ANY_LAUNCHER = re.compile(
+    r"mpi(run|exec)([._-].*)?|orte(run|d)|prte(run|d)?|prun|hydra_.*|pmi_proxy|mpispawn|slurmstepd|srun|flux.*|pals.*|jsrun|jsmd?"
+    r"|aprun|apinit|apshepherd|pbs_.*|res|blaunch|sge_.*"
+)
 _NO_ID = "this job has no id: two such jobs on the same hosts at a time need a --rdzv-id each"
 
 
@@ -107,9 +113,36 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     Raises:
         LaunchError: the variables are incomplete or contradict the flags, or the host of node 0 is not known.
     """
-    spec, found = facts.spec, find_world(facts)
+    found = find_world(facts)
     if found is None:
         return None
+    doubt = _doubt(facts, found)
+    try:
+        return replace(_allocation(facts, found), doubt=doubt)
+    except LaunchError as error:
+        if doubt:
+            error.hint = f"{error.hint}\n{doubt}"
+        raise
+
+
+def _doubt(facts: ClusterFacts, found: World) -> str:
+    """Return why the variables of the launcher may be left over in a shell or a container; "" if they are not.
+
+    In a container the launcher may run outside and not be seen, so this is no reason to refuse.
+    """
+    above = processes_above(facts.read)
+    if above is None or any(map(_ANY_LAUNCHER.fullmatch, above)):
+        return ""
+    size = next(name for name in found.launcher.size if facts.value(name))
+    return (
+        f"{size}={found.size} is set, but no launcher of MPI is seen above this process: "
+        "if none has started it, add --cluster local"
+    )
+
+
+def _allocation(facts: ClusterFacts, found: World) -> Allocation:
+    """Return the allocation of all processes that the launcher started."""
+    spec = facts.spec
     task = _task(facts, found)
     once_per_node = task.local_world_size == 1
     if not once_per_node:

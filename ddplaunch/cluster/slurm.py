@@ -88,22 +88,26 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
     When Slurm ends a job, the shell of its script ends at once, and where Slurm tracks processes by cgroups all that it has
     started is killed without a signal before. The tasks of a step get SIGTERM, and time.
     """
-    return allocate(
+    hosts = job_hosts(facts)
+    doubt = facts.confirm_job(hosts)
+    found = allocate(
         facts,
         "slurm",
-        [Host(name=name) for name in job_hosts(facts)],
+        [Host(name=name) for name in hosts],
         starter="srun",
         source=f"Slurm job {job}",
         here=facts.value("SLURMD_NODENAME"),
         in_step=not facts.spec.no_control,
         notes=_tasks_unused(facts),
     )
+    return replace(found, doubt=doubt)
 
 
 def without_step(spec: JobSpec, found: Allocation) -> Allocation:
     """Return the allocation of a job of this node alone, whose agent is this command's own, for one that was to be started."""
     alone = by_flags.alone(spec, found.start[0].address, cluster="slurm", notes=found.notes)
-    return replace(alone, tasks_per_node=found.tasks_per_node, requeues=found.requeues, sent_again=found.sent_again)
+    kept = {name: getattr(found, name) for name in ("tasks_per_node", "requeues", "sent_again", "doubt")}
+    return replace(alone, **kept)
 
 
 def _tasks_unused(facts: ClusterFacts) -> list[str]:
@@ -123,12 +127,14 @@ def _tasks_unused(facts: ClusterFacts) -> list[str]:
 def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     """Return the allocation inside a step: one agent on each node, or one task for each worker."""
     spec, step = facts.spec, _step(facts, job, number)
+    port = facts.number(RDZV_PORT)
+    # a task alone waits for no other; and a step with a port is ours, and has just begun
+    doubt = facts.confirm_job(step.hosts) if step.task.world_size > 1 and port is None else ""
     number_of_nodes = len(step.hosts)
     checks.refuse_host_filters(spec, f"{step.name} is running already")
     hint = f"leave --nnodes out, or start as many: srun --nodes {spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
     nnodes = checks.nnodes(spec, number_of_nodes, step.name, hint=hint)
     node_rank = checks.node_rank(spec, step.task.node_rank, "SLURM_NODEID")
-    port = facts.number(RDZV_PORT)
     if step.task.world_size == 1 and port is None:
         return by_flags.alone(spec, step.hosts[0], cluster="slurm")
     if not step.once_per_node:
@@ -158,6 +164,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         has_front=port is not None,
         identity=f"slurm {job}.{number}" if port is None else "",
         notes=tuple(checks.endpoint_unused(spec, "slurm determines the endpoint")),
+        doubt=doubt,
     )
 
 

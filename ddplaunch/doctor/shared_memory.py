@@ -1,4 +1,7 @@
-"""/dev/shm: whether it has room, and which files of this user lie there though no process has them open."""
+"""/dev/shm: whether it has room, and which files of this user lie there though no process has them open.
+
+Most names there are random, and only take room. A name that a program has chosen cannot be made again while it is there.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ import re
 import shlex
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
 
 from ddplaunch.devices.sysfs import SHM
-from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, slow
+from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, note, slow
 from ddplaunch.process.tree import content
 from ddplaunch.words import count, duration, size, some
 
@@ -26,6 +29,7 @@ _NOTABLE = 1 << 20  # bytes; less lies about after many a program that was kille
 _KINDS = re.compile(
     r"torch_|nccl-|psm_|sem\.|mp-|pym-|ucx|vader_segment|btl_vader|osc_rdma|__KMP_|ddplaunch-|cuda\.shm|wnsm_"
 )
+_PRIVATE = 0o600  # the mode with which multiprocessing.shared_memory makes a file; copies of data have the umask's
 _HOST_PIDS = "pid:[4026531836]"  # the first namespace of processes, include/linux/proc_ns.h
 
 
@@ -35,6 +39,7 @@ class Segment(Struct, frozen=True, kw_only=True):
     path: str
     size: int  # bytes that it takes
     age: float  # seconds since it was written
+    is_chosen: bool = False  # the name is none that a library makes
 
 
 class SharedMemory(Struct, frozen=True, kw_only=True):
@@ -75,20 +80,21 @@ def _link(path: str) -> str:
 
 
 def _of_user(folder: str, youngest: float = _YOUNG) -> Iterator[Segment]:
-    """Yield this user's files that are older than `youngest` seconds and have the names that training programs give."""
+    """Yield this user's files that are older than `youngest` seconds, and named or made as training programs do."""
     now = time.time()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
                 found = entry.stat(follow_symlinks=False)
                 age = now - max(found.st_mtime, found.st_ctime)
+                is_chosen = _KINDS.match(entry.name) is None
                 if (
                     stat.S_ISREG(found.st_mode)
                     and found.st_uid == os.geteuid()
                     and age > youngest
-                    and _KINDS.match(entry.name)
+                    and (not is_chosen or stat.S_IMODE(found.st_mode) == _PRIVATE)
                 ):
-                    yield Segment(path=entry.path, size=found.st_blocks * 512, age=age)
+                    yield Segment(path=entry.path, size=found.st_blocks * 512, age=age, is_chosen=is_chosen)
 
 
 def _in_use(prefix: str) -> Iterator[str]:
@@ -133,24 +139,35 @@ def _findings(shm: SharedMemory) -> Iterator[Finding]:
             "workers end with SIGBUS where they share memory",
             "`ls -lS /dev/shm` shows the largest files",
         )
-    taken = sum(one.size for one in shm.unused)
+    random = [one for one in shm.unused if not one.is_chosen]
+    taken = sum(one.size for one in random)
     if taken >= _NOTABLE:
-        yield _stale(shm, taken)
+        yield Finding(
+            severity="slow" if taken > (shm.size - taken) // 2 else "note",
+            title=f"{size(taken)} of {SHM} belong to files of yours that a program has left",
+            evidence=_evidence(random, shm),
+            hint=_remedy(random),
+        )
+    if chosen := [one for one in shm.unused if one.is_chosen]:
+        yield note(
+            f"{count(len(chosen), 'name')} in {SHM} may be left by a program, which cannot make them again (FileExistsError)",
+            _evidence(chosen, shm),
+            f"{_remedy(chosen)}, unless a program of yours comes back to them",
+        )
 
 
-def _stale(shm: SharedMemory, taken: int) -> Finding:
-    """Name files that no process has open, and the line that removes them."""
-    youngest = min(one.age for one in shm.unused)
+def _evidence(left: Sequence[Segment], shm: SharedMemory) -> str:
+    """Name files that no process has open."""
     who = "no process has them open" if shm.sees_all else "no process of this container has them open"
-    paths = [shlex.quote(one.path) for one in shm.unused]
-    listed = " ".join(paths[:20])
+    youngest = min(one.age for one in left)
+    return f"{some(one.path for one in left)}: {who}, and the latest was written {duration(youngest)} ago"
+
+
+def _remedy(left: Sequence[Segment]) -> str:
+    """Return the line that removes these files."""
+    paths = [shlex.quote(one.path) for one in left]
     more = f"; then {len(paths) - 20} more" if len(paths) > 20 else ""
-    return Finding(
-        severity="slow" if taken > (shm.size - taken) // 2 else "note",
-        title=f"{size(taken)} of {SHM} belong to files of yours that a program has left",
-        evidence=f"{some(one.path for one in shm.unused)}: {who}, and the latest was written {duration(youngest)} ago",
-        hint=f"`rm {listed}`{more}",
-    )
+    return f"`rm {' '.join(paths[:20])}`{more}"
 
 
 CHECKS = (Check(id="shm", examine=lambda subject: judge(read(subject)), within=5.0),)

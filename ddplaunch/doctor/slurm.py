@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, note
-from ddplaunch.slurm.scontrol import ScontrolError, ScontrolMissing, UnknownJob, parse_config, scontrol, show_jobs
+from ddplaunch.slurm.scontrol import (
+    ScontrolError,
+    ScontrolMissing,
+    UnknownJob,
+    is_unconfigured,
+    parse_config,
+    scontrol,
+    show_jobs,
+)
 
 _TIMEOUT = 3.0  # seconds for each command
 _GRACE_PERIOD = 25  # seconds: ddplaunch's own in a Slurm job
@@ -38,7 +46,7 @@ def read(subject: Subject) -> Cluster:
     except UnknownJob:
         return Cluster(is_here=True, settings=settings, job_id=job_id)
     except ScontrolError as error:
-        is_missing = "configuration source" in str(error)  # there is no slurm.conf
+        is_missing = is_unconfigured(error)
         return Cluster(is_here=bool(job_id) or not is_missing, problem=str(error), is_missing=is_missing, job_id=job_id)
     return Cluster(is_here=True, settings=settings, job_id=job_id, states=jobs[0].states if jobs else None)
 

@@ -131,11 +131,12 @@ def _those_that_failed(spec: JobSpec, allocation: Allocation, failures: Sequence
 
 
 def _warn(spec: JobSpec, allocation: Allocation) -> None:
-    """Print the warnings once, where the job is started, unless it is to be quiet."""
+    """Print the warnings once, where the job is started, unless it is to be quiet; and a doubt wherever there is one."""
     is_first = allocation.node_rank in (0, None) and not allocation.has_front
-    if spec.verbosity < 0 or spec.simulate or not is_first:
+    if spec.verbosity < 0 or spec.simulate:
         return
-    for warning in allocation.warnings:
+    warnings = allocation.warnings if is_first else ()
+    for warning in (allocation.doubt, *warnings) if allocation.doubt else warnings:
         tell(f"ddplaunch: warning: {warning}\n")
 
 
@@ -219,7 +220,14 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
     """
     failures, unusable = _failures(env)
     avoided = failures if spec.avoid_bad_nodes else []
-    found = discover(spec, env, os.uname().nodename, read=_read, is_bad=partial(_has_failed, avoided))
+    found = discover(
+        spec,
+        env,
+        os.uname().nodename,
+        read=_read,
+        is_bad=partial(_has_failed, avoided),
+        confirm_job=partial(_confirm_job, env),
+    )
     found = replace(found, warnings=(*found.warnings, *unusable, *_those_that_failed(spec, found, failures)))
     if found.cluster in ("local", "static") and spec.origin("avoid_bad_nodes").startswith("--"):
         found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))
@@ -234,6 +242,12 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
     if secret is None:
         found = replace(found, authenticated=False, notes=(*found.notes, _UNAUTHENTICATED))
     return found, secret
+
+
+def _confirm_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
+    from ddplaunch.slurm.presence import confirm  # for jobs of Slurm only
+
+    return confirm(token.public(env), nodes, os.uname().nodename, _read)
 
 
 def _read(path: str) -> str:

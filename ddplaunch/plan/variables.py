@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.plan.other_places import without_other_places
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import count
 
@@ -65,12 +66,21 @@ def environment(
     of_mps: Mapping[str, str] = MappingProxyType({}),
     of_terminal: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Return the whole environment of a worker: its plan's over the caller's, and over both what each generation sets anew."""
+    """Return the whole environment of a worker: its plan's over the caller's, and over both what each generation sets anew.
+
+    Of the caller's, none comes along that tells of a place in another launcher's job which is not that of the worker.
+    """
     changing = of_generation(plan, generation=generation, port=port, error_file=error_file, log_dir=log_dir)
-    asked = {**caller, **worker.variables}
+    asked = {**_inherited(caller, plan), **worker.variables}
     if asked.get("NO_COLOR"):
         of_terminal = {name: value for name, value in of_terminal.items() if name != "FORCE_COLOR"}
     return {**of_terminal, **asked, **of_mps, **changing}
+
+
+def _inherited(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
+    """Return the caller's variables that hold for the workers of this node."""
+    rank = plan.workers[0].rank if len(plan.workers) == 1 else None
+    return without_other_places(caller, rank, plan.world_size)
 
 
 def of_terminal(columns: int, lines: int, *, highest: int) -> dict[str, str]:
@@ -110,9 +120,16 @@ def of_fork_server(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
     shared = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
     return {
         name: value
-        for name, value in {**caller, **shared}.items()
+        for name, value in {**_inherited(caller, plan), **shared}.items()
         if name not in shared or not (name in _OF_PLACE or name.startswith(_OF_GENERATION))
     }
+
+
+def without_worker_place(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process without those that a worker has, if it is in one, for a job of its own."""
+    if "TORCHELASTIC_RUN_ID" not in env:  # else RANK and its like are the user's
+        return dict(env)
+    return {name: value for name, value in env.items() if not (name in _OF_PLACE or name.startswith(_OF_GENERATION))}
 
 
 def of_warm_interpreter(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import of_open_files, signal_at_end_of
-from ddplaunch.process.tree import transferred
+from ddplaunch.process.tree import Process, signal_process, transferred
 
 STACKS_FD = 200  # high: scripts of the shell use low ones; below 256, to which the kernel makes tables of them
 STACKS_SIGNAL = signal.SIGRTMAX - 5
@@ -276,21 +276,30 @@ class RunningWorker:
         """Return the reason, once it has ended, why exec failed; None if it succeeded."""
         return why_not_started(self.child, program)
 
-    def signal(self, signum: int) -> None:
-        """Send a signal to the worker, or to its process group."""
+    def reaches_group(self, signum: int) -> bool:
+        """Whether a signal goes to its process group, not to the worker alone."""
+        return not self._by_itself or signum in _FOR_ALL or self.look() is not None
+
+    def signal(self, signum: int, members: Iterable[Process] | None = None) -> None:
+        """Send a signal to the worker, or to its process group; `members`: to it and these of the group."""
         if not self.child.is_kept:
             return
         try:
-            if self._by_itself and signum not in _FOR_ALL and self.look() is None:
+            if not self.reaches_group(signum):
                 signal.pidfd_send_signal(self.child.pidfd, signum)
-                return
-            os.killpg(self.pid, signum)
+            elif members is None:
+                os.killpg(self.pid, signum)
+            else:
+                signal.pidfd_send_signal(self.child.pidfd, signum)
+                for process in members:
+                    if process.pid != self.pid:
+                        signal_process(process, signum)
         except ProcessLookupError:
             os.kill(self.pid, signum)  # it has not yet made its group, or is a zombie without one
         except PermissionError:
             pass  # all in the group have changed their user
 
-    def end(self, signum: int, at: float, *, had_it: bool = False) -> None:
+    def end(self, signum: int, at: float, members: Iterable[Process] | None = None, *, had_it: bool = False) -> None:
         """Send a signal that is meant to end the worker, unless the worker has had it; note the stop if the worker lives."""
         if self.look() is None:
             self.stopped_with = int(signum)
@@ -298,7 +307,7 @@ class RunningWorker:
                 self.stopped_at = at
         if had_it:
             return
-        self.signal(signum)
+        self.signal(signum, members)
         if signum != signal.SIGKILL:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
         self.child.rouse_parent()

@@ -17,6 +17,7 @@ from ddplaunch.process import tree
 from ddplaunch.process.ask import fork_to_answer
 from ddplaunch.process.ending import after_cleanup
 from ddplaunch.process.linux import become_subreaper, memory_file, signal_at_end_of
+from ddplaunch.process.tidying import signal_leftovers
 
 _KILLED = 2.0  # seconds that the end of a killed process may take
 _KEPT = 2048  # bytes of the end of its output
@@ -91,8 +92,7 @@ def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> t
         tail = _tail_until_end(process.pid, process.stdout.fileno(), until)
     finally:
         code = process.poll() if process is not None else None
-        for left in tree.descendants(us):
-            tree.signal_process(left, signal.SIGKILL)
+        signal_leftovers(signal.SIGKILL, tree.descendants(us), sparing=True)
         if process is not None:
             with suppress(TimeoutExpired):  # it is in uninterruptible sleep
                 process.wait(_KILLED)

@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from msgspec import Struct
 
-# torch's manager of shared memory (torch/lib/libshm/manager.cpp) ends when the last process that it serves has; ended before, it
-# leaves what that shared in /dev/shm. NVIDIA's MPS ends on `quit`. A name in /proc has 15 characters.
-_TIDYING = ("torch_shm_manag", "nvidia-cuda-mps")
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -28,6 +25,8 @@ class Process(Struct, frozen=True):
     name: str
     state: str  # "R", "S", "D" (uninterruptible sleep), "Z" (no thread lives, not yet reaped), ...
     parent: int
+    group: int  # its process group
+    threads: int
     started: int  # clock ticks after boot: tells it from a later process with the same pid
 
     def __str__(self) -> str:
@@ -64,7 +63,8 @@ def look(pid: int) -> Process | None:
                 if of_thread and (found := of_thread[0].decode()) not in "ZX":
                     state = found
                     break
-    return Process(pid, name.decode(errors="replace"), state, int(fields[1]), int(fields[19]))
+    parent, group, threads, started = (int(fields[at]) for at in (1, 2, 17, 19))
+    return Process(pid, name.decode(errors="replace"), state, parent, group, threads, started)
 
 
 def _stat(path: str) -> tuple[bytes, list[bytes]]:
@@ -158,13 +158,6 @@ def signal_process(process: Process, signum: int) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-def signal_leftovers(signum: int, left: Iterable[Process], *, sparing: bool) -> None:
-    """Send each of these a signal; `sparing`: but for those that clean up and then exit by themselves."""
-    for process in left:
-        if not (sparing and process.name in _TIDYING):
-            signal_process(process, signum)
 
 
 def reap(keep: Collection[int] = ()) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddplaunch.loop.loop import Loop
+from ddplaunch.process.tidying import signal_leftovers
 from ddplaunch.process.tree import Process, descendants, look, signal_process
 from ddplaunch.remote.connections import HostConnection
 from ddplaunch.spec import Fault
@@ -90,7 +91,10 @@ class Chaos:
         return True
 
     def _kill_node(self, node_rank: int) -> bool:
-        """Kill all processes of a node as if at once: stop every process first, then kill all."""
+        """Kill all processes of a node as if at once: stop every process first, then kill all.
+
+        Helpers that remove names of shared memory go on: these would be lost with a real node.
+        """
         pid = self._nodes[node_rank].pid
         root = look(pid) if pid is not None else None
         if root is None or root.state in "ZX":
@@ -98,7 +102,5 @@ class Chaos:
         signal_process(root, signal.SIGSTOP)
         for process in descendants(root.pid):
             signal_process(process, signal.SIGSTOP)
-        everything = [*descendants(root.pid), root]
-        for process in everything:
-            signal_process(process, signal.SIGKILL)
+        signal_leftovers(signal.SIGKILL, [*descendants(root.pid), root], sparing=True)
         return True

@@ -68,7 +68,7 @@ def run_step(
     gpus = query_grants(secret.public(env)) if are_grants_uncertain(env) else {}
     screen = Screen.here(env, has_rows=spec.live)
     job = srun.StepJob(
-        argv=argv(spec, allocation, sys.executable, components(env), gpus),
+        argv=argv(spec, allocation, sys.executable, components(env), gpus, mpi_type(env)),
         env={
             **environment(env, token=token, port=port),
             secret.SCREEN: screen.text,
@@ -122,6 +122,7 @@ def argv(
     python: str,
     components: Sequence[Collection[str]] = (),
     gpus: Grants = MappingProxyType({}),
+    mpi: str = "none",
 ) -> tuple[str, ...]:
     """Return the command that starts an agent on each node.
 
@@ -144,7 +145,7 @@ def argv(
     stdin = "--input=0" if allocation.is_here else "--input=none"  # of several nodes no worker reads what is typed
 
     def on(nodes: Sequence[str], *of_component: str) -> list[str]:
-        return [*of_component, *task_options(nodes, gpus), *at_once, *outlives_nodes, stdin, *agent]
+        return [*of_component, *task_options(nodes, gpus, mpi), *at_once, *outlives_nodes, stdin, *agent]
 
     if not components:
         return ("srun", *on(hosts))
@@ -170,14 +171,23 @@ def _is_apart(given: Given) -> bool:
     return redactor.hidden > 0
 
 
-def task_options(nodes: Sequence[str], gpus: Grants = MappingProxyType({})) -> list[str]:
-    """Return the options of srun for one task on each of these nodes, with all its CPUs and GPUs."""
+def task_options(nodes: Sequence[str], gpus: Grants = MappingProxyType({}), mpi: str = "none") -> list[str]:
+    """Return the options of srun for one task on each of these nodes, with all its CPUs and GPUs; `mpi` as in `mpi_type`."""
     number = len(nodes)
     return [
         *("--quiet", f"--nodes={number}", f"--ntasks={number}", "--ntasks-per-node=1"),
         *(*gpu_options(nodes, gpus), f"--nodelist={hostlist.compress(nodes)}", "--cpu-bind=none", "--gpu-bind=none"),
-        *("--mem-bind=none", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"),
+        *("--mem-bind=none", "--kill-on-bad-exit=0", "--wait=0", f"--mpi={mpi}", "--export=ALL"),
     ]
+
+
+def mpi_type(env: Mapping[str, str]) -> str:
+    """Return what srun is to prepare for MPI: what SLURM_MPI_TYPE says in a batch script, else nothing, whatever the site does.
+
+    Agents are no processes of MPI, and their workers share the task of the agent. A task that has submitted or started this
+    script has SLURM_MPI_TYPE too: that was for itself.
+    """
+    return "none" if "SLURM_STEP_ID" in env else env.get("SLURM_MPI_TYPE") or "none"
 
 
 def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:

@@ -34,6 +34,11 @@ class UnknownJob(ScontrolError):
     """slurmctld knows no such job: there never was one, or it ended some minutes ago (MinJobAge)."""
 
 
+def is_unconfigured(error: ScontrolError) -> bool:
+    """Whether scontrol found no slurm.conf, and no host that has one."""
+    return "configuration source" in str(error)
+
+
 def scontrol(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -> str:
     """Run scontrol and give its output; `timeout` in seconds.
 
@@ -93,6 +98,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     """A job, or one element of an array, as slurmctld describes it."""
 
     id: str
+    user: str = ""
+    uid: int | None = None
     state: str  # "RUNNING"; newer versions may join several: "CANCELLED,COMPLETING"
     reason: str = "None"
     restarts: int = 0
@@ -167,8 +174,11 @@ def _parse_job(line: str) -> JobRecord:
         return "" if (value := fields.get(name, "")) in _UNSET else value
 
     restarts = fields.get("Restarts", "")
+    user, _, uid = fields.get("UserId", "").rstrip(")").partition("(")
     return JobRecord(
         id=fields["JobId"],
+        user=user,
+        uid=int(uid) if uid.isdecimal() else None,
         state=fields["JobState"],
         reason=fields.get("Reason", "None"),
         restarts=int(restarts) if restarts.isdecimal() else 0,
@@ -195,6 +205,12 @@ def parse_nodes(output: str) -> dict[str, frozenset[str]]:
     """Return the states of each node, without their suffixes such as `*`, from the output of `scontrol show nodes -o`."""
     lines = (dict(_FIELD.findall(line)) for line in output.splitlines() if line.startswith("NodeName="))
     return {node["NodeName"]: frozenset(re.split(r"[^A-Z_]+", node.get("State", ""))) for node in lines}
+
+
+def node_host_name(env: Mapping[str, str], node: str, timeout: float) -> str:
+    """Return the name that a node of Slurm has as a host; "" if Slurm says none. Raises ScontrolError."""
+    fields: dict[str, str] = dict(_FIELD.findall(scontrol(env, ("show", "node", "-o", node), timeout)))
+    return fields.get("NodeHostName", "")
 
 
 def parse_config(output: str) -> dict[str, str]:

@@ -52,6 +52,9 @@ _NAME = "ddplaunch-warm"  # for `ps`, as long as a name may be
 _TITLE = "ddplaunch-warm (`ddplaunch warm --stop` ends it)"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _KILL_TIMEOUT = 2.0  # seconds that killed processes have to end
+_TIDY_TIMEOUT = (
+    3.0  # seconds for processes that clean up after others: torch's manager of shared memory ends 2 s after them
+)
 _PAUSE = 0.002  # seconds between two looks whether they have
 # of the fields behind the name in /proc/PID/stat, counted from 0: where the command line begins and ends (proc(5))
 _ARG_START, _ARG_END = 45, 46
@@ -129,6 +132,8 @@ class _Warm:
                 self._children.drain()
                 self._on_children()
             now = time.monotonic()
+            if any(until <= now for until, _ in self._lost):
+                self._has_left = self._children.kill(spared={*self.guards, *self._of_imports}, may_tidy=False)
             # agents wait until no process of their guard is left, or its time is up
             for lost in [lost for lost in self._lost if not self._has_left or lost[0] <= now]:
                 self._lost.remove(lost)
@@ -154,10 +159,10 @@ class _Warm:
         """Reap guards that have ended and kill the processes that they left; each further end calls this again."""
         for pid in [pid for pid in self.guards if os.waitpid(pid, os.WNOHANG)[0]]:
             now = time.monotonic()
-            self._lost.append((now + _KILL_TIMEOUT, self.guards.pop(pid)))
+            self._lost.append((now + _TIDY_TIMEOUT, self.guards.pop(pid)))
             self._until = now + self._seconds
         if self._lost or self._has_left:
-            self._has_left = self._children.kill(spared={*self.guards, *self._of_imports})
+            self._has_left = self._children.kill(spared={*self.guards, *self._of_imports}, may_tidy=True)
 
     def _accept(self) -> None:
         """Accept a client."""
@@ -288,18 +293,32 @@ class _Children:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             return [int(child) for child in file.read().split()]
 
-    def kill(self, spared: "Collection[int]" = ()) -> bool:
+    def kill(self, spared: "Collection[int]" = (), *, may_tidy: bool) -> bool:
         """Kill all children that are not `spared`, reap those that have ended; return whether any are left.
 
-        Their own children become ours when they end.
+        `may_tidy`: those that clean up after others go on. The children of those that end become ours.
         """
         for child in {*self.now()} - {*spared}:
             try:
-                os.kill(child, _signal.SIGKILL)
+                os.kill(child, _signal.SIGCONT if may_tidy and _tidies(child) else _signal.SIGKILL)
             except OSError:  # it has changed its user
                 pass
             os.waitpid(child, os.WNOHANG)
         return bool({*self.now()} - {*spared})
+
+
+def _tidies(pid: int) -> bool:
+    """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/process/tidying.py."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *fields = file.read().rpartition(b")")[2].split()
+        if state not in (b"S", b"R", b"T") or fields[16] != b"1":  # its memory may be locked
+            return False
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read()
+    except OSError:  # it has ended
+        return False
+    return b"resource_tracker import main" in command or b"torch_shm_manager" in command.partition(b"\0")[0]
 
 
 def _adopt_orphans() -> None:
@@ -383,8 +402,9 @@ class _Guard:
             try:
                 content, descriptors = self._names["receive"](self._control)
             except (EOFError, OSError):
-                until = time.monotonic() + _KILL_TIMEOUT
-                while self._children.kill() and time.monotonic() < until:
+                tidied = time.monotonic() + _TIDY_TIMEOUT
+                until = tidied + _KILL_TIMEOUT
+                while self._children.kill(may_tidy=time.monotonic() < tidied) and time.monotonic() < until:
                     time.sleep(_PAUSE)
                 os._exit(0)
             kind, _, rest = content.partition(b"\0")

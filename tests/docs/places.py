@@ -4,6 +4,7 @@ What a page itself shows as a file, with `title="NAME"` at its block, is that fi
 prints is in programs/, below the name of the page. All others are stubs, which say their rank and end.
 """
 
+import os
 import re
 import shlex
 import sys
@@ -36,6 +37,13 @@ STARTERS: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
     (r"mpirun -N 1", lambda: captured("openmpi4-node-0")),
     (r"mpirun -np 12", lambda: captured("openmpi4-rank-0")),
 ]
+# Slurm says that the job runs, and that its node, whichever that is, is this host
+SCONTROL = f"""#!/bin/sh
+case "$*" in
+    "show job"*) echo "JobId=1 JobName=train UserId=me({os.getuid()}) JobState=RUNNING Reason=None" ;;
+    "show node"*) echo "NodeName=node1 NodeHostName={os.uname().nodename} State=ALLOCATED" ;;
+esac
+"""
 # a time limit that a page shows, and one in which workers have certainly started on a busy machine
 SHORT, LONGER = "1s", "5s"
 # words that call for other hosts or tools; a terminal; a process that outlives the test; a wait
@@ -134,6 +142,8 @@ class Place:
     def _lay_out(self) -> None:
         for folder in (self.folder, self.home / ".local", self.home / "bin", self.home / "other/bin"):
             folder.mkdir(parents=True, exist_ok=True)
+        if "SLURM_JOB_ID" in self.around:
+            self._write("../bin/scontrol", SCONTROL).chmod(0o755)
         self._write("train.env", "NCCL_DEBUG=WARN\n")
         self._write("hosts.txt", "gpu01\ngpu02\ngpu03\n")
         self._write("../.ddplaunch-token", "0123456789abcdef\n").chmod(0o600)

@@ -303,6 +303,22 @@ def test_when_the_guard_is_killed_the_workers_are_too_and_what_they_have_started
     assert "SIGKILL" in result.err
 
 
+@pytest.mark.parametrize("who", ["the agent", "the guard"])
+def test_whatever_is_killed_the_names_that_workers_have_shared_are_removed(keep, who):
+    name = f"shared-{keep.job.mark}"
+    shares = f"""
+    from multiprocessing import shared_memory
+    block = shared_memory.SharedMemory("{name}-" + rank, create=True, size=4096)
+    """
+    keep.start(WORKER.replace("    def sign", shares + "def sign") + "    signs and time.sleep(600)\n")
+    guard, _ = keep.parents()
+    assert keep.job.process is not None
+    os.kill(guard if who == "the guard" else child(keep.job.process.pid), signal.SIGKILL)
+    keep.job.wait()
+    until(lambda: not list(Path("/dev/shm").glob(f"{name}*")), "the end of what removes the names")
+    until(lambda: set(keep.job.left()) <= keep.interpreters, "the end of all that the run has started")
+
+
 def test_what_does_not_end_when_it_is_killed_keeps_nobody_waiting(keep, tmp_path):
     keep.start(WAITS)
     guard, interpreter = keep.parents()

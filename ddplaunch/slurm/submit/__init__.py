@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from ddplaunch.cluster.checks import asked_nnodes, nnodes_asked
 from ddplaunch.errors import LaunchError, tell
 from ddplaunch.exitcodes import NOT_FOUND, OK
+from ddplaunch.plan.other_places import without_other_places
+from ddplaunch.plan.variables import without_worker_place
 from ddplaunch.process.program import check as check_program
 from ddplaunch.redaction import Redactor
 from ddplaunch.runlog.folders import bad_nodes_file
@@ -37,8 +39,11 @@ ParseJob = Callable[[Sequence[str], Mapping[str, str]], tuple[int, JobSpec]]
 
 
 # variables of a job, which must not come from another job in which it is submitted: a batch script with SLURM_STEP_ID looks like
-# a step. All but these are removed.
+# a step, and what an outer job asked for (SLURM_CPUS_PER_TASK, SLURM_TRES_PER_TASK, ...) srun takes for options of the inner one
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "_SLURM_", "SBATCH_CPU_BIND", "SBATCH_MEM_BIND", "SBATCH_THREADS_PER_CORE")
 _NOT_OF_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SLURM_DEBUG_FLAGS")
+# what Slurm granted to the outer job on that host
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 _ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
 _PATIENCE = 5.0  # seconds
 _JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
@@ -63,7 +68,7 @@ def draft(
     if folder is not None and not os.path.isdir(folder):
         raise LaunchError(f"--chdir {folder}: there is no such folder", hint=f"looked in {os.getcwd()}")
     with chdir(folder or os.curdir):
-        job_env = exported(env, request.value("export") or env.get("SBATCH_EXPORT"))
+        job_env = exported(environment(env), request.value("export") or env.get("SBATCH_EXPORT"))
         job = request.job[1:] if request.job[:1] == ("run",) and not os.path.lexists("run") else request.job
         try:
             program, spec = parse_job(job, job_env)
@@ -220,11 +225,15 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for sbatch, which it exports to the job."""
-    of_a_job = tuple(
-        name for name in env if name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name not in _NOT_OF_A_JOB
-    )
-    return {name: value for name, value in env.items() if "SLURM_JOB_ID" not in env or name not in of_a_job}
+    """Return the variables for sbatch, which it exports to the job: none of a job, task or worker in which this is run."""
+    kept = without_other_places(without_worker_place(env), None, 0)
+    if "SLURM_JOB_ID" not in env and "SLURM_JOBID" not in env:
+        return kept
+    return {
+        name: value
+        for name, value in kept.items()
+        if name in _NOT_OF_A_JOB or not (name.startswith(_OF_A_JOB) or name in _DEVICES)
+    }
 
 
 def _reason(stderr: str) -> str:

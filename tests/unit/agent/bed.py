@@ -80,7 +80,7 @@ class PlayedWorker(RunningWorker):
                 os.close(fd)
             self.played.exits(End(code if signum is None else None, signum, False))
 
-    def signal(self, signum: int) -> None:
+    def signal(self, signum: int, members: object = None) -> None:
         if self.played.end is None and signum != signal.SIGCONT:
             self._bed.note(f"{signal.Signals(signum).name} to rank {self.rank}")
             if signum in self.dies_of:

@@ -84,7 +84,7 @@ def test_a_reply_is_waited_for_until_the_deadline_only(replies):
 
 
 def test_what_the_agent_leaves_is_that_very_process_however_often_it_is_asked(pipes: FrontPipes) -> None:
-    writer = Process(7, "python", "S", 1, started=1000)
+    writer = Process(7, "python", "S", 1, group=7, threads=1, started=1000)
     assert not pipes.is_spared(writer)
     pipes.spare(6, 999)
     pipes.spare(writer.pid, writer.started)

@@ -236,3 +236,42 @@ CONFLICTS: list[tuple[dict[str, str], dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("changes", "asked", "message", "hint"), CONFLICTS, ids=[row[2] for row in CONFLICTS])
 def test_a_contradiction_names_both_sides(changes, asked, message, hint):
     assert refusal(lambda: found(captured("mpich-node-1", **changes), **asked)) == (message, hint)
+
+
+def above(*names: str) -> dict[str, str]:
+    """The files of /proc by which a process sees those above it, the next one first; process 1 is the last."""
+    parents = [*range(4711, 4711 + len(names) - 1), 1, 0]
+    ours = {"/proc/self/stat": f"4000 (ddplaunch) S {parents[0]} 4000 4000"}
+    return ours | {
+        f"/proc/{pid}/stat": f"{pid} ({name}) S {parent} 1 1"
+        for pid, name, parent in zip(parents, names, parents[1:], strict=False)
+    }
+
+
+LEFT_OVER = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+}
+DOUBT = (
+    "OMPI_COMM_WORLD_SIZE=8 is set, but no launcher of MPI is seen above this process: "
+    "if none has started it, add --cluster local"
+)
+
+
+@pytest.mark.parametrize("names", [("bash", "tmux: server", "systemd"), ("bash (of a user)", "tini"), ("sh",)])
+def test_variables_of_a_launcher_that_is_nowhere_above_are_doubted(names):
+    assert found(LEFT_OVER, files=above(*names)).doubt == DOUBT
+    _, hint = refusal(lambda: found(LEFT_OVER, files=above(*names), nproc_per_node=8))
+    assert hint is not None
+    assert hint.endswith(f"\n{DOUBT}")
+
+
+@pytest.mark.parametrize("name", ["mpirun", "orted", "prted", "hydra_pmi_proxy", "slurmstepd", "flux-shell-3", "jsmd"])
+def test_variables_of_a_launcher_that_is_above_are_not_doubted(name):
+    assert found(LEFT_OVER, files=above("bash", name, "sshd", "systemd")).doubt == ""
+    _, hint = refusal(lambda: found(LEFT_OVER, files=above(name, "systemd"), nproc_per_node=8))
+    assert hint is not None
+    assert "left" not in hint
+    assert "--cluster local" not in hint

@@ -25,6 +25,10 @@ LEFT = tuple(Segment(path=f"/dev/shm/torch_{pid} x", size=2 * GIB, age=7200.0) f
         (replace(SHM, free=MIB), ("broken", "/dev/shm is full: 1 MiB of 24 GiB are free")),
         (replace(SHM, unused=LEFT[:1]), ("note", "2 GiB of /dev/shm belong to files of yours that a program has left")),
         (replace(SHM, unused=(replace(LEFT[0], size=4096),)), None),
+        (
+            replace(SHM, unused=(replace(LEFT[0], size=4096, is_chosen=True),)),
+            ("note", "1 name in /dev/shm may be left by a program, which cannot make them again (FileExistsError)"),
+        ),
     ],
 )
 def test_its_size_its_room_and_its_content_are_judged(shm, finding):
@@ -52,10 +56,11 @@ def test_a_file_that_is_mapped_or_open_is_in_use_and_one_of_no_process_is_not(tm
     assert list(shared_memory._of_user(str(tmp_path))) == []
 
 
-def test_names_of_training_count_and_no_others(tmp_path: Path):
-    for name in ("torch_1_2_3", "nccl-Ab12", "sem.mp-x", "notes.txt"):
+def test_names_of_training_count_and_what_is_made_as_shared_memory_is_and_no_others(tmp_path: Path):
+    for name in ("torch_1_2_3", "nccl-Ab12", "sem.mp-x", "notes.txt", "my_cache"):
         (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "my_cache").chmod(0o600)
     (tmp_path / "torch_folder").mkdir()
     (tmp_path / "torch_link").symlink_to(tmp_path / "notes.txt")
-    found = {os.path.basename(one.path) for one in shared_memory._of_user(str(tmp_path), -1.0)}
-    assert found == {"torch_1_2_3", "nccl-Ab12", "sem.mp-x"}
+    found = {os.path.basename(one.path): one.is_chosen for one in shared_memory._of_user(str(tmp_path), -1.0)}
+    assert found == {"torch_1_2_3": False, "nccl-Ab12": False, "sem.mp-x": False, "my_cache": True}

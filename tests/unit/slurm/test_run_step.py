@@ -11,7 +11,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.task import spec_of
 from ddplaunch.options import token as secret
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.slurm.run_step import apart, argv, environment, run_step
+from ddplaunch.slurm.run_step import apart, argv, environment, mpi_type, run_step
 from ddplaunch.slurm.srun import escaped, unescaped
 from ddplaunch.spec import Given, JobSpec, Program, ProgramKind, Source
 
@@ -47,6 +47,20 @@ def test_an_option_of_a_file_that_holds_a_secret_is_told_by_a_variable_and_one_t
         assert any("hush" in word for word in words) is (one is typed)
         assert secret.public(told) == {}
         assert variables(**told) == variables()  # of an outer step
+
+
+@pytest.mark.parametrize(
+    ("env", "asked"),
+    [
+        ({}, "none"),
+        ({"SLURM_MPI_TYPE": ""}, "none"),
+        ({"SLURM_MPI_TYPE": "pmi2"}, "pmi2"),
+        ({"SLURM_MPI_TYPE": "pmi2", "SLURM_STEP_ID": "0"}, "none"),  # of the task that has submitted the script
+    ],
+)
+def test_a_step_prepares_nothing_for_mpi_whatever_the_site_does_unless_the_batch_script_says_so(env, asked):
+    command = argv(SPEC, place("node1", "node2"), "/bin/python", mpi=mpi_type(env))
+    assert [word for word in command if word.startswith("--mpi")] == [f"--mpi={asked}"]
 
 
 PTY = "srun --pty --ntasks-per-node=1 --nodes="

@@ -168,3 +168,43 @@ def test_a_job_does_not_inherit_the_place_of_the_job_in_which_it_was_submitted()
     assert environment(login) == login
     inside = {**login, "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "n", "SRUN_DEBUG": "3"}
     assert environment(inside) == {"SLURM_CONF": "/c", "PATH": "/bin"}
+
+
+@pytest.mark.parametrize("job_id", ["SLURM_JOB_ID", "SLURM_JOBID"])
+def test_a_job_does_not_inherit_what_the_job_in_which_it_was_submitted_was_given(job_id):
+    given = {
+        "SLURM_CPU_BIND": "mask_cpu:0x3",
+        "SLURM_MEM_PER_NODE": "4096",
+        "SLURM_CPUS_PER_TASK": "8",
+        "OMP_PLACES": "cores",
+    }
+    given |= {
+        "SLURM_TRES_PER_TASK": "cpu:8",
+        "SLURM_EXPORT_ENV": "NONE",
+        "SBATCH_MEM_BIND": "local",
+        "_SLURM_SPANK_OPTION_x": "1",
+    }
+    given |= {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "ZE_AFFINITY_MASK": "0",
+        "PMI_RANK": "0",
+        "PMIX_RANK": "0",
+        "SBATCH_ACCOUNT": "a",
+    }
+    assert environment({**given, job_id: "1"}) == {"OMP_PLACES": "cores", "SBATCH_ACCOUNT": "a"}
+    assert environment({"CUDA_VISIBLE_DEVICES": "0,1", "SBATCH_MEM_BIND": "local"}).keys() == {
+        "CUDA_VISIBLE_DEVICES",
+        "SBATCH_MEM_BIND",
+    }
+
+
+def test_a_job_that_a_worker_submits_is_not_that_of_the_worker():
+    worker = {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "node1",
+        "TORCHELASTIC_RUN_ID": "r",
+        "DDPLAUNCH_RUN_ID": "r",
+    }
+    assert environment({**worker, "HOME": "/root"}) == {"HOME": "/root"}
+    assert environment({"RANK": "1", "HOME": "/root"}) == {"RANK": "1", "HOME": "/root"}
