@@ -6,7 +6,7 @@ from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 
 import pytest
 
-from tests.conftest import send_again, until
+from tests.conftest import insist, until
 from tests.process.terminal import stopped
 
 
@@ -40,7 +40,7 @@ def test_a_second_ctrl_c_kills_the_workers_of_all_nodes(nodes, start):
     started = start("stubborn", "--grace-period", 60)
     started[1].process.send_signal(SIGINT)
     nodes.signs("got", 3)
-    send_again(started[1].process, SIGINT)
+    insist(started[1].process)
     assert nodes.statuses() == [130] * 3
     assert all(nodes.events_of(place, "kill_sent") for place in range(3))
 
@@ -119,7 +119,7 @@ def test_a_second_ctrl_c_ends_a_node_whose_coordinator_does_not_answer(nodes, st
     until(lambda: stopped([agent]), "the agent to stop")
     started[1].process.send_signal(SIGINT)
     until(lambda: nodes.events_of(1, "swept"), "the end of its workers")
-    send_again(started[1].process, SIGINT)
+    insist(started[1].process)
     assert nodes.statuses(started[1]) == [130]
     os.kill(agent, SIGKILL)
     assert nodes.statuses(started[2]) == [122]

@@ -11,7 +11,7 @@ from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 import psutil
 import pytest
 
-from tests.conftest import PATIENCE, events_in, send_again, until
+from tests.conftest import PATIENCE, events_in, insist, until
 from tests.process.terminal import CTRL_C, CTRL_Z, Shell, running, stopped
 
 TWO = ("--nnodes", 2, "--nproc-per-node", 2, "--simulate")
@@ -163,7 +163,7 @@ def test_the_second_stop_signal_kills_on_all_nodes(job, start):
     process.send_signal(SIGINT)
     for rank in range(4):
         job.sign(f"got-{rank}")
-    send_again(process, SIGINT)
+    insist(process)
     result = job.wait().expect(130)
     assert result.err.count("killing the workers at once") == 1
     assert "ranks 0-3 by SIGKILL" in result.err
