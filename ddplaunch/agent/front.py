@@ -256,8 +256,8 @@ class _Front:
             self._question = None
             within = duration(self._heartbeat_timeout)
             print_now(
-                f"ddplaunch: the agent (pid {self._agent}) does not respond{child.describe_silence(self._agent)}; "
-                f"without an answer for {within} it is killed, with the workers\n"
+                f"ddplaunch: the agent (pid {self._agent}) does not respond{child.describe_silence(self._agent)}. "
+                f"Without an answer for {within} it is killed, with the workers\n"
             )
 
 

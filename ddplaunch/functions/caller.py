@@ -205,7 +205,7 @@ class Caller:
                 meaning = requests.take(signum, time.monotonic(), typed_at(os.getpid(), signal.SIGINT))
                 sends = meaning is Meaning.INSISTS
                 if meaning is Meaning.SAME:
-                    self._say("another interrupt counts as the first one; a third one kills the workers at once")
+                    self._say("another interrupt counts as the first one. A third one kills the workers at once")
             except Exception:  # noqa: BLE001 - the first one is raised; stop writing to the stream that raised it
                 self._is_muted = True
 

@@ -73,10 +73,11 @@ def render_stopping(signum: int, grace_period: float, running: int, nnodes: int)
 def render_repeated(event: SignalReceived, front: int) -> str:
     """Say which request to stop a signal repeats, and how to kill the workers now; `front` is the pid of the command."""
     again, first = signal_name(event.signum), signal_name(event.taken_for)
-    kills = f"{f'`kill -QUIT {front}`' if event.quit_kills else f'{again} once more'} kills the workers at once"
+    sent = f"`kill -QUIT {front}`" if event.quit_kills else f"{again} once more"
+    kills = f"{sent} kills the workers at once"
     if again == first:
-        return f"the second {again} counts as the first one; {kills}"
-    return f"{again} counts as the same request to stop as {first} before it; {kills}"
+        return f"the second {again} counts as the first one. {kills}"
+    return f"{again} counts as the same request to stop as {first} before it. {kills}"
 
 
 def render_still_running(written: Mapping[int, int], left: float) -> str:

@@ -77,7 +77,7 @@ def test_without_a_terminal_a_second_interrupt_is_the_first_one_and_a_third_kill
     until(lambda: caller.events("signal_received"), "the first signal")
     let_the_echo_die()
     process.send_signal(signal.SIGINT)
-    line = "ddplaunch: another interrupt counts as the first one; a third one kills the workers at once\n"
+    line = "ddplaunch: another interrupt counts as the first one. A third one kills the workers at once\n"
     until(lambda: line in said.read_text(), "a word about the second one")
     assert not caller.events("kill_sent")
     let_the_echo_die()

@@ -95,7 +95,7 @@ def test_a_second_signal_without_a_terminal_is_the_first_one_and_a_third_kills(j
     time.sleep(ECHO_WINDOW)
     process.send_signal(second)
     result = job.wait().expect(128 + first)
-    assert f"ddplaunch: {said}; `kill -QUIT {process.pid}` kills the workers at once\n" in result.err
+    assert f"ddplaunch: {said}. `kill -QUIT {process.pid}` kills the workers at once\n" in result.err
     assert [job.got(rank) for rank in range(3)] == [[first.name]] * 3
     assert job.events("kill_sent")
 
@@ -110,7 +110,7 @@ def test_where_sigquit_is_ignored_the_line_says_what_kills(job, start):
     until(lambda: len(job.events("signal_received")) == 2, "the second signal")
     (job.home / "signs" / "saved").touch()
     result = job.wait().expect(130)
-    assert "as SIGINT before it; SIGTERM once more kills the workers at once\n" in result.err
+    assert "as SIGINT before it. SIGTERM once more kills the workers at once\n" in result.err
     assert not job.events("kill_sent")
 
 

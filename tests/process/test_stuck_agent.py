@@ -29,8 +29,8 @@ def test_a_stop_signal_says_that_the_agent_does_not_run_and_a_sigquit_ends_every
     agent = child(process.pid)
     stop_process(agent)
     process.send_signal(signal.SIGINT)
-    silent = f"ddplaunch: the agent (pid {agent}) does not respond (it is stopped, as by SIGSTOP); "
-    until(lambda: f"{silent}without an answer for 1 min it is killed" in said.read_text(), "a word about the agent")
+    silent = f"ddplaunch: the agent (pid {agent}) does not respond (it is stopped, as by SIGSTOP). "
+    until(lambda: f"{silent}Without an answer for 1 min it is killed" in said.read_text(), "a word about the agent")
     process.send_signal(signal.SIGQUIT)
     job.wait().expect(130)
     assert f"ddplaunch: the agent (pid {agent}) did not respond and was killed, with the workers\n" in said.read_text()
