@@ -26,6 +26,8 @@ KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
 _MOST_UNANSWERED = 4  # in a row: 2 s
 _WITHOUT_LOOP = 30.0  # seconds in which only the handler answers, longer than any call should take
 _MOST_WITHOUT_LOOP = round(_WITHOUT_LOOP / INTERVAL)
+# heartbeat timeouts until front and agent give each other up: the other nodes have said before that this one is silent
+PATIENCE = 1.5
 _LONGEST_INTERVAL = 2.5  # seconds from one question of a watch to the next
 
 
@@ -140,13 +142,14 @@ class Watch:
     """
 
     def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
-        """Ask the first time. An agent without any answer for `heartbeat_timeout` seconds does not run."""
+        """Ask the first time. An agent without any answer for `within` seconds, more than the heartbeat timeout, does not run."""
         self.interval = watch_interval(heartbeat_timeout)
+        self.within = PATIENCE * heartbeat_timeout
         self._agent = agent
         self._pipes = pipes
         self._replies = replies
-        self._most_unanswered = ceil(heartbeat_timeout / self.interval)
-        self._most_without_loop = ceil(max(heartbeat_timeout, _WITHOUT_LOOP) / self.interval)
+        self._most_unanswered = ceil(self.within / self.interval)
+        self._most_without_loop = ceil(max(self.within, _WITHOUT_LOOP) / self.interval)
         self._has_begun = False  # the loop has answered once: before, the agent's files may have to come from far
         self._unanswered = 0  # questions in a row without any answer
         self._without_loop = 0  # questions in a row that the loop has not answered

@@ -59,7 +59,7 @@ def run(
     `signals` are those that go to the agent besides those of `passed_on`; one that was ignored when the command
     was started (nohup) stays ignored. `stops` are those that ask the job to end, `sent_again` those that may come twice.
     `output` takes the agent's messages; None: our stdout and stderr do. An agent that gives no sign of life for
-    `heartbeat_timeout` seconds is killed.
+    more than `heartbeat_timeout` seconds is killed.
 
     Raises:
         LaunchError: the machine has no room for the agent.
@@ -137,7 +137,7 @@ class _Front:
     ) -> None:
         """Serve this agent; `stops` are the signals at which the user wants the job to end.
 
-        The agent may be silent for `heartbeat_timeout` seconds.
+        The agent is given up when it has been silent for more than `heartbeat_timeout` seconds.
         """
         self.output = output
         self._agent = agent
@@ -150,7 +150,6 @@ class _Front:
         self.killed_agent = False
         self.is_done = False
         self._escalates = False  # the agent is to kill its workers
-        self._heartbeat_timeout = heartbeat_timeout
         self._watch = child.Watch(agent, pipes, self._replies, heartbeat_timeout)
         self._question: child.Question | None = None  # to an agent that is to stop or kill its workers
         self._unread = 0  # INTERVALs without progress, in which the job has ended as it was asked to
@@ -230,7 +229,7 @@ class _Front:
             self._look_at_answer(self._question)
         elif not self._watch.look():
             self.killed_agent = True
-            silence = f"did not respond for {duration(self._heartbeat_timeout)}{child.describe_silence(self._agent)}"
+            silence = f"did not respond for {duration(self._watch.within)}{child.describe_silence(self._agent)}"
             raise _Unresponsive(f"error: ddplaunch's agent (pid {self._agent}) {silence}: killed, with its workers")
         self.watch_time()
 
@@ -254,7 +253,7 @@ class _Front:
                     f"ddplaunch: the agent (pid {self._agent}) did not respond and was killed, with the workers"
                 )
             self._question = None
-            within = duration(self._heartbeat_timeout)
+            within = duration(self._watch.within)
             print_now(
                 f"ddplaunch: the agent (pid {self._agent}) does not respond{child.describe_silence(self._agent)}. "
                 f"Without an answer for {within} it is killed, with the workers\n"

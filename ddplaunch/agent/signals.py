@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from ddplaunch.agent.child import watch_interval
+from ddplaunch.agent.child import PATIENCE, watch_interval
 from ddplaunch.agent.events import ChildEnded, CoordinatorEnded, FrontWaits, OneFewer
 from ddplaunch.agent.pipes import (
     ASKS,
@@ -137,7 +137,7 @@ class SignalSource:
         `end_within` seconds after the end of the front, this process is killed if it still lives. `signals_all`: a signal that
         comes to this process directly was sent by the cluster to all processes of the job (Slurm's proctrack/linuxproc).
         `from_caller`: SIGINT comes from a caller of `launch()`, which sends it a second time only if a person insists.
-        A front that is stopped, and has asked nothing for `heartbeat_timeout` seconds, is killed.
+        A front that is stopped, and has asked nothing for more than `heartbeat_timeout` seconds, is killed.
         """
         self._loop = loop
         self._from_front = pipes.signals[0]
@@ -157,7 +157,7 @@ class SignalSource:
         self._front_asks = False  # whether it has asked since the last look
         self._front_silent = 0  # looks in a row before which it had not
         self._interval = watch_interval(heartbeat_timeout)
-        self._most_silent = heartbeat_timeout / self._interval
+        self._most_silent = PATIENCE * heartbeat_timeout / self._interval
         self._look_at = loop.timer(None, self._look_at_front, may_rest=True)
         self._goes_on = True  # whether SIGCONT or a stop came after the last SIGTSTP
 

@@ -164,7 +164,7 @@ def test_an_agent_that_is_stopped_ends_the_job(job, start, node):
     quiet(job, since=began, within=2 * SILENCE + SOON)
     result = end(job).expect(122)
     assert f"the agent on {node} " in result.err
-    assert "did not respond for 2 s (it is stopped, as by SIGSTOP)" in result.err
+    assert "did not respond for 3 s (it is stopped, as by SIGSTOP)" in result.err
 
 
 @pytest.mark.parametrize("which", ["the dispatcher", "the front of node 0"])

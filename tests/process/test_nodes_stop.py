@@ -131,7 +131,7 @@ def test_an_agent_that_is_stopped_ends_all_nodes_and_no_worker_of_its_own_stays(
     started = start("polite", "--heartbeat-timeout", "1s")
     os.kill(started[place].agent, SIGSTOP)
     assert nodes.statuses() == [122] * 3
-    assert "did not respond for 1 s (it is stopped, as by SIGSTOP): killed, with its workers" in started[place].err
+    assert "did not respond for 1.5 s (it is stopped, as by SIGSTOP): killed, with its workers" in started[place].err
     nodes.ends()
 
 

@@ -273,7 +273,7 @@ def test_an_agent_of_node_0_that_hangs_is_named_by_the_one_who_watches_it(job, s
     processes(job)["agent"][0].send_signal(signal.SIGSTOP)
     result = job.wait().expect(122)
     assert re.search(
-        r"the agent on node-0 \(pid \d+\) did not respond for 1 s \(it is stopped, as by SIGSTOP\)\n", result.err
+        r"the agent on node-0 \(pid \d+\) did not respond for 1\.5 s \(it is stopped, as by SIGSTOP\)\n", result.err
     )
 
 

@@ -30,7 +30,9 @@ def test_a_stop_signal_says_that_the_agent_does_not_run_and_a_sigquit_ends_every
     stop_process(agent)
     process.send_signal(signal.SIGINT)
     silent = f"ddplaunch: the agent (pid {agent}) does not respond (it is stopped, as by SIGSTOP). "
-    until(lambda: f"{silent}Without an answer for 1 min it is killed" in said.read_text(), "a word about the agent")
+    until(
+        lambda: f"{silent}Without an answer for 1 min 30 s it is killed" in said.read_text(), "a word about the agent"
+    )
     process.send_signal(signal.SIGQUIT)
     job.wait().expect(130)
     assert f"ddplaunch: the agent (pid {agent}) did not respond and was killed, with the workers\n" in said.read_text()
@@ -44,7 +46,7 @@ def test_an_agent_that_is_stopped_is_killed_with_its_workers(job):
     agent = child(process.pid)
     stop_process(agent)
     result = job.wait(30).expect(122)
-    line = f"error: ddplaunch's agent (pid {agent}) did not respond for 1 s (it is stopped, as by SIGSTOP): killed, with its"
+    line = f"error: ddplaunch's agent (pid {agent}) did not respond for 1.5 s (it is stopped, as by SIGSTOP): killed, with its"
     assert line in result.err
 
 
