@@ -84,11 +84,12 @@ class StopRequests:
     def _judge(self, signum: int, at: float, typed: Typed) -> Meaning:
         """Return SAME or INSISTS for a signal that no wrapper has passed on."""
         before = self._times.get(signum)
+        if before is not None and typed is not Typed.NO:
+            return Meaning.INSISTS
         if signum in self._sent_again:
             return Meaning.SAME
         is_third = self._counted >= 2 or signum in self._passed_on
-        is_typed_again = typed is not Typed.NO and before is not None
         is_sent_later = before is not None and at - before >= SAME_REQUEST
-        if signum not in _POLITE or is_third or is_typed_again or is_sent_later:
+        if signum not in _POLITE or is_third or is_sent_later:
             return Meaning.INSISTS
         return Meaning.SAME

@@ -87,6 +87,18 @@ def test_without_a_terminal_a_second_interrupt_is_the_first_one_and_a_third_kill
     assert result.status == -signal.SIGINT
 
 
+def test_a_caller_that_is_interrupted_and_then_terminated_leaves_its_workers_the_time_to_save(caller):
+    """As by LSF and CI runners: the second signal ends the caller itself, which its command sees."""
+    process = caller.start(caller.write(SCRIPT), "saves", 30)
+    caller.signs("sleeps", 2)
+    process.send_signal(signal.SIGINT)
+    caller.signs("saving", 2)
+    process.send_signal(signal.SIGTERM)
+    assert caller.wait().status == -signal.SIGTERM
+    caller.signs("saved", 2)
+    caller.nothing_left(PATIENCE)
+
+
 @pytest.mark.parametrize(
     ("signum", "does", "grace_period"),
     [(signal.SIGKILL, "sleeps", 30), (signal.SIGTERM, "sleeps", 30), (signal.SIGKILL, "ignores_the_stop", 1)],

@@ -73,6 +73,7 @@ def test_slurm_sends_sigterm_at_the_start_of_the_grace_time_and_at_its_end():
     slurm = frozenset({Signals.SIGTERM})
     assert meanings("0 TERM, 60 TERM, 61 TERM", slurm) == "FIRST SAME SAME"
     assert meanings("0 TERM, 60 TERM, 61 INT, 62 INT", slurm) == "FIRST SAME SAME KILLS"
+    assert meanings("0 TERM!, 60 TERM!", slurm) == "FIRST KILLS"  # `ddplaunch stop` where SIGINT is ignored
 
 
 def test_the_windows_begin_with_the_signal_that_is_repeated():
