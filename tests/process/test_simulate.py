@@ -158,6 +158,22 @@ def test_a_stop_signal_reaches_every_worker_of_every_node_once(job, start):
     assert not any(events(job, node, "kill_sent") for node in range(2))
 
 
+def test_a_second_signal_of_the_sender_of_the_first_lets_the_workers_of_all_nodes_save(job, start):
+    """As of LSF's bkill and CI runners; the command decides that, and no host for itself."""
+    process = start("all=slow")
+    process.send_signal(SIGINT)
+    for rank in range(4):
+        job.sign(f"saving-{rank}")
+    process.send_signal(SIGTERM)
+    for node in range(2):
+        until(lambda node=node: len(events(job, node, "signal_received")) == 2, "the second signal")
+    (job.home / "signs" / "saved").touch()
+    result = job.wait().expect(130)
+    said = f"SIGTERM counts as the same request to stop as SIGINT before it. `kill -QUIT {process.pid}` kills"
+    assert result.err.count(said) == 1
+    assert not any(events(job, node, "kill_sent") for node in range(2))
+
+
 def test_the_second_stop_signal_kills_on_all_nodes(job, start):
     process = start("all=stubborn", options=("--grace-period", 600))
     process.send_signal(SIGINT)
