@@ -1,7 +1,7 @@
 """The command that the user started: it has the terminal, passes signals to the agent and writes what the agent shows.
 
 It may block on a terminal or pipe that is not read; the agent never does. It ends what a lost agent has left, and an agent
-that does not show that it runs when the user is impatient; all else is decided elsewhere.
+that does not show that it runs; all else is decided elsewhere.
 """
 
 from __future__ import annotations

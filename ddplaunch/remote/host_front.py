@@ -73,7 +73,7 @@ class HostFront:
         self.spared: tuple[tuple[int, int], ...] = ()
         self._lost = False
         self._streams: Streams | None = None  # of commands where the job was typed, which ask the agent
-        self._watch: child.Watch | None = None  # of the agent, until it is to end without us
+        self._watch: child.Watch | None = None  # of the agent
         self._look_at = self._loop.timer(None, self._look_whether_it_runs)
         self._question: child.Question | None = None  # to an agent that has to end
         self._ask_again = self._loop.timer(None, self._look_whether_stuck)
