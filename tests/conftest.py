@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from ddplaunch.agent.signals import REPEAT_WINDOW
+from ddplaunch.supervise.repeated_stop import REPEAT_WINDOW
 
 if TYPE_CHECKING:
     from tests.forks import Commands
@@ -370,10 +370,9 @@ def let_the_echo_die() -> None:
     time.sleep(2 * REPEAT_WINDOW)
 
 
-def send_again(process: subprocess.Popen[str], signum: int) -> None:
-    """Send a signal once more, as a second one."""
-    let_the_echo_die()
-    process.send_signal(signum)
+def insist(process: subprocess.Popen[str]) -> None:
+    """Have the workers of a job that stops killed, as a second Ctrl-C does where there is a terminal."""
+    process.send_signal(signal.SIGQUIT)
 
 
 def lines_of(text: str, prefix: str) -> Sequence[str]:

@@ -35,6 +35,7 @@ from ddplaunch.runlog.file_queue import FileQueue
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
+from ddplaunch.supervise.repeated_stop import Typed
 from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Agent:
             sent_again=job.sent_again,
             end_within=job.policy.grace_period + END_MARGIN,
             signals_all=job.signals_all,
+            from_caller=job.inputs.reports_to_caller,
+            heartbeat_timeout=job.inputs.spec.heartbeat_timeout,
         )
         self._shutdown = Shutdown(loop, context, self._signals, pipes, job.requeue)
         self._generations = Generations(loop, context)
@@ -247,7 +250,8 @@ class Agent:
             case events.StopAsked():
                 # as Ctrl-C does; with another signal if that is ignored here, as after nohup
                 self._reporter.print("asked to stop from another shell")
-                self._stop_all(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
+                stop = SIGINT if SIGINT in self._job.signals else SIGTERM
+                self._stop_all(stop, SignalOrigin.FRONT, typed=Typed.YES)
             case events.ClientGone(client):
                 self._run_socket.forget(client)
                 if generations.debugged is not None:
@@ -367,7 +371,7 @@ class Agent:
             self._report(node.ReportNotice(notice.signum))
         self._signals.received(notice.signum, SignalOrigin.PROCESS)
 
-    def _stop_all(self, signum: int, source: SignalOrigin) -> None:
+    def _stop_all(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
         """Stop the job for good, where SIGTERM itself might requeue it or have this node leave; asked again, kill all workers."""
         from ddplaunch.supervise import job  # imported with the coordinator
 
@@ -375,7 +379,7 @@ class Agent:
         if coordinator is not None:
             coordinator.feed(job.Abandoned())
         if signum != SIGTERM or coordinator is None or not self._context.inputs.allocation.nodes_leave:
-            self._signals.received(signum, source)
+            self._signals.received(signum, source, typed=typed)
             return
         now, was_asked = self._loop.now(), self._stop_asked
         self._stop_asked = self._signals.end_asked = True

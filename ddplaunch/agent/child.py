@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from math import ceil
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
@@ -17,7 +18,7 @@ from ddplaunch.process import clock
 from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import become_subreaper, check_kernel, of_open_files, return_freed_memory, signal_at_end_of
 from ddplaunch.process.tidying import let_tidy, tidies
-from ddplaunch.process.tree import Process, descendants, reap, signal_process
+from ddplaunch.process.tree import Process, descendants, is_stopped, look, reap, signal_process
 from ddplaunch.supervise.node import TIDY_TIMEOUT
 
 INTERVAL = 0.5  # seconds from one question to the next
@@ -26,7 +27,11 @@ _LOOK_AGAIN = 0.01  # seconds until it is looked whether it still is
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
 # questions are counted, not seconds, so that a pause of both processes gives no agent up
 _MOST_UNANSWERED = 4  # in a row: 2 s
-_MOST_WITHOUT_LOOP = 60  # in a row that only the handler has answered: 30 s, longer than any call should take
+_WITHOUT_LOOP = 30.0  # seconds in which only the handler answers, longer than any call should take
+_MOST_WITHOUT_LOOP = round(_WITHOUT_LOOP / INTERVAL)
+# heartbeat timeouts until front and agent give each other up: the other nodes have said before that this one is silent
+PATIENCE = 1.5
+_LONGEST_INTERVAL = 2.5  # seconds from one question of a watch to the next
 
 
 def start(
@@ -133,8 +138,60 @@ def kill(agent: int) -> None:
     _kill_below(agent, (agent,), lambda _: False, with_sleeping=True)
 
 
+class Watch:
+    """Asks an agent, all its life, whether it runs, and gives up one that does not; by these questions the agent sees its front.
+
+    Has no timer: its owner calls `look` every `interval` seconds. Questions are counted, so a pause of both gives nobody up.
+    """
+
+    def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
+        """Ask the first time. An agent without any answer for `within` seconds, more than the heartbeat timeout, does not run."""
+        self.interval = watch_interval(heartbeat_timeout)
+        self.within = PATIENCE * heartbeat_timeout
+        self._agent = agent
+        self._pipes = pipes
+        self._replies = replies
+        self._most_unanswered = ceil(self.within / self.interval)
+        self._most_without_loop = ceil(max(self.within, _WITHOUT_LOOP) / self.interval)
+        self._has_begun = False  # the loop has answered once: before, the agent's files may have to come from far
+        self._unanswered = 0  # questions in a row without any answer
+        self._without_loop = 0  # questions in a row that the loop has not answered
+        ask(agent, pipes)
+
+    def look(self) -> bool:
+        """Take the answers and ask again; False: the agent does not run."""
+        self._replies.take()
+        loop_answered, answered = self._replies.has(RUNS), self._replies.has(RUNS + LIVES)
+        self._replies.forget(RUNS + LIVES)
+        self._has_begun = self._has_begun or loop_answered
+        is_judged = self._has_begun or is_stopped(self._agent)
+        self._unanswered = self._unanswered + 1 if is_judged and not answered else 0
+        self._without_loop = self._without_loop + 1 if is_judged and not loop_answered else 0
+        ask(self._agent, self._pipes)
+        return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
+
+
+def watch_interval(heartbeat_timeout: float) -> float:
+    """Return the seconds from one question of a front to the next."""
+    return min(heartbeat_timeout / 4, _LONGEST_INTERVAL)
+
+
+def ask(agent: int, pipes: FrontPipes) -> None:
+    """Ask the agent's loop and its signal handler whether they run."""
+    pipes.request(IS_RUNNING)
+    with suppress(ProcessLookupError):
+        os.kill(agent, ASKS)
+
+
+def describe_silence(agent: int) -> str:
+    """Say why an agent does not run, as far as its state tells; "" if that tells nothing."""
+    process = look(agent)
+    states = {"T": " (it is stopped, as by SIGSTOP)", "D": " (it is in uninterruptible sleep)"}
+    return states.get(process.state, "") if process is not None else ""
+
+
 class Question:
-    """Asks an agent that has to end whether it still runs, every INTERVAL seconds until its loop answers. Has no timer.
+    """Asks an agent that has to end at once whether it runs, every INTERVAL seconds until its loop answers. Has no timer.
 
     The loop answers a byte in the pipe. A signal handler answers a signal, even while the loop is in a long call, such as a
     sweep or a write to a slow disk. So a stopped agent is given up within seconds, and a slow one has time.
@@ -147,7 +204,7 @@ class Question:
         self._unanswered = 0  # questions in a row without any answer
         self._without_loop = 0  # questions that the loop has not answered
         replies.forget(RUNS + LIVES)
-        self._ask()
+        ask(agent, pipes)
 
     def has_answer(self) -> bool:
         """Whether the loop has come by."""
@@ -163,13 +220,8 @@ class Question:
         if self._unanswered >= _MOST_UNANSWERED or self._without_loop >= _MOST_WITHOUT_LOOP:
             return False
         self._replies.forget(LIVES)
-        self._ask()
+        ask(self._agent, self._pipes)
         return True
-
-    def _ask(self) -> None:
-        self._pipes.request(IS_RUNNING)
-        with suppress(ProcessLookupError):
-            os.kill(self._agent, ASKS)
 
 
 def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bool], *, with_sleeping: bool) -> None:

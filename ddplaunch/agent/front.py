@@ -1,7 +1,7 @@
 """The command that the user started: it has the terminal, passes signals to the agent and writes what the agent shows.
 
 It may block on a terminal or pipe that is not read; the agent never does. It ends what a lost agent has left, and an agent
-that does not show that it runs when the user is impatient; all else is decided elsewhere.
+that does not show that it runs; all else is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from ddplaunch.agent.pipes import (
     FrontPipes,
     Replies,
 )
-from ddplaunch.agent.signals import SignalDeduplicator, SignalOrigin, passed_on
+from ddplaunch.agent.signals import SignalDeduplicator, SignalOrigin, passed_on, typed_at
 from ddplaunch.process import clock
 from ddplaunch.process.terminal import Modes, modes, set_modes, size_of
 from ddplaunch.process.tree import ends_within, has_ended, is_orphaned_group
+from ddplaunch.words import duration
 
 if TYPE_CHECKING:
     import socket
@@ -51,12 +52,14 @@ def run(
     *,
     sent_again: frozenset[int] = frozenset(),
     output: FrontOutput | None = None,
+    heartbeat_timeout: float = 10.0,
 ) -> int:
     """Fork, run `agent` in the child, serve the agent until the child ends, and return the exit status of the job.
 
     `signals` are those that go to the agent besides those of `passed_on`; one that was ignored when the command
     was started (nohup) stays ignored. `stops` are those that ask the job to end, `sent_again` those that may come twice.
-    `output` takes the agent's messages; None: our stdout and stderr do.
+    `output` takes the agent's messages; None: our stdout and stderr do. An agent that gives no sign of life for
+    more than `heartbeat_timeout` seconds is killed.
 
     Raises:
         LaunchError: the machine has no room for the agent.
@@ -67,7 +70,7 @@ def run(
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
     signal.set_wakeup_fd(pipes.signals[1], warn_on_full_buffer=False)
     deduplicator = SignalDeduplicator(frozenset(stops), sent_again)
-    front = _Front(pid, deduplicator, frozenset(stops), pipes, output or FrontOutput())
+    front = _Front(pid, deduplicator, frozenset(stops), pipes, output or FrontOutput(), heartbeat_timeout)
     for signum in passed:
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
@@ -82,13 +85,14 @@ def run(
 def _show_until_end(front: _Front, pid: int, pipes: FrontPipes) -> None:
     """Show the agent's messages until the agent has ended, or is killed because it does not respond."""
     try:
+        front.watch_time()
         front.output.show(pipes.output[0])
     except _Unread:
         pass
-    except _Unresponsive:
+    except _Unresponsive as error:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         child.kill(pid)  # first, since the print may block
-        print_now(f"ddplaunch: the agent (pid {pid}) did not respond and was killed, with the workers\n")
+        print_now(f"{error}\n")
     front.is_done = True
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
@@ -102,7 +106,7 @@ def _status_of_job(front: _Front, pid: int, pipes: FrontPipes, before: Modes | N
             child.reap_agent(pid, pipes)
             set_modes(before)
         print_now(child.describe_leftovers())
-        return exitcodes.of_signal(front.stopped_by)
+        return exitcodes.of_signal(front.stopped_by) if front.stopped_by else exitcodes.NODE_LOST
     wait_status = child.reap_agent(pid, pipes)
     if wait_status:
         set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
@@ -116,7 +120,7 @@ class _Unread(Exception):
 
 
 class _Unresponsive(Exception):
-    """The agent is to kill its workers, and does not run: it is stopped, in uninterruptible sleep, or in a loop."""
+    """The agent does not run: it is stopped, in uninterruptible sleep, or in a loop. The text is for the user."""
 
 
 class _Front:
@@ -129,8 +133,12 @@ class _Front:
         stops: frozenset[int],
         pipes: FrontPipes,
         output: FrontOutput,
+        heartbeat_timeout: float,
     ) -> None:
-        """Serve this agent; `stops` are the signals at which the user wants the job to end."""
+        """Serve this agent; `stops` are the signals at which the user wants the job to end.
+
+        The agent is given up when it has been silent for more than `heartbeat_timeout` seconds.
+        """
         self.output = output
         self._agent = agent
         self._deduplicator = deduplicator
@@ -142,6 +150,7 @@ class _Front:
         self.killed_agent = False
         self.is_done = False
         self._escalates = False  # the agent is to kill its workers
+        self._watch = child.Watch(agent, pipes, self._replies, heartbeat_timeout)
         self._question: child.Question | None = None  # to an agent that is to stop or kill its workers
         self._unread = 0  # INTERVALs without progress, in which the job has ended as it was asked to
         self._written_before = 0  # bytes, one interval ago
@@ -150,7 +159,8 @@ class _Front:
         """Note a signal to stop. The agent has received the same signal already."""
         if signum not in self._stops or self.is_done:
             return
-        event = self._deduplicator.take(signum, time.monotonic(), SignalOrigin.FRONT)
+        typed = typed_at(os.getpid(), signum)
+        event = self._deduplicator.take(signum, time.monotonic(), SignalOrigin.FRONT, typed=typed)
         if not self.stopped_by:
             self.stopped_by = signum
             if child.prevent_start(self._agent, self._pipes):
@@ -162,7 +172,7 @@ class _Front:
             return
         if self._question is None and not self.killed_agent:
             self._question = child.Question(self._agent, self._pipes, self._replies)
-        self._watch_time()
+        self.watch_time()
 
     def suspend(self, _signum: int, _frame: object) -> None:
         """Stop this process for SIGTSTP, which the agent received, too, once the agent has stopped the workers.
@@ -195,14 +205,18 @@ class _Front:
         if not self.is_done and has_ended(self._agent):
             self.output.agent_has_ended = True
             child.sweep(self._agent, self._pipes)
-            self._watch_time()
+            self.watch_time()
 
-    def _watch_time(self) -> None:
-        if self._question is not None or (self.stopped_by and has_ended(self._agent)):
+    def watch_time(self) -> None:
+        """Have `interval_passed` called when it is time to look at the agent, or at output that nobody reads."""
+        has_agent = not has_ended(self._agent)
+        if self._question is not None or (self.stopped_by and not has_agent):
             signal.setitimer(signal.ITIMER_REAL, child.INTERVAL)
+        elif has_agent:
+            signal.setitimer(signal.ITIMER_REAL, self._watch.interval)
 
     def interval_passed(self, _signum: int, _frame: object) -> None:
-        """Give up an agent that does not answer, or output that nobody reads: the end of a stopped job waits for neither.
+        """Give up an agent that does not run, or output that nobody reads: the end of a stopped job waits for neither.
 
         Raises:
             _Unresponsive: the agent is to be killed.
@@ -210,23 +224,40 @@ class _Front:
         """
         if has_ended(self._agent):
             self._question = None
-            self._unread = self._unread + 1 if self.output.written == self._written_before else 0
-            self._written_before = self.output.written
-            if self._unread * child.INTERVAL >= UNREAD_TIMEOUT:
-                raise _Unread
+            self._look_at_output()
         elif self._question is not None:
-            if self._question.has_answer():
-                self._question = None
-            elif not self._question.repeat():
-                if self._escalates:
-                    self.killed_agent = True
-                    raise _Unresponsive
-                self._question = None
-                again = "Ctrl-C" if self.stopped_by == signal.SIGINT else signal.Signals(self.stopped_by).name
-                print_now(
-                    f"ddplaunch: the agent (pid {self._agent}) does not respond; {again} again kills it, with the workers\n"
+            self._look_at_answer(self._question)
+        elif not self._watch.look():
+            self.killed_agent = True
+            silence = f"did not respond for {duration(self._watch.within)}{child.describe_silence(self._agent)}"
+            raise _Unresponsive(f"error: ddplaunch's agent (pid {self._agent}) {silence}: killed, with its workers")
+        self.watch_time()
+
+    def _look_at_output(self) -> None:
+        """Give up output that nobody reads, once the job has ended as it was asked to."""
+        if not self.stopped_by:
+            return
+        self._unread = self._unread + 1 if self.output.written == self._written_before else 0
+        self._written_before = self.output.written
+        if self._unread * child.INTERVAL >= UNREAD_TIMEOUT:
+            raise _Unread
+
+    def _look_at_answer(self, question: child.Question) -> None:
+        """Kill an agent that was to kill its workers, and does not answer; of one that was to stop them, say so."""
+        if question.has_answer():
+            self._question = None
+        elif not question.repeat():
+            if self._escalates:
+                self.killed_agent = True
+                raise _Unresponsive(
+                    f"ddplaunch: the agent (pid {self._agent}) did not respond and was killed, with the workers"
                 )
-        self._watch_time()
+            self._question = None
+            within = duration(self._watch.within)
+            print_now(
+                f"ddplaunch: the agent (pid {self._agent}) does not respond{child.describe_silence(self._agent)}. "
+                f"Without an answer for {within} it is killed, with the workers\n"
+            )
 
 
 class FrontOutput:

@@ -30,8 +30,9 @@ NOWHERE = b"\0"  # in place of a socket
 CONTROL = b"c"  # JSON, see remote/messages.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
-# requests of a front: one of these bytes and another, the number of a signal for the first two
-PLAIN_SIGNAL = b"p"  # pass this signal on; even the second one does not escalate
+# requests of a front: one of these bytes and another, the number of a signal for the first three
+PLAIN_SIGNAL = b"p"  # take this signal, which does not escalate, as another process has decided
+DECIDED_SIGNAL = b"d"  # take this signal, which escalates
 HOST_SIGNAL = b"h"  # the same, but it was sent to the front of this host itself
 ONE_FEWER = b"f"  # one node of the job will not join
 COORDINATOR_ENDED = b"e"  # the agent of the coordinator from which this one has taken over has ended

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
+from ddplaunch.agent.child import PATIENCE, watch_interval
 from ddplaunch.agent.events import ChildEnded, CoordinatorEnded, FrontWaits, OneFewer
 from ddplaunch.agent.pipes import (
     ASKS,
     COORDINATOR_ENDED,
+    DECIDED_SIGNAL,
     GOES_ON,
     HOST_SIGNAL,
     IS_RUNNING,
@@ -33,7 +35,10 @@ from ddplaunch.agent.pipes import (
     FrontPipes,
 )
 from ddplaunch.loop.loop import Loop
+from ddplaunch.process.terminal import Standing, standing
+from ddplaunch.process.tree import is_stopped
 from ddplaunch.supervise import node
+from ddplaunch.supervise.repeated_stop import Meaning, StopRequests, Typed
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.loop.loop import Pending
@@ -45,9 +50,6 @@ T = TypeVar("T")
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 # mean something to the front alone: its child, this process, and its timer
 _OF_FRONT = (signal.SIGCHLD, signal.SIGALRM)
-# seconds in which the same signal to stop is no second one: timeout(1) sends it twice at once, which a busy machine may let us
-# see only so much later; who presses Ctrl-C twice on purpose takes longer
-REPEAT_WINDOW = 0.1
 COPY_WINDOW = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 END_MARGIN = 60.0  # seconds beyond the grace period in which a process ends after its front
 
@@ -67,29 +69,52 @@ class SignalOrigin(Enum):
     COORDINATOR = auto()
 
 
+_TYPED = {Standing.FOREGROUND: Typed.PERHAPS, Standing.KEYBOARD: Typed.YES}
+
+
+def typed_at(pid: int, signum: int) -> Typed:
+    """Return whether a signal to this process is a Ctrl-C of a terminal: SIGINT, while the process has the terminal."""
+    return _TYPED.get(standing(pid), Typed.NO) if signum == signal.SIGINT else Typed.NO
+
+
 class SignalDeduplicator:
     """Distinguishes a signal that was sent again from one that arrives twice. Pure: the time comes with the signal."""
 
-    def __init__(self, stops: frozenset[int], sent_again: frozenset[int] = frozenset()) -> None:
-        """`sent_again` are signals that a scheduler sends more than once, without escalating."""
+    def __init__(self, stops: frozenset[int], sent_again: frozenset[int] = frozenset(), *, lasts: float = inf) -> None:
+        """`sent_again` are signals that a scheduler sends more than once, without escalating; a stop `lasts` so many seconds."""
         self._stops = stops
-        self._plain = sent_again | {signal.SIGHUP}  # the kernel and the shell both signal a closed terminal
-        self._last: dict[int, float] = {}  # when each last came that was no repeat
+        self._sent_again = sent_again | {signal.SIGHUP}
+        self._requests = StopRequests(sent_again, lasts=lasts)
         self._came: dict[int, tuple[float, set[SignalOrigin]]] = {}  # since when the latest comes, and from where
 
-    def take(self, signum: int, at: float, source: SignalOrigin, *, plain: bool = False) -> node.SignalReceived:
-        """Return the event for a signal. Only a signal that the user sent to the front escalates, and no `plain` one."""
-        is_repeat = at - self._last.get(signum, -inf) < REPEAT_WINDOW
-        if signum in self._stops and not is_repeat:
-            self._last[signum] = at
+    def take(
+        self, signum: int, at: float, source: SignalOrigin, *, typed: Typed = Typed.NO, decided: bool | None = None
+    ) -> node.SignalReceived:
+        """Return the event for a signal. Only a signal that the user sent to the front escalates.
+
+        `decided` is whether it does, if another process has decided that; None: it is decided here.
+        """
+        if self._is_copy(signum, at, source):
+            return node.SignalReceived(signum, at, escalates=False, is_copy=True)
+        meaning = self._requests.take(signum, at, typed) if signum in self._stops else Meaning.FIRST
+        escalates = decided
+        if escalates is None:
+            escalates = meaning is Meaning.INSISTS or (meaning is Meaning.FIRST and signum not in self._sent_again)
+        return node.SignalReceived(
+            signum,
+            at,
+            escalates=escalates and source is SignalOrigin.FRONT,
+            taken_for=self._requests.first if meaning is Meaning.SAME and decided is None else 0,
+        )
+
+    def _is_copy(self, signum: int, at: float, source: SignalOrigin) -> bool:
+        """Whether another process of ddplaunch has just had the same signal; remember that this one has."""
         since, sources = self._came.get(signum, (-inf, set()))
-        is_copy = at - since < COPY_WINDOW and source not in sources
-        if is_copy:
+        if at - since < COPY_WINDOW and source not in sources:
             sources.add(source)
-        else:
-            self._came[signum] = (at, {source})
-        escalates = source is SignalOrigin.FRONT and not (plain or is_copy or is_repeat or signum in self._plain)
-        return node.SignalReceived(signum, at, escalates=escalates, is_copy=is_copy)
+            return True
+        self._came[signum] = (at, {source})
+        return False
 
 
 class SignalSource:
@@ -104,11 +129,15 @@ class SignalSource:
         sent_again: frozenset[int] = frozenset(),
         end_within: float,
         signals_all: bool = False,
+        from_caller: bool = False,
+        heartbeat_timeout: float = inf,
     ) -> None:
         """Prepare to take signals; `stops` ask for the end of the job, `sent_again` may come twice without escalating.
 
         `end_within` seconds after the end of the front, this process is killed if it still lives. `signals_all`: a signal that
         comes to this process directly was sent by the cluster to all processes of the job (Slurm's proctrack/linuxproc).
+        `from_caller`: SIGINT comes from a caller of `launch()`, which sends it a second time only if a person insists.
+        A front that is stopped, and has asked nothing for more than `heartbeat_timeout` seconds, is killed.
         """
         self._loop = loop
         self._from_front = pipes.signals[0]
@@ -117,16 +146,25 @@ class SignalSource:
         self._front = pipes.front
         self._end_within = end_within
         self._stops = stops
-        self._deduplicator = SignalDeduplicator(stops, sent_again)
+        self._deduplicator = SignalDeduplicator(stops, sent_again, lasts=end_within)
         self._signals_all = signals_all
+        self._from_caller = from_caller
         self.end_asked = False  # whether a signal to stop has come
         self.stop_signals = 0  # how many of them the user has sent
+        self._quit_kills = False  # whether SIGQUIT is taken, and stops the job
         self._direct = -1  # what signals to this process write to
         self._front_waits = False  # whether it is to stop, and does so last
+        self._front_asks = False  # whether it has asked since the last look
+        self._front_silent = 0  # looks in a row before which it had not
+        self._interval = watch_interval(heartbeat_timeout)
+        self._most_silent = PATIENCE * heartbeat_timeout / self._interval
+        self._look_at = loop.timer(None, self._look_at_front, may_rest=True)
         self._goes_on = True  # whether SIGCONT or a stop came after the last SIGTSTP
 
     def listen(self, signals: Iterable[int]) -> None:
         """Take these signals, and SIGCHLD, from now on."""
+        signals = frozenset(signals)
+        self._quit_kills = signal.SIGQUIT in signals & self._stops
         ours, wakeup = os.pipe()
         for fd in (ours, wakeup):
             os.set_blocking(fd, False)
@@ -140,6 +178,8 @@ class SignalSource:
         self._loop.watch(ours, self._on_signals)
         self._loop.watch(self._from_front, self._on_front_signals)
         self._loop.watch(self._requests, self._on_requests)
+        if self._most_silent < inf:
+            self._look_at.set(self._loop.now() + self._interval)
 
     def wait(self, seconds: float) -> None:
         """Wait so long, whatever comes meanwhile."""
@@ -156,12 +196,20 @@ class SignalSource:
                 pending.give_up()
         return pending.answer
 
-    def received(self, signum: int, source: SignalOrigin, *, by_cluster: bool = False, plain: bool = False) -> None:
-        """Take a signal that came from `source`: post its event, which says whether it escalates."""
+    def received(
+        self,
+        signum: int,
+        source: SignalOrigin,
+        *,
+        by_cluster: bool = False,
+        typed: Typed = Typed.NO,
+        decided: bool | None = None,
+    ) -> None:
+        """Take a signal that came from `source`: post its event, which says whether it escalates, as far as not `decided`."""
         self.end_asked = self.end_asked or signum in self._stops
-        event = self._deduplicator.take(signum, self._loop.now(), source, plain=plain)
+        event = self._deduplicator.take(signum, self._loop.now(), source, typed=typed, decided=decided)
         self.stop_signals += event.escalates and signum in self._stops
-        self._loop.post(replace(event, by_cluster=by_cluster))
+        self._loop.post(replace(event, by_cluster=by_cluster, quit_kills=self._quit_kills))
 
     def _on_signals(self) -> None:
         """Take the signals that came to this process. Called by the loop."""
@@ -186,13 +234,34 @@ class SignalSource:
         if numbers is None:
             return
         if not numbers:
-            self._loop.unwatch(self._from_front)
-            self._loop.post(node.FrontLost(self._loop.now()))
+            self._lose_front()
         for signum in numbers:
             if signum not in _OF_FRONT:
-                self.received(signum, SignalOrigin.FRONT)
+                decided = True if self._from_caller and signum == signal.SIGINT else None
+                self.received(signum, SignalOrigin.FRONT, typed=typed_at(self._front, signum), decided=decided)
         self._note_pause(numbers)
         self._post_if_front_waits()
+
+    def _lose_front(self) -> None:
+        """Report the loss of the front, which is listened to no longer."""
+        self._look_at.cancel()
+        self._loop.unwatch(self._from_front)
+        self._loop.post(node.FrontLost(self._loop.now()))
+
+    def _look_at_front(self) -> None:
+        """Kill a front that is stopped and shows no sign of life, and report its loss. Called by the loop.
+
+        Looks are counted, so a pause of both processes gives nobody up. A front that does not ask for another reason writes to
+        a disk that hangs. One that a shell has stopped, with the workers or as a job in the background, may go on at any time.
+        """
+        self._look_at.set(self._loop.now() + self._interval)
+        self._front_silent = 0 if self._front_asks else self._front_silent + 1
+        self._front_asks = False
+        if self._front_silent <= self._most_silent or not self._goes_on or os.getppid() != self._front:
+            return
+        if is_stopped(self._front) and standing(self._front) is not Standing.BACKGROUND:
+            os.kill(self._front, signal.SIGKILL)
+            self._lose_front()
 
     def _read_front(self) -> bytes | None:
         """Return the signals that the front has passed on: b"" at its end, None if they were read before, with a request."""
@@ -215,8 +284,8 @@ class SignalSource:
             self._loop.unwatch(self._requests)
         for at in range(0, len(requests), REQUEST):
             request = requests[at : at + 1]
-            if request == PLAIN_SIGNAL:
-                self.received(requests[at + 1], SignalOrigin.FRONT, plain=True)
+            if request in (PLAIN_SIGNAL, DECIDED_SIGNAL):
+                self.received(requests[at + 1], SignalOrigin.FRONT, decided=request == DECIDED_SIGNAL)
             elif request == HOST_SIGNAL:
                 self.received(requests[at + 1], SignalOrigin.HOST)
             elif request == ONE_FEWER:
@@ -228,6 +297,7 @@ class SignalSource:
                     self._on_front_signals()  # its SIGTSTP is in the other pipe
                 self._front_waits = True
             elif request == IS_RUNNING:
+                self._front_asks = True
                 self._reply(RUNS)
         self._post_if_front_waits()
 

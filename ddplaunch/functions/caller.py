@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from msgspec.structs import replace
 
+from ddplaunch.agent.signals import typed_at
 from ddplaunch.errors import MORE_OPEN_FILES, LaunchError
 from ddplaunch.functions import exceptions
 from ddplaunch.functions.connection import ERROR, RESULT, StackFiles, WorkerConnection, WorkerListener
@@ -28,6 +29,7 @@ from ddplaunch.functions.request import stop_signal
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.linux import check_kernel
 from ddplaunch.spec import Given, JobSpec
+from ddplaunch.supervise.repeated_stop import Meaning, StopRequests
 
 _START = "import sys; sys.path.append({folder!r}); from ddplaunch.launcher.call import main; main()"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -185,19 +187,32 @@ class Caller:
             raise self._cannot_send
 
     def _end(self, signum: int) -> None:
-        """Stop the job and wait until it has ended; each further Ctrl-C escalates."""
+        """Stop the job and wait until it has ended; a Ctrl-C that insists has the command kill the workers."""
         self._is_ending = True
+        requests, sends = StopRequests(), True
+        requests.take(signum, time.monotonic())
         while True:
             try:
-                if self._process.returncode is None:
+                if sends and self._process.returncode is None:
                     self._process.send_signal(signum)
+                sends = False
                 while self._is_going_on:
                     self._wait()
                 return
             except KeyboardInterrupt:
+                # without a terminal uv and others interrupt this program twice
                 signum = self._interrupt
+                meaning = requests.take(signum, time.monotonic(), typed_at(os.getpid(), signal.SIGINT))
+                sends = meaning is Meaning.INSISTS
+                if meaning is Meaning.SAME:
+                    self._say("another interrupt counts as the first one. A third one kills the workers at once")
             except Exception:  # noqa: BLE001 - the first one is raised; stop writing to the stream that raised it
                 self._is_muted = True
+
+    def _say(self, text: str) -> None:
+        """Print a line to the caller's stderr, if that takes any."""
+        with suppress(OSError, ValueError, AttributeError):
+            print(f"ddplaunch: {text}", file=sys.stderr, flush=True)
 
     # --- workers
 

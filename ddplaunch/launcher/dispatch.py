@@ -70,7 +70,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
         from ddplaunch.agent.live import LiveOutput  # few jobs need it
 
         output = LiveOutput(_view, rewraps=rewraps)
-    serve = partial(front.run, output=output)
+    serve = partial(front.run, output=output, heartbeat_timeout=spec.heartbeat_timeout)
     allocation, secret = find_allocation(spec, env)
     if secret is not None:
         env = {**env, token.VARIABLE: secret}

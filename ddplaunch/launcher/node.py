@@ -216,7 +216,12 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
     try:
         with unfollowed():
             asked = subprocess.run(
-                [python, "-c", _HAS_DEBUGPY], env=env, timeout=_DEBUGPY_WITHIN, check=False, capture_output=True
+                [python, "-c", _HAS_DEBUGPY],
+                env=env,
+                timeout=_DEBUGPY_WITHIN,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
             )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"--debugpy: {python} does not say whether it has debugpy: {error}") from None

@@ -29,9 +29,10 @@ from ddplaunch.errors import LaunchError, write_stderr  # noqa: E402
 from ddplaunch.exitcodes import BUG  # noqa: E402
 from ddplaunch.launcher import dispatch  # noqa: E402
 from ddplaunch.options.resolve import received  # noqa: E402
-from ddplaunch.options.token import OPTIONS, SCREEN, unhidden  # noqa: E402
+from ddplaunch.options.token import OPTIONS, SCREEN, STDIN, unhidden  # noqa: E402
 from ddplaunch.output.streams import Screen  # noqa: E402
 from ddplaunch.process import program  # noqa: E402
+from ddplaunch.slurm import stdin  # noqa: E402
 from ddplaunch.slurm.srun import unescaped  # noqa: E402
 from ddplaunch.spec import Given, JobSpec  # noqa: E402
 
@@ -53,6 +54,8 @@ def main() -> int:
         # srun may have given this process a terminal, wherever it writes itself
         screen = Screen.of_text(os.environ[SCREEN])
         env = dict(os.environ)
+        if name := env.get(STDIN):
+            stdin.take(name)
         spec = spec_of(sys.argv[1:], env)
         try:
             program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))  # it need not be on all nodes
@@ -79,7 +82,13 @@ def _end_step(env: Mapping[str, str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes here too
     step = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(["scancel", "--signal=TERM", step], timeout=_SCANCEL_WITHIN, capture_output=True, check=False)
+        subprocess.run(
+            ["scancel", "--signal=TERM", step],
+            timeout=_SCANCEL_WITHIN,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
 
 
 if __name__ == "__main__":

@@ -379,8 +379,9 @@ OPTIONS: tuple[Option, ...] = (
                 "node 0."),
     Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=parsers.duration_from_1s, example="30s",
            default="10s",
-           help="A node that sends no heartbeat for this time is lost. The job ends with exit status 122, unless MIN "
-                "nodes remain. By default, a host whose kernel does not answer either is lost earlier, after 6s to 10s."),
+           help="A node that sends no heartbeat for this time, or whose agent does not run, is lost. The job ends with exit "
+                "status 122, unless MIN nodes remain. By default, a host whose kernel does not answer either is lost earlier, "
+                "after 6s to 10s."),
     Option(name="token_file", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="token.txt",
            reach=Reach.HERE,
            help="A file with the secret that authenticates the nodes, if you start ddplaunch on each node yourself. You "

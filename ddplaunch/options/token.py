@@ -19,6 +19,7 @@ SCREEN = "DDPLAUNCH_SCREEN"  # where srun writes what the step prints
 OPTIONS = (
     "DDPLAUNCH_OPTIONS_OF_STEP"  # options for the agents whose values may be secret: ps shows arguments to everybody
 )
+STDIN = "DDPLAUNCH_STDIN"  # where the agent on this host gets the stdin of the command
 # and the name of a variable for the workers: may be secret, and ps shows arguments to everybody
 OF_WORKERS = "DDPLAUNCH_FOR_WORKERS_"
 _MIN_LENGTH = 16  # characters; a shorter one is warned of
@@ -62,7 +63,7 @@ def weaknesses(spec: JobSpec, secret: str) -> list[str]:
 
 def public(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that workers may see: all but those that are for agents only."""
-    for_agents = (VARIABLE, RDZV_PORT, TASKS_PER_NODE, SCREEN, OPTIONS)
+    for_agents = (VARIABLE, RDZV_PORT, TASKS_PER_NODE, SCREEN, STDIN, OPTIONS)
     return {name: value for name, value in env.items() if name not in for_agents and not name.startswith(OF_WORKERS)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from enum import Enum, auto
 from typing import Any
 
 _STDIN = 0
@@ -24,6 +25,31 @@ def modes() -> Modes | None:
         return termios.tcgetattr(_STDIN) if os.tcgetpgrp(_STDIN) == os.getpgrp() else None
     except (OSError, termios.error):  # it is not our controlling terminal, or was closed
         return None
+
+
+class Standing(Enum):
+    """How a process stands to the terminal of its session."""
+
+    NO_TERMINAL = auto()
+    BACKGROUND = auto()  # another job of the shell has the terminal
+    FOREGROUND = auto()  # keys such as Ctrl-C signal the process, but its stdin is no terminal
+    KEYBOARD = auto()  # the same, and its stdin is a terminal
+
+
+def standing(pid: int) -> Standing:
+    """Return how a process, of whatever session, stands to its terminal; one that is gone has none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # proc(5): the name may hold anything
+            fields = file.read().rpartition(b")")[2].split()
+        group, terminal, in_foreground = fields[2], fields[4], fields[5]
+        if terminal == b"0":
+            return Standing.NO_TERMINAL
+        if group != in_foreground:
+            return Standing.BACKGROUND
+        is_keyboard = os.readlink(f"/proc/{pid}/fd/{_STDIN}").startswith(_TERMINALS)
+    except (OSError, IndexError):
+        return Standing.NO_TERMINAL
+    return Standing.KEYBOARD if is_keyboard else Standing.FOREGROUND
 
 
 def size_of(fd: int) -> os.terminal_size | None:

@@ -67,6 +67,12 @@ def look(pid: int) -> Process | None:
     return Process(pid, name.decode(errors="replace"), state, parent, group, threads, started)
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, as by SIGSTOP; one that a debugger holds is not."""
+    process = look(pid)
+    return process is not None and process.state == "T"
+
+
 def _stat(path: str) -> tuple[bytes, list[bytes]]:
     """Return the name in a stat file of /proc and the fields behind that name, the state first; no fields if it is gone."""
     try:

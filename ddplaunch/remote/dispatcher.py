@@ -28,7 +28,9 @@ from ddplaunch.remote.console import Console
 from ddplaunch.remote.coordinator_host import CoordinatorHost
 from ddplaunch.remote.diagnose import HostError, HostStatuses
 from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, PROTOCOL, SIGNAL
+from ddplaunch.report.closing import render_repeated
 from ddplaunch.supervise import node
+from ddplaunch.supervise.repeated_stop import Typed
 
 if TYPE_CHECKING:  # only a job that others than simulated nodes run needs it
     from ddplaunch.remote.front_socket import FrontSocket
@@ -62,7 +64,12 @@ class Dispatcher:
         )
         self._spare = pipes.spare
         self._signals = SignalSource(
-            loop, pipes, stops=job.spec.ending_signals, end_within=job.spec.grace_period + END_MARGIN
+            loop,
+            pipes,
+            stops=job.spec.ending_signals,
+            end_within=job.spec.grace_period + END_MARGIN,
+            from_caller=job.reports_to_caller,
+            heartbeat_timeout=job.spec.heartbeat_timeout,
         )
         self._statuses = HostStatuses([agent.host for agent in job.agents], job.min_nodes)
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in job.agents)
@@ -136,6 +143,8 @@ class Dispatcher:
         """Take one event of the loop: a signal, a client's request, or the end of the front."""
         match event:
             case node.SignalReceived(signum, _, escalates) if not event.is_copy:
+                if event.taken_for:
+                    self._console.notify(render_repeated(event, os.getppid()))
                 self._forward(signum, escalates)
             case FrontWaits():
                 self._signals.let_front_stop(all_stopped=True)
@@ -143,7 +152,8 @@ class Dispatcher:
                 expendable(partial(self._run_socket.answer, number, request, self._world_size), self._no_run_socket)
             case StopAsked():
                 # as Ctrl-C does; with another signal if that is ignored here, as after nohup
-                self._signals.received(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
+                stop = SIGINT if SIGINT in self._job.signals else SIGTERM
+                self._signals.received(stop, SignalOrigin.FRONT, typed=Typed.YES)
             case ClientGone(number) if self._run_socket is not None:
                 self._run_socket.clients.forget(number)
             case ClientsFailed(why):

@@ -37,6 +37,7 @@ from ddplaunch.remote.protocol import (
     OutputPipe,
 )
 from ddplaunch.runlog import run_socket
+from ddplaunch.words import duration
 
 _REQUESTS = {FEWER: pipes.ONE_FEWER, COORDINATOR_ENDED: pipes.COORDINATOR_ENDED}
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
@@ -72,6 +73,8 @@ class HostFront:
         self.spared: tuple[tuple[int, int], ...] = ()
         self._lost = False
         self._streams: Streams | None = None  # of commands where the job was typed, which ask the agent
+        self._watch: child.Watch | None = None  # of the agent
+        self._look_at = self._loop.timer(None, self._look_whether_it_runs)
         self._question: child.Question | None = None  # to an agent that has to end
         self._ask_again = self._loop.timer(None, self._look_whether_stuck)
         self._is_stuck = False  # the agent has not answered
@@ -106,6 +109,9 @@ class HostFront:
 
         pid, self._pipes = child.start(as_agent, passed, _send_error)
         self._agent = pid
+        self._replies = Replies(self._pipes.replies[0])
+        self._watch = child.Watch(pid, self._pipes, self._replies, self._heartbeat_timeout)
+        self._look_at.set(self._loop.now() + self._watch.interval)
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
@@ -150,8 +156,18 @@ class HostFront:
     def _ask(self) -> None:
         """Ask the agent whether it runs."""
         if self._agent is not None and self._pipes is not None and self._question is None:
-            self._question = child.Question(self._agent, self._pipes, Replies(self._pipes.replies[0]))
+            self._question = child.Question(self._agent, self._pipes, self._replies)
             self._ask_again.set(self._loop.now() + child.INTERVAL)
+
+    def _look_whether_it_runs(self) -> None:
+        """Give the agent up if it does not run. Called by the loop."""
+        if self._agent is None or self._watch is None:
+            return
+        self._look_at.set(self._loop.now() + self._watch.interval)
+        if self._question is None and not self._watch.look():
+            self._is_stuck = True
+            silence = f"did not respond for {duration(self._watch.within)}{child.describe_silence(self._agent)}"
+            self._output.put(OURS, f"ddplaunch: the agent on {self._host} (pid {self._agent}) {silence}\n".encode())
 
     def _look_whether_stuck(self) -> None:
         """Find out whether the agent still answers; once the dispatcher is lost, ask again and again until the agent ends."""
@@ -221,10 +237,7 @@ class HostFront:
                 self._ask()
             self._stopped = self._stopped or data[0] in self._stops
             self._prevent_start(data[0], is_printed=self._reports_job)  # all hosts get it
-            if tag == PLAIN_SIGNAL:
-                self._request(pipes.PLAIN_SIGNAL, data[0])
-            elif self._pipes is not None:
-                self._pipes.pass_on(data[0])
+            self._request(pipes.PLAIN_SIGNAL if tag == PLAIN_SIGNAL else pipes.DECIDED_SIGNAL, data[0])
         elif tag in _REQUESTS:
             self._request(_REQUESTS[tag])
         elif tag in (CONNECT, STREAM):

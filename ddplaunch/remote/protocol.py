@@ -23,8 +23,8 @@ PROTOCOL = 1
 # to a host
 ORDER = b"j"  # messages.Order
 COORDINATOR = b"m"  # messages.CoordinatorAddress
-SIGNAL = b"s"  # the number of a signal to pass on
-PLAIN_SIGNAL = b"n"  # the same, but it does not escalate if it is the second
+SIGNAL = b"s"  # the number of a signal to pass on; if the job stops already, it kills
+PLAIN_SIGNAL = b"n"  # the same, but it does not kill
 FEWER = b"f"  # to the host of the coordinator: one host fewer will join
 CONNECT = b"a"  # messages.Connect, to the host of the coordinator
 COORDINATOR_ENDED = b"e"  # to one whose agent has taken over: the agent of the coordinator before has ended

@@ -15,6 +15,7 @@ from ddplaunch.words import count, duration, signal_name, size, these_ranks, til
 
 if TYPE_CHECKING:  # an agent that joins others needs none of it
     from ddplaunch.supervise.job import State
+    from ddplaunch.supervise.node import SignalReceived
 
 _NOT_FOUND = "give the program's path, or a name that is in PATH"
 _NOT_EXECUTABLE = "is it a program for this machine, and executable (`chmod +x`)?"
@@ -67,6 +68,16 @@ def render_stopping(signum: int, grace_period: float, running: int, nnodes: int)
     """Say what is being stopped; how many workers of other nodes still run is not known on this one."""
     what = count(running, "worker") if nnodes == 1 else f"the workers on {nnodes} nodes"
     return f"stopping {what}, up to {duration(grace_period)}{'; Ctrl-C again kills' if signum == SIGINT else ''}"
+
+
+def render_repeated(event: SignalReceived, front: int) -> str:
+    """Say which request to stop a signal repeats, and how to kill the workers now; `front` is the pid of the command."""
+    again, first = signal_name(event.signum), signal_name(event.taken_for)
+    sent = f"`kill -QUIT {front}`" if event.quit_kills else f"{again} once more"
+    kills = f"{sent} kills the workers at once"
+    if again == first:
+        return f"the second {again} counts as the first one. {kills}"
+    return f"{again} counts as the same request to stop as {first} before it. {kills}"
 
 
 def render_still_running(written: Mapping[int, int], left: float) -> str:

@@ -13,7 +13,7 @@ from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process.clock import Pause
 from ddplaunch.redaction import Redactor
-from ddplaunch.report.closing import render_stopped, render_stopping
+from ddplaunch.report.closing import render_repeated, render_stopped, render_stopping
 from ddplaunch.report.paint import Paint, plain
 from ddplaunch.runlog.events import Event, Reader, left_after, of_action, of_event, summary
 from ddplaunch.runlog.folders import short
@@ -168,6 +168,8 @@ class Reporter:
         if (fields := of_event(event)) is not None:
             self.emit(fields[0], **fields[1])
         match event:
+            case node.SignalReceived() if event.taken_for and (before.signum or not before.is_going):
+                self.print(render_repeated(event, os.getppid()))
             case node.SignalReceived(signum, _, escalates) if signum != signal.SIGWINCH:
                 is_first = before.why is Why.COORDINATOR and not before.signum
                 stops = escalates and not is_first and signum in before.policy.stop_signals

@@ -126,7 +126,8 @@ def argv(
 ) -> tuple[str, ...]:
     """Return the command that starts an agent on each node.
 
-    srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of
+    srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. It reads nothing
+    either: an agent on this host is handed our stdin, see `slurm/stdin.py`; on others no worker reads. A bad exit of
     one kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step
     waits for no other of the job, unless its nodes have different numbers of GPUs: `gpus` are those of each node. In a
     heterogeneous job, each of the `components` has srun options of its own.
@@ -142,10 +143,9 @@ def argv(
     # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn
     at_once = ("--unbuffered",) if len(hosts) == 1 and not components else ()
     outlives_nodes = ("--no-kill",) if is_range else ()
-    stdin = "--input=0" if allocation.is_here else "--input=none"  # of several nodes no worker reads what is typed
 
     def on(nodes: Sequence[str], *of_component: str) -> list[str]:
-        return [*of_component, *task_options(nodes, gpus, mpi), *at_once, *outlives_nodes, stdin, *agent]
+        return [*of_component, *task_options(nodes, gpus, mpi), "--input=none", *at_once, *outlives_nodes, *agent]
 
     if not components:
         return ("srun", *on(hosts))

@@ -19,8 +19,10 @@ from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
+from ddplaunch.options.token import STDIN
 from ddplaunch.process.child import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.process.fork import fork
+from ddplaunch.slurm import stdin
 
 if TYPE_CHECKING:  # a task of the step imports this module, and does not need it
     from ddplaunch.slurm.job import SlurmRequeue
@@ -49,7 +51,7 @@ class StepJob(Struct, frozen=True, kw_only=True):
     requeue: SlurmRequeue
     is_quiet: bool = False
     live: bool = False  # rows about the job stand below the output
-    reads_stdin: bool = False  # rank 0 reads what this command is given
+    reads_stdin: bool = False  # rank 0, which is on this host, has the stdin of this command
 
 
 class Srun:
@@ -100,6 +102,7 @@ def start_step(job: StepJob) -> Srun:
         if job.live:
             output, written = zip(os.pipe(), os.pipe(), strict=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        offered = stdin.offer() if job.reads_stdin else None
         pid = fork()
     except OSError as error:
         raise not_started(StartError(error.errno or errno.EAGAIN, _FORK)) from None
@@ -109,12 +112,14 @@ def start_step(job: StepJob) -> Srun:
                 ours.close()
                 for fd in output or ():
                     os.close(fd)  # srun is to see it if nobody reads
-                _be_parent(job, theirs, written)
+                _be_parent(job, theirs, written, offered)
         except OSError as error:
             theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _FORK)))
         finally:
             os._exit(0)
     theirs.close()
+    if offered is not None:
+        offered.close()
     if output is not None:
         for fd in written:
             os.close(fd)
@@ -122,31 +127,35 @@ def start_step(job: StepJob) -> Srun:
     return Srun(ours, output)
 
 
-def _be_parent(job: StepJob, connection: socket.socket, written: tuple[int, int]) -> NoReturn:
+def _be_parent(
+    job: StepJob, connection: socket.socket, written: tuple[int, int], offered: socket.socket | None
+) -> NoReturn:
     """Start srun, pass signals on to srun, and report how it ended; kill srun if the connection ends."""
     try:
         os.setsid()
         for signum in job.signals:  # those for ddplaunch are not for this process
             signal.signal(signum, signal.SIG_IGN)
-        connection.send(_report(*_run(job, connection, written)))
+        connection.send(_report(*_run(job, connection, written, offered)))
     except BaseException:  # noqa: BLE001 - the watcher learns of it by the end of the connection
         os._exit(BUG)
     finally:
         os._exit(0)
 
 
-def _run(job: StepJob, connection: socket.socket, written: tuple[int, int]) -> tuple[int, StartError | None]:
-    """Run srun to its end; return its wait status, or why srun could not be started."""
+def _run(
+    job: StepJob, connection: socket.socket, written: tuple[int, int], offered: socket.socket | None
+) -> tuple[int, StartError | None]:
+    """Run srun to its end; return its wait status, or why srun could not be started. srun itself reads nothing."""
+    env = job.env if offered is None else {**job.env, STDIN: stdin.name_of(offered)}
     try:
-        # keyboard input is for the shell
-        stdin = os.dup(0) if job.reads_stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        child = start(job.argv, job.env, Stdio(stdin, *written), handled=tuple(job.signals), open_files=job.open_files)
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        child = start(job.argv, env, Stdio(nothing, *written), handled=tuple(job.signals), open_files=job.open_files)
     except StartError as error:
         return 0, error
     except OSError as error:
         return 0, StartError(error.errno or errno.EMFILE, "cannot open its stdin")
-    os.close(stdin)
-    status = _wait(child, connection)
+    os.close(nothing)
+    status = _wait(child, connection, offered)
     return status, why_not_started(child, "srun")
 
 
@@ -154,16 +163,25 @@ def _report(status: int, never: StartError | None) -> bytes:
     return f"{status} {never.errno} {never.doing}".encode() if never else b"%d 0" % status
 
 
-def _wait(child: Child, connection: socket.socket) -> int:
-    """Pass the signals of the connection on to srun until srun ends; kill srun if the connection ends first."""
+def _wait(child: Child, connection: socket.socket, offered: socket.socket | None) -> int:
+    """Pass the signals of the connection on to srun until srun ends; kill srun if the connection ends first.
+
+    Meanwhile hand our stdin to the agent that asks for it at the `offered` socket.
+    """
     poll = select.poll()
-    for fd in (child.pidfd, connection.fileno()):
+    for fd in (child.pidfd, connection.fileno(), *([offered.fileno()] if offered is not None else [])):
         poll.register(fd, select.POLLIN)
-    while all(fd != child.pidfd for fd, _ in poll.poll()):
-        signum = connection.recv(1)
-        if not signum:
-            poll.unregister(connection)  # srun may not end at once
-        signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if child.pidfd in ready:
+            break
+        if offered is not None and offered.fileno() in ready:
+            stdin.hand_over(offered)
+        if connection.fileno() in ready:
+            signum = connection.recv(1)
+            if not signum:
+                poll.unregister(connection)  # srun may not end at once
+            signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
     return os.waitpid(child.pid, 0)[1]
 
 

@@ -23,6 +23,7 @@ from ddplaunch.coordinator.orders import ClientOrder, CoordinatorLost, Forward, 
 from ddplaunch.errors import below, visible
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.child import StartError
+from ddplaunch.report.closing import render_repeated
 from ddplaunch.slurm.job import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.slurm.srun import Srun, StepJob, not_started
 from ddplaunch.slurm.watch_link import WatchLink
@@ -53,6 +54,7 @@ class Watcher:
             sent_again=job.sent_again,
             end_within=job.grace_period + END_MARGIN,
             signals_all=True,
+            heartbeat_timeout=job.heartbeat_timeout,
         )
         self._link = WatchLink(
             loop,
@@ -163,6 +165,8 @@ class Watcher:
             self._stop(signum)
         elif event.escalates:
             self._kill()
+        elif event.taken_for:
+            self._notify(render_repeated(event, os.getppid()))
 
     def _stop(self, signum: int) -> None:
         self._signum, self._stop_pending = signum, True

@@ -151,6 +151,34 @@ def test_a_health_check_that_hangs_on_a_host_ends_with_the_command(job, program,
     assert end(job).status in (130, -signal.SIGKILL)
 
 
+# --- something of it does not run
+
+
+@pytest.mark.parametrize("node", ["node0", "node2"])
+def test_an_agent_that_is_stopped_ends_the_job(job, start, node):
+    """Its connection lives, and ssh answers for it."""
+    start("all=stubborn", flags=("--grace-period", "5s"))
+    _, agent = over_ssh.relay_and_agent(job.bed, node)
+    began = time.monotonic()
+    os.kill(agent, signal.SIGSTOP)
+    quiet(job, since=began, within=2 * SILENCE + SOON)
+    result = end(job).expect(122)
+    assert f"the agent on {node} " in result.err
+    assert "did not respond for 3 s (it is stopped, as by SIGSTOP)" in result.err
+
+
+@pytest.mark.parametrize("which", ["the dispatcher", "the front of node 0"])
+def test_whatever_is_stopped_the_job_ends(job, start, which):
+    start("all=polite")
+    _, dispatcher = over_ssh.front_and_loop(job.bed, LOGIN)
+    front, _ = over_ssh.relay_and_agent(job.bed, "node0")
+    began = time.monotonic()
+    os.kill(dispatcher if which == "the dispatcher" else front, signal.SIGSTOP)
+    quiet(job, since=began, within=2 * SILENCE + SOON)
+    end(job).expect(122)
+    job.nothing_left()
+
+
 # --- a host is lost
 
 

@@ -57,16 +57,46 @@ def test_ctrl_c_in_a_terminal_ends_all_and_raises_keyboard_interrupt(caller):
     caller.nothing_left(PATIENCE)
 
 
-def test_a_second_interrupt_kills_workers_that_ignore_the_first(caller):
-    process = caller.start(caller.write(SCRIPT), "ignores_the_stop", 600)
+def test_a_second_ctrl_c_kills_workers_that_ignore_the_first(caller):
+    terminal = Terminal(caller, caller.argv(caller.write(SCRIPT), "ignores_the_stop", 600))
+    caller.signs("sleeps", 2)
+    terminal.press(CTRL_C)
+    until(lambda: caller.events("signal_received"), "the first signal")
+    let_the_echo_die()
+    terminal.press(CTRL_C)
+    assert "caught KeyboardInterrupt" in terminal.sees_the_end()
+
+
+def test_without_a_terminal_a_second_interrupt_is_the_first_one_and_a_third_kills(caller):
+    """A caller in `uv run` is interrupted twice."""
+    said = caller.home / "err"
+    with open(said, "w") as err:
+        process = caller.start(caller.write(SCRIPT), "ignores_the_stop", 600, stderr=err)
     caller.signs("sleeps", 2)
     process.send_signal(signal.SIGINT)
     until(lambda: caller.events("signal_received"), "the first signal")
     let_the_echo_die()
     process.send_signal(signal.SIGINT)
+    line = "ddplaunch: another interrupt counts as the first one. A third one kills the workers at once\n"
+    until(lambda: line in said.read_text(), "a word about the second one")
+    assert not caller.events("kill_sent")
+    let_the_echo_die()
+    process.send_signal(signal.SIGINT)
     result = caller.wait()
     assert "caught KeyboardInterrupt" in result.out
     assert result.status == -signal.SIGINT
+
+
+def test_a_caller_that_is_interrupted_and_then_terminated_leaves_its_workers_the_time_to_save(caller):
+    """As by LSF and CI runners: the second signal ends the caller itself, which its command sees."""
+    process = caller.start(caller.write(SCRIPT), "saves", 30)
+    caller.signs("sleeps", 2)
+    process.send_signal(signal.SIGINT)
+    caller.signs("saving", 2)
+    process.send_signal(signal.SIGTERM)
+    assert caller.wait().status == -signal.SIGTERM
+    caller.signs("saved", 2)
+    caller.nothing_left(PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -138,26 +138,30 @@ def test_when_the_front_of_a_node_is_killed_all_nodes_end_at_once(nodes, start, 
 
 def test_a_node_that_falls_silent_is_given_up_and_ends_its_own_workers_when_it_wakes(nodes, start):
     started = start("--heartbeat-timeout", "1s")
-    silent = started[1].agent
-    os.kill(silent, SIGSTOP)
+    silent = (started[1].process.pid, started[1].agent)
+    for pid in silent:
+        os.kill(pid, SIGSTOP)
     assert nodes.statuses(started[0], started[2]) == [122, 122]
     for node in (started[0], started[2]):
         assert "error: node 1 (" in node.err
         assert "was lost: silent for 1 s" in node.err
     assert "hint: if it is only slow, `--heartbeat-timeout 60s`" in started[0].err
-    os.kill(silent, SIGCONT)
+    for pid in silent:
+        os.kill(pid, SIGCONT)
     assert nodes.statuses(started[1]) == [122]
     assert "the coordinator (node 0) " in started[1].err  # was lost, or goes on without this node
 
 
 def test_nodes_whose_coordinator_falls_silent_end_themselves(nodes, start):
     started = start("--heartbeat-timeout", "1s")
-    silent = started[0].agent
-    os.kill(silent, SIGSTOP)
+    silent = (started[0].process.pid, started[0].agent)
+    for pid in silent:
+        os.kill(pid, SIGSTOP)
     assert nodes.statuses(started[1], started[2]) == [122, 122]
     for node in started[1:]:
         assert "error: the coordinator (node 0) was lost: silent for 1 s" in node.err
-    os.kill(silent, SIGCONT)
+    for pid in silent:
+        os.kill(pid, SIGCONT)
     assert nodes.statuses(started[0]) == [122]
 
 

@@ -6,7 +6,7 @@ from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 
 import pytest
 
-from tests.conftest import send_again, until
+from tests.conftest import insist, until
 from tests.process.terminal import stopped
 
 
@@ -40,7 +40,7 @@ def test_a_second_ctrl_c_kills_the_workers_of_all_nodes(nodes, start):
     started = start("stubborn", "--grace-period", 60)
     started[1].process.send_signal(SIGINT)
     nodes.signs("got", 3)
-    send_again(started[1].process, SIGINT)
+    insist(started[1].process)
     assert nodes.statuses() == [130] * 3
     assert all(nodes.events_of(place, "kill_sent") for place in range(3))
 
@@ -119,8 +119,30 @@ def test_a_second_ctrl_c_ends_a_node_whose_coordinator_does_not_answer(nodes, st
     until(lambda: stopped([agent]), "the agent to stop")
     started[1].process.send_signal(SIGINT)
     until(lambda: nodes.events_of(1, "swept"), "the end of its workers")
-    send_again(started[1].process, SIGINT)
+    insist(started[1].process)
     assert nodes.statuses(started[1]) == [130]
     os.kill(agent, SIGKILL)
     assert nodes.statuses(started[2]) == [122]
     nodes.ends()
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_an_agent_that_is_stopped_ends_all_nodes_and_no_worker_of_its_own_stays(nodes, start, place):
+    started = start("polite", "--heartbeat-timeout", "1s")
+    os.kill(started[place].agent, SIGSTOP)
+    assert nodes.statuses() == [122] * 3
+    assert "did not respond for 1.5 s (it is stopped, as by SIGSTOP): killed, with its workers" in started[place].err
+    nodes.ends()
+
+
+def test_a_signal_again_on_every_node_is_still_the_first_one(nodes, start):
+    """As of a scheduler that sends SIGINT to all of them, and then SIGTERM."""
+    started = start("slow")
+    for signum in (SIGINT, SIGTERM):
+        for place, node in enumerate(started):
+            node.process.send_signal(signum)
+            until(lambda place=place, name=signum.name: name in str(nodes.events_of(place, "signal_received")), "it")
+        nodes.signs("saving", 3)
+    (nodes.home / "signs" / "saved").touch()
+    assert nodes.statuses() == [130] * 3
+    assert not any(nodes.events_of(place, "kill_sent") for place in range(3))

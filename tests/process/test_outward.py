@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.conftest import send_again, until
+from tests.conftest import insist, until
 
 
 def told(job):
@@ -46,7 +46,7 @@ def test_who_stops_the_job_again_does_not_wait_for_the_command(job, program):
     job.process.terminate()
     until(lambda: told(job)[1:], "the end to be told")
     began = time.monotonic()
-    send_again(job.process, signal.SIGTERM)
+    insist(job.process)
     assert job.wait().status == 143
     assert time.monotonic() - began < 9
     job.nothing_left(2)

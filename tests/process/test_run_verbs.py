@@ -210,16 +210,12 @@ def test_a_node_0_that_is_stopped_does_not_hide_that_another_has_taken_over_here
     monkeypatch.setenv("XDG_STATE_HOME", nodes.env["XDG_STATE_HOME"])
     first, *others = [nodes.node(*nodes.static("2:3", place), *args) for place in range(3)]
     nodes.place(2, 0)
-    agent = first.agent
-    os.kill(agent, signal.SIGSTOP)
-    try:
-        nodes.place(1, 1)
-        (shown,) = json.loads(verb("ps", "--json", name).out)
-        assert len(shown["workers"]) == 2
-        verb("stop", name)
-        assert nodes.statuses(*others) == [130, 130]
-    finally:
-        os.kill(agent, signal.SIGCONT)
+    os.kill(first.agent, signal.SIGSTOP)
+    nodes.place(1, 1)
+    (shown,) = json.loads(verb("ps", "--json", name).out)
+    assert len(shown["workers"]) == 2
+    verb("stop", name)
+    assert nodes.statuses(*others) == [130, 130]
     assert nodes.statuses(first) == [122]
 
 

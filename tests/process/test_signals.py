@@ -2,13 +2,15 @@
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 
-from tests.conftest import PATIENCE, send_again, until
+from ddplaunch.supervise.repeated_stop import ECHO_WINDOW
+from tests.conftest import PATIENCE, insist, let_the_echo_die, until
 from tests.process.terminal import child, held
 
 # of the only task of a step, as Slurm sets them: outside of a step the command would start one
@@ -61,16 +63,55 @@ def test_a_command_gets_its_signals_with_all_that_it_has_started(job):
     job.sign("inner")
 
 
-@pytest.mark.parametrize(
-    ("signum", "status"), [stop for stop in STOPS if stop[0] != SIGHUP], ids=lambda value: getattr(value, "name", "")
-)
-def test_the_second_stop_signal_kills_at_once(job, start, signum, status):
+@pytest.mark.parametrize(("signum", "status"), STOPS, ids=lambda value: getattr(value, "name", ""))
+def test_a_sigquit_after_a_stop_signal_kills_at_once(job, start, signum, status):
     process = start("all=stubborn", options=("--grace-period", "600"))
     process.send_signal(signum)
     for rank in range(3):
         job.sign(f"got-{rank}")
-    send_again(process, signum)
+    let_the_echo_die()
+    insist(process)
     assert job.wait().status == status
+
+
+SENT_TWICE = [
+    (SIGTERM, SIGTERM, "the second SIGTERM counts as the first one"),
+    (SIGINT, SIGINT, "the second SIGINT counts as the first one"),
+    (SIGINT, SIGTERM, "SIGTERM counts as the same request to stop as SIGINT before it"),
+    (SIGHUP, SIGTERM, "SIGTERM counts as the same request to stop as SIGHUP before it"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "said"), SENT_TWICE, ids=lambda value: getattr(value, "name", ""))
+def test_a_second_signal_without_a_terminal_is_the_first_one_and_a_third_kills(job, start, first, second, said):
+    """As of uv, LSF's bkill and CI runners; the workers get the first one alone."""
+    process = start("all=stubborn", options=("--grace-period", "600"))
+    process.send_signal(first)
+    for rank in range(3):
+        job.sign(f"got-{rank}")
+    let_the_echo_die()
+    process.send_signal(second)
+    until(lambda: len(job.events("signal_received")) == 2, "the second signal")
+    time.sleep(ECHO_WINDOW)
+    process.send_signal(second)
+    result = job.wait().expect(128 + first)
+    assert f"ddplaunch: {said}. `kill -QUIT {process.pid}` kills the workers at once\n" in result.err
+    assert [job.got(rank) for rank in range(3)] == [[first.name]] * 3
+    assert job.events("kill_sent")
+
+
+def test_where_sigquit_is_ignored_the_line_says_what_kills(job, start):
+    """As of a command that `sh` starts in the background."""
+    process = start("all=slow", preexec_fn=lambda: signal.signal(SIGQUIT, signal.SIG_IGN))
+    process.send_signal(SIGINT)
+    for rank in range(3):
+        job.sign(f"saving-{rank}")
+    process.send_signal(SIGTERM)
+    until(lambda: len(job.events("signal_received")) == 2, "the second signal")
+    (job.home / "signs" / "saved").touch()
+    result = job.wait().expect(130)
+    assert "as SIGINT before it. SIGTERM once more kills the workers at once\n" in result.err
+    assert not job.events("kill_sent")
 
 
 def test_the_second_sigterm_in_a_slurm_job_leaves_workers_the_time_to_save(job, start):
@@ -79,7 +120,8 @@ def test_the_second_sigterm_in_a_slurm_job_leaves_workers_the_time_to_save(job, 
     process.send_signal(SIGTERM)
     for rank in range(3):
         job.sign(f"saving-{rank}")
-    send_again(process, SIGTERM)
+    let_the_echo_die()
+    process.send_signal(SIGTERM)
     until(lambda: len(job.events("signal_received")) == 2, "the second signal")
     (job.home / "signs" / "saved").touch()
     result = job.wait()
@@ -87,11 +129,15 @@ def test_the_second_sigterm_in_a_slurm_job_leaves_workers_the_time_to_save(job, 
     assert "killing" not in result.err
 
 
-def test_a_ctrl_c_after_a_sigterm_in_a_slurm_job_kills_at_once(job, start):
+def test_a_sigint_after_a_sigterm_in_a_slurm_job_is_the_same_request_and_the_next_one_kills(job, start):
     process = start("all=stubborn", options=("--grace-period", "600"), env=SLURM_STEP)
     process.send_signal(SIGTERM)
     for rank in range(3):
         job.sign(f"got-{rank}")
+    process.send_signal(SIGINT)
+    until(lambda: len(job.events("signal_received")) == 2, "the second signal")
+    assert not job.events("kill_sent")
+    time.sleep(ECHO_WINDOW)
     process.send_signal(SIGINT)
     assert job.wait().status == 143
 

@@ -14,7 +14,7 @@ import ddplaunch
 from ddplaunch.agent.pipes import CONTROL
 from ddplaunch.remote.connections import MAX_STARTING
 from ddplaunch.remote.protocol import STREAM, greeting, pack
-from tests.conftest import PATIENCE, send_again, until
+from tests.conftest import PATIENCE, insist, until
 
 HOSTS = "127.0.0.1,127.0.0.2"
 
@@ -293,7 +293,7 @@ def test_an_only_host_hears_the_second_stop_signal_too(job, env, program):
     process.send_signal(SIGINT)
     for rank in range(2):
         job.sign(f"got-{rank}")
-    send_again(process, SIGINT)
+    insist(process)
     assert job.wait().status == 130
 
 

@@ -4,6 +4,9 @@ import os
 import resource
 import select
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +15,8 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.slurm.job import SlurmRequeue
 from ddplaunch.slurm.srun import StepJob, not_started, start_step
 from tests.conftest import PATIENCE
+
+ROOT = Path(__file__).parents[2]
 
 
 def step(*argv: str) -> StepJob:
@@ -84,3 +89,32 @@ def test_where_rows_stand_below_the_output_srun_writes_into_pipes(capfd: pytest.
     assert srun.end() == (0, None)
     assert said == ["out\n", "err\n"]
     assert capfd.readouterr() == ("", "")
+
+
+TAKES = "from ddplaunch.slurm import stdin; import os; stdin.take(os.environ['DDPLAUNCH_STDIN'])"
+READS = {
+    "nothing": (f"{TAKES}", "", "a\nb\nc\n"),
+    "a line, byte by byte": (f"{TAKES}; os.write(1, os.read(0, 2))", "a\n", "b\nc\n"),
+    "all": (f"{TAKES}; os.write(1, os.read(0, 99))", "a\nb\nc\n", ""),
+    "srun's": ("import os; os.write(1, os.read(0, 99))", "", "a\nb\nc\n"),
+}
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+@pytest.mark.parametrize(("program", "read", "rest"), READS.values(), ids=READS)
+def test_who_is_handed_stdin_takes_what_it_reads_and_srun_takes_nothing(
+    tmp_path: Path, kind: str, program: str, read: str, rest: str
+) -> None:
+    """As in a loop of the shell over the lines of a file."""
+    given = tmp_path / "given"
+    given.write_text("a\nb\nc\n")
+    starts = (
+        "import sys; from tests.process.test_srun import step; from msgspec.structs import replace\n"
+        "from ddplaunch.slurm.srun import start_step\nimport select\n"
+        "srun = start_step(replace(step(sys.executable, '-c', sys.argv[1]), reads_stdin=True))\n"
+        "select.select([srun.fd], [], [], 60)\nstatus, never = srun.end()\nsys.exit(status)\n"
+    )
+    source = f"< {given}" if kind == "file" else f"< <(cat {given})"
+    script = f'{{ "$0" -c "$1" "$2" > {tmp_path}/read; cat > {tmp_path}/rest; }} {source}'
+    subprocess.run(["bash", "-c", script, sys.executable, starts, program], check=True, timeout=PATIENCE, cwd=ROOT)
+    assert ((tmp_path / "read").read_text(), (tmp_path / "rest").read_text()) == (read, rest)

@@ -4,35 +4,106 @@ import os
 import select
 import signal
 import sys
+import time
 from subprocess import DEVNULL, PIPE, Popen, run
 
+import psutil
 import pytest
 
 from tests.conftest import PATIENCE, until
 from tests.process.terminal import child, held, stat
 
 
-def test_the_first_stop_signal_says_that_the_agent_does_not_run_and_the_second_ends_everything_without_it(job, program):
+def stop_process(pid: int) -> None:
+    """Stop a process, and wait until it is."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: stat(pid)[0] == "T", "the process to stop")
+
+
+def test_a_stop_signal_says_that_the_agent_does_not_run_and_a_sigquit_ends_everything_without_it(job, program):
     said = job.home / "err"
+    options = ("--nproc-per-node", 2, "--heartbeat-timeout", "1m")
     with open(said, "w") as err:
-        process = job.start("--nproc-per-node", 2, program("behave"), "all=default", stderr=err)
+        process = job.start(*options, program("behave"), "all=default", stderr=err)
     job.signs("ready", 2)
     agent = child(process.pid)
-    os.kill(agent, signal.SIGSTOP)
-    until(lambda: stat(agent)[0] == "T", "the agent to stop")
+    stop_process(agent)
     process.send_signal(signal.SIGINT)
-    asked = f"ddplaunch: the agent (pid {agent}) does not respond; Ctrl-C again kills it, with the workers\n"
-    until(lambda: asked in said.read_text(), "a word about the agent")
-    process.send_signal(signal.SIGTERM)
+    silent = f"ddplaunch: the agent (pid {agent}) does not respond (it is stopped, as by SIGSTOP). "
+    until(
+        lambda: f"{silent}Without an answer for 1 min 30 s it is killed" in said.read_text(), "a word about the agent"
+    )
+    process.send_signal(signal.SIGQUIT)
     job.wait().expect(130)
     assert f"ddplaunch: the agent (pid {agent}) did not respond and was killed, with the workers\n" in said.read_text()
+
+
+SILENT = ("--heartbeat-timeout", "1s")
+
+
+def test_an_agent_that_is_stopped_is_killed_with_its_workers(job):
+    process = job.behave("all=stubborn", options=SILENT)
+    agent = child(process.pid)
+    stop_process(agent)
+    result = job.wait(30).expect(122)
+    line = f"error: ddplaunch's agent (pid {agent}) did not respond for 1.5 s (it is stopped, as by SIGSTOP): killed, with its"
+    assert line in result.err
+
+
+def test_a_stopped_agent_that_was_to_stop_the_job_is_killed_and_the_status_is_that_of_the_signal(job):
+    process = job.behave("all=stubborn", options=SILENT)
+    stop_process(child(process.pid))
+    process.send_signal(signal.SIGTERM)
+    job.wait(30).expect(143)
+
+
+def test_a_front_that_is_stopped_is_killed_and_the_workers_end(job):
+    process = job.behave("all=polite", options=SILENT, stdout=DEVNULL, stderr=DEVNULL)
+    stop_process(process.pid)
+    assert process.wait(30) == -signal.SIGKILL
+    job.nothing_left(patience=PATIENCE)
+    assert [job.got(rank) for rank in range(2)] == [["SIGTERM"]] * 2
+
+
+def test_a_front_that_a_debugger_holds_is_left_alone(job):
+    process = job.behave("all=polite", options=SILENT)
+    with held(process.pid):
+        time.sleep(3)  # nothing is to happen in this time
+    assert not job.events("front_lost")
+    process.send_signal(signal.SIGTERM)
+    job.wait().expect(143)
+
+
+def agents_of(process: Popen[str]) -> list[int]:
+    """The agents of simulated nodes, by node rank: each is the child of its host's front, which the dispatcher has started."""
+    fronts = sorted(one.pid for one in psutil.Process(child(process.pid)).children())
+    return [child(front) for front in fronts]
+
+
+@pytest.mark.parametrize(
+    "which", ["the agent of node 0", "the agent of node 1", "the front of node 0", "the dispatcher"]
+)
+def test_whatever_is_stopped_of_a_job_that_is_simulated_the_command_ends(job, program, which):
+    args = ("--nnodes", 2, "--nproc-per-node", 1, "--simulate", "--heartbeat-timeout", "1s", "--grace-period", "5s")
+    process = job.start(*args, program("behave"), "all=polite")
+    job.signs("ready", 2)
+    agents = agents_of(process)
+    pid = {
+        "the agent of node 0": agents[0],
+        "the agent of node 1": agents[1],
+        "the front of node 0": psutil.Process(agents[0]).ppid(),
+        "the dispatcher": child(process.pid),
+    }[which]
+    stop_process(pid)
+    assert job.wait(60).status == 122
+    job.nothing_left(PATIENCE)
 
 
 def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job):
     process = job.behave("all=stubborn")
     process.send_signal(signal.SIGINT)
     until(lambda: job.events("stop_sent"), "the stop")
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGQUIT)
     result = job.wait().expect(130)
     assert "respond" not in result.err
     assert job.events("kill_sent")
@@ -282,6 +353,6 @@ def test_output_that_is_not_read_does_not_hold_a_job_that_was_stopped_twice(job)
     until((job.home / "ready").exists, "the output")
     process.send_signal(signal.SIGINT)
     until(lambda: job.events("stop_sent"), "the stop")
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGQUIT)
     assert process.wait(30) == 130
     os.close(reader)

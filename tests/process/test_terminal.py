@@ -92,6 +92,23 @@ def test_a_key_reaches_workers_through_ddplaunch_only_and_the_second_one_kills(j
     assert terminal.status() == status
 
 
+def test_on_a_terminal_whose_keyboard_is_not_stdin_a_wrapper_may_pass_ctrl_c_on(job, program):
+    """As `uv run` does after 0.2 s. A program's signal is the first one there, too; the next Ctrl-C kills."""
+    options = ("--nproc-per-node", 2, "--grace-period", 600, program("behave"), "all=stubborn")
+    terminal = Terminal(job, ["sh", "-c", 'exec "$@" < /dev/null', "sh", *job.argv(*options)])
+    job.signs("ready", 2)
+    terminal.press(CTRL_C)
+    let_the_echo_die()
+    os.kill(terminal.child.pid, signal.SIGINT)
+    terminal.sees("the second SIGINT counts as the first one")
+    os.kill(terminal.child.pid, signal.SIGTERM)
+    terminal.sees("SIGTERM counts as the same request to stop as SIGINT before it")
+    let_the_echo_die()
+    terminal.press(CTRL_C)
+    terminal.sees("killing the workers at once")
+    assert terminal.status() == 130
+
+
 # --- the shell's job control
 
 

@@ -74,6 +74,19 @@ def ignores_the_stop():
     sleeps()
 
 
+def saves():
+    """Take its time once it was asked to stop."""
+    came = []
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: came.append(1))
+    sign("sleeps", os.getpid())
+    while not came:
+        time.sleep(0.01)
+    sign("saving")
+    time.sleep(2)  # longer than the second signal takes to come
+    sign("saved")
+
+
 def raises(what):
     """Rank 1 fails, the others wait."""
     if rank() != 1:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from contextlib import suppress
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 
 import pytest
 
@@ -13,7 +13,20 @@ from tests.conftest import PROGRAMS, until
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
 from tests.slurm.places import PLACE
-from tests.slurm.started import BEHAVE, EACH, EVERY_WAY, NODES, RANKS, WORKER, agent, batch, front, one_cluster, ready
+from tests.slurm.started import (
+    BEHAVE,
+    EACH,
+    EVERY_WAY,
+    NODES,
+    RANKS,
+    WORKER,
+    agent,
+    batch,
+    front,
+    one_cluster,
+    parent,
+    ready,
+)
 
 __all__ = ["one_cluster"]
 
@@ -32,6 +45,26 @@ def test_an_agent_that_is_killed_ends_all_nodes(job: SlurmJob, host: str) -> Non
     os.kill(agent(job, host), SIGKILL)
     assert (running.wait(), running.exit_code()) == ("FAILED", 122), running.output()
     assert running.output().count("the coordinator (node 0) was lost") == (1 if host == "node1" else 0)
+    job.nothing_left(10)
+
+
+@pytest.mark.parametrize("which", ["node 0's agent", "node 1's agent", "the watcher", "the command"])
+def test_whatever_is_stopped_of_a_step_all_nodes_end(job: SlurmJob, which: str) -> None:
+    """The watcher is what follows the step behind the command."""
+    running = batch(
+        job, "a step of its own", BEHAVE, "all=polite", flags="--heartbeat-timeout 2s --grace-period 5s", tells=True
+    )
+    ready(job, running)
+    command = front(job, "node1")
+    pid = {
+        "node 0's agent": lambda: agent(job, "node1"),
+        "node 1's agent": lambda: agent(job, "node2"),
+        "the watcher": lambda: next(p.pid for p in job.cluster.bed.processes("node1") if parent(p.pid) == command),
+        "the command": lambda: command,
+    }[which]()
+    os.kill(pid, SIGSTOP)
+    running.wait()
+    assert f"the status is {137 if which == 'the command' else 122}" in running.output()
     job.nothing_left(10)
 
 

@@ -67,6 +67,15 @@ def test_rank_0_of_one_node_reads_what_the_command_is_given(job: SlurmJob) -> No
     assert "read this\n" in output
 
 
+def test_a_loop_over_the_lines_of_a_file_goes_on_where_no_worker_reads(job: SlurmJob) -> None:
+    """srun would read all of it ahead; a worker that reads takes what it reads."""
+    (job.home / "lines").write_text("a\nb\nc\n")
+    command = f"{job.ddplaunch} -q --nproc-per-node 1 --no-python"
+    loop = f"while read -r line; do {command} echo round $line; {command} head -c0; done < lines"
+    output = done(job.sbatch(loop, "--nodes=1"))
+    assert [line for line in output.splitlines() if line.startswith("round")] == ["round a", "round b", "round c"]
+
+
 def test_one_node_from_the_shell_of_an_allocation_elsewhere(job: SlurmJob) -> None:
     job.salloc(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=1").expect(0)
     assert seats(job) == expected(nodes=1)

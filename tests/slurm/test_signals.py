@@ -2,11 +2,11 @@
 
 import os
 import time
-from signal import SIGINT, SIGTERM, SIGUSR1
+from signal import SIGINT, SIGQUIT, SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch.agent.signals import REPEAT_WINDOW
+from ddplaunch.supervise.repeated_stop import REPEAT_WINDOW
 from tests.conftest import until
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
@@ -115,7 +115,7 @@ def test_a_ctrl_c_in_the_shell_of_an_allocation_reaches_each_worker_once(job: Sl
     assert f"stopping the workers on {NODES} nodes, up to 25 s; Ctrl-C again kills" in result.err
 
 
-def test_the_second_ctrl_c_kills_at_once(job: SlurmJob) -> None:
+def test_a_sigint_after_which_a_sigterm_comes_lets_workers_save_and_sigquit_kills(job: SlurmJob) -> None:
     command = job.start_salloc(
         f"{job.ddplaunch} --grace-period 600 --nproc-per-node 2 {BEHAVE} all=stubborn; echo $?", f"--nodes={NODES}"
     )
@@ -123,9 +123,13 @@ def test_the_second_ctrl_c_kills_at_once(job: SlurmJob) -> None:
     pid = front(job)
     os.kill(pid, SIGINT)
     all_got(job, "SIGINT")
-    time.sleep(2 * REPEAT_WINDOW)  # as much later as a second one that is meant
-    os.kill(pid, SIGINT)
-    assert job.wait(command=command).out == "130\n"
+    os.kill(pid, SIGTERM)
+    time.sleep(1)  # nothing is to happen in this time
+    assert command.poll() is None
+    os.kill(pid, SIGQUIT)
+    result = job.wait(command=command)
+    assert result.out == "130\n"
+    assert "SIGTERM counts as the same request to stop as SIGINT before it. `kill -QUIT " in result.err
 
 
 def test_srun_is_not_told_to_end_while_workers_save_nor_does_a_second_sigterm_kill_them(job: SlurmJob) -> None:

@@ -9,7 +9,7 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.agent.child import Question
+from ddplaunch.agent.child import Question, Watch
 from ddplaunch.agent.pipes import GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
 from ddplaunch.process import clock
 from ddplaunch.process.tree import Process
@@ -62,6 +62,42 @@ def test_an_agent_whose_handler_answers_has_time_but_not_for_ever(pipes, questio
 def test_an_answer_to_an_earlier_question_does_not_count(pipes, replies):
     os.write(pipes.replies[1], RUNS)
     assert not Question(os.getpid(), pipes, replies).has_answer()
+
+
+@pytest.fixture
+def watch(pipes: FrontPipes, replies: Replies) -> Watch:
+    """Of an agent that was heard once, and may be silent for 10 s."""
+    watch = Watch(os.getpid(), pipes, replies, 10.0)
+    os.write(pipes.replies[1], RUNS + LIVES)
+    assert watch.look()
+    return watch
+
+
+def looks(pipes: FrontPipes, watch: Watch, reply: bytes) -> int:
+    """How many questions an agent survives that always replies so."""
+    asked = 0
+    while asked < 100 and watch.look():
+        os.write(pipes.replies[1], reply)
+        asked += 1
+    return asked
+
+
+def test_a_watched_agent_may_be_silent_for_somewhat_longer_than_the_heartbeat_timeout(pipes, watch):
+    assert watch.interval == 2.5
+    assert looks(pipes, watch, b"") == 5
+
+
+def test_a_watched_agent_whose_loop_does_not_come_by_has_half_a_minute(pipes, watch):
+    assert looks(pipes, watch, LIVES) == 11
+
+
+@pytest.mark.parametrize("reply", [RUNS, RUNS + LIVES])
+def test_a_watched_agent_that_runs_is_never_given_up(pipes, watch, reply):
+    assert looks(pipes, watch, reply) == 100
+
+
+def test_an_agent_that_still_imports_its_modules_is_not_given_up_yet(pipes, replies):
+    assert looks(pipes, Watch(os.getpid(), pipes, replies, 10.0), b"") == 100
 
 
 @pytest.mark.parametrize("reply", [STOPPED, GOES_ON])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch.agent.signals import COPY_WINDOW, REPEAT_WINDOW, SignalDeduplicator, SignalOrigin
+from ddplaunch.agent.signals import COPY_WINDOW, SignalDeduplicator, SignalOrigin
+from ddplaunch.supervise.repeated_stop import REPEAT_WINDOW, SAME_REQUEST, Typed
 
-STOPS = frozenset({SIGINT, SIGTERM, SIGHUP})
+STOPS = frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT})
 SOON = REPEAT_WINDOW / 2
 FRONT, HOST, PROCESS, COORDINATOR = SignalOrigin
 
@@ -29,17 +30,24 @@ def test_a_stop_signal_that_comes_twice_at_once_is_no_second_one(source):
     assert hurries((1.0, SIGTERM, source), (1.0 + SOON, SIGTERM, source)) == [source is FRONT, False]
 
 
-def test_a_later_one_is_a_second_one():
-    assert hurries((1.0, SIGINT, FRONT), (1.0 + REPEAT_WINDOW + SOON, SIGINT, FRONT)) == [True, True]
+def test_what_repeats_the_request_says_which_one_it_is_taken_for():
+    repeats = SignalDeduplicator(STOPS)
+    came = [(SIGINT, 1.0), (SIGTERM, 4.0), (SIGINT, 4.5)]
+    events = [repeats.take(signum, at, FRONT) for signum, at in came]
+    assert [(event.escalates, event.taken_for) for event in events] == [(True, 0), (False, SIGINT), (True, 0)]
 
 
-def test_who_sends_without_a_pause_is_not_taken_for_an_echo_for_ever():
-    many = [(1.0 + tenth * REPEAT_WINDOW / 10, SIGTERM, FRONT) for tenth in range(25)]
-    assert hurries(*many).count(True) == 3
+def test_what_a_person_types_again_escalates():
+    repeats = SignalDeduplicator(STOPS)
+    assert [repeats.take(SIGINT, at, FRONT, typed=Typed.YES).escalates for at in (1.0, 1.5)] == [True, True]
 
 
-def test_another_stop_signal_is_no_echo():
-    assert hurries((1.0, SIGINT, FRONT), (1.0 + SOON, SIGTERM, FRONT)) == [True, True]
+def test_what_another_process_has_decided_is_decided_and_still_the_first_request():
+    repeats = SignalDeduplicator(STOPS)
+    first, plain = repeats.take(SIGINT, 1.0, FRONT, decided=True), repeats.take(SIGINT, 1.2, FRONT, decided=False)
+    second, other = repeats.take(SIGINT, 1.4, FRONT, decided=True), repeats.take(SIGTERM, 1.6, FRONT)
+    assert [event.escalates for event in (first, plain, second, other)] == [True, False, True, True]
+    assert [event.taken_for for event in (first, plain, second, other)] == [0, 0, 0, 0]
 
 
 def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
@@ -49,15 +57,15 @@ def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
 def test_what_came_to_both_processes_is_one_signal_even_if_the_front_is_slow_to_pass_it_on():
     late = 1.0 + COPY_WINDOW / 2
     assert hurries((1.0, SIGTERM, PROCESS), (late, SIGTERM, FRONT)) == [False, None]
-    again = (late + 2 * REPEAT_WINDOW, SIGTERM, FRONT)
+    again = (late + SAME_REQUEST, SIGTERM, FRONT)
     assert hurries((1.0, SIGTERM, PROCESS), (late, SIGTERM, FRONT), again) == [False, None, True]
-    assert hurries((1.0, SIGTERM, PROCESS), (1.0 + COPY_WINDOW, SIGTERM, FRONT)) == [False, True]
-    assert hurries((1.0, SIGINT, PROCESS), (late, SIGTERM, FRONT)) == [False, True]
+    assert hurries((1.0, SIGTERM, PROCESS), (1.0 + COPY_WINDOW, SIGTERM, FRONT)) == [False, False]
+    assert hurries((1.0, SIGQUIT, PROCESS), (late, SIGTERM, FRONT), (late + 1, SIGQUIT, FRONT)) == [False, False, True]
 
 
 def test_a_second_one_to_both_processes_is_a_second_one():
     first = ((1.0, SIGTERM, FRONT), (1.001, SIGTERM, PROCESS))
-    second = ((1.5, SIGTERM, FRONT), (1.501, SIGTERM, PROCESS))
+    second = ((7.5, SIGTERM, FRONT), (7.501, SIGTERM, PROCESS))
     assert hurries(*first, *second) == [True, None, True, None]
 
 
@@ -69,9 +77,9 @@ def test_what_comes_to_all_processes_of_a_job_at_once_is_one_signal_in_any_order
 
 def test_what_the_front_passes_on_without_haste_is_one_signal_with_what_comes_to_this_host_itself_and_no_copy_of_haste():
     repeats = SignalDeduplicator(STOPS)
-    passed_on, own = repeats.take(SIGTERM, 1.0, FRONT, plain=True), repeats.take(SIGTERM, 1.0 + SOON, HOST)
+    passed_on, own = repeats.take(SIGTERM, 1.0, FRONT, decided=False), repeats.take(SIGTERM, 1.0 + SOON, HOST)
     assert (passed_on.is_copy, passed_on.escalates, own.is_copy) == (False, False, True)
-    second = repeats.take(SIGTERM, 1.0 + 2 * REPEAT_WINDOW, FRONT)
+    second = repeats.take(SIGTERM, 1.0 + 2 * REPEAT_WINDOW, FRONT, decided=True)
     assert (second.is_copy, second.escalates) == (False, True)
 
 
@@ -86,7 +94,7 @@ def test_a_closed_terminal_that_is_told_of_twice_is_no_hurry(sent_again):
     assert hurries(*history, sent_again=sent_again) == [False, False]
 
 
-def test_what_a_scheduler_sends_again_is_no_hurry_and_ctrl_c_still_is():
-    history = ((1.0, SIGTERM, FRONT), (9.0, SIGTERM, FRONT), (9.5, SIGINT, FRONT))
-    assert hurries(*history) == [True, True, True]
-    assert hurries(*history, sent_again=frozenset({SIGTERM})) == [False, False, True]
+def test_what_a_scheduler_sends_again_is_no_hurry_and_sigquit_still_is():
+    history = ((1.0, SIGTERM, FRONT), (9.0, SIGTERM, FRONT), (9.5, SIGINT, FRONT), (9.9, SIGQUIT, FRONT))
+    assert hurries(*history) == [True, True, True, True]
+    assert hurries(*history, sent_again=frozenset({SIGTERM})) == [False, False, False, True]
