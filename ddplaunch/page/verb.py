@@ -10,6 +10,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.page.page import page
 from ddplaunch.page.record import read
 from ddplaunch.page.trace import trace
+from ddplaunch.process.apart import waiting
 from ddplaunch.process.files import check_replaceable
 from ddplaunch.runs.logs import kept_run
 from ddplaunch.words import why_failed
@@ -50,7 +51,9 @@ def write(
     if opens:
         import webbrowser  # few calls open one
 
-        if not webbrowser.open(f"file://{path}"):
+        with waiting():  # some show the page before they return
+            has_opened = webbrowser.open(f"file://{path}")
+        if not has_opened:
             say("no browser was found: open the file yourself")
     return path
 

@@ -235,7 +235,11 @@ class Reporter:
     def _where_output_goes(self, plan: Plan, folder: RunFolder) -> str:
         """Return "logs in FOLDER", or which rank has the terminal; "" if there is nothing to say."""
         # homes need not be shared, and the user may be on another host
-        where = "" if folder.path is None else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
+        where = (
+            ""
+            if folder.path is None or not folder.is_made
+            else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
+        )
         text = f"logs in {where}" if where else ""
         if self._has_terminal and plan.world_size == 1:
             text = ""

@@ -21,8 +21,9 @@ from msgspec import Meta, Struct
 from ddplaunch.cluster.endpoints import is_same_host
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Host, Piece
+from ddplaunch.process import disk
 from ddplaunch.process.files import open_regular
-from ddplaunch.runlog.folders import make_all
+from ddplaunch.runlog.folders import BAD_NODES, make_all
 from ddplaunch.words import count, duration, some, why_failed
 
 KINDS = {
@@ -59,8 +60,12 @@ def read(path: str, now: float) -> list[Failure]:
     """Return the failures that are remembered, the oldest first; none if there is no such file.
 
     Raises:
-        LaunchError: the file cannot be used.
+        LaunchError: the file cannot be used, or its disk hangs.
     """
+    return disk.answer(partial(_read, path, now), path, BAD_NODES)
+
+
+def _read(path: str, now: float) -> list[Failure]:
     try:
         with open_regular(path) as file:
             owner, text = os.fstat(file.fileno()).st_uid, file.read(_LARGEST)
@@ -78,7 +83,7 @@ def read(path: str, now: float) -> list[Failure]:
 
 def _unusable(path: str, why: str) -> LaunchError:
     return LaunchError(
-        f"the list of nodes that have failed cannot be used: {path}: {why}",
+        f"{BAD_NODES} cannot be used: {path}: {why}",
         hint=f"`mv {quote(path)} {quote(f'{path}.old')}` begins a new list",
     )
 
@@ -113,7 +118,10 @@ def add(path: str, failures: Sequence[Failure], now: float, well: Sequence[str] 
     def change(known: list[Failure]) -> list[Failure]:
         return [one for one in known if not (one.kind in OF_DOCTOR and among([one], well))] + list(failures)
 
-    make_all(os.path.dirname(path))
+    if failures:
+        make_all(os.path.dirname(path))
+    elif not os.path.lexists(path):
+        return
     _change(path, change, now)
 
 
@@ -122,7 +130,11 @@ def forget(path: str, host: str, now: float) -> int:
 
     Raises OSError, and LaunchError as `read` does.
     """
-    forgotten = [one for one in read(path, now) if is_same_host(one.host, host)]
+    return disk.answer(partial(_forget, path, host, now), path, BAD_NODES)
+
+
+def _forget(path: str, host: str, now: float) -> int:
+    forgotten = [one for one in _read(path, now) if is_same_host(one.host, host)]
     if forgotten:
         _change(path, lambda known: [one for one in known if not is_same_host(one.host, host)], now)
     return len(forgotten)

@@ -17,6 +17,7 @@ from itertools import count
 from ddplaunch.process.files import open_regular
 from ddplaunch.spec import JobSpec
 
+BAD_NODES = "the list of nodes that have failed"  # what an error calls `bad_nodes_file`
 OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
 
 _BEGAN = "%Y%m%d-%H%M%S"

@@ -25,6 +25,7 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.words import count
 
 SAMPLES, COLLECTIVES = "samples.jsonl", "collectives.jsonl"
+_ELSEWHERE = "`export XDG_STATE_HOME=FOLDER` or `--log-dir FOLDER` keeps the next ones on another disk"
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
 
 
@@ -155,7 +156,10 @@ class RunFolder:
             return None
         self._reported_hanging = self.files.hangs
         if self.files.hangs:
-            return f"warning: the log folder {self.path}{on} does not answer; the job goes on, and its logs wait"
+            what = "its logs wait"
+            if not self.is_made:
+                what += f". `ddplaunch ps`, `stop` and `logs` do not find it: {_ELSEWHERE}"
+            return f"warning: the log folder {self.path}{on} does not answer; the job goes on, and {what}"
         lines = self.files.dropped_lines
         dropped = [f"{count(lines, 'line')} of log were dropped meanwhile"] if lines else []
         return "; ".join([f"the log folder {self.path}{on} answers again", *dropped])

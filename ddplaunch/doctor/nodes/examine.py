@@ -283,7 +283,7 @@ class _Examination:
             bad_nodes.Failure(host=host(self._names[node]), kind=kind, at=now, why=piece(why), in_slurm=in_slurm)
             for node, (kind, why) in faulty.items()
         ]
-        if not path or not (failures or os.path.exists(path)):
+        if not path:
             return
         bad_nodes.remember(path, failures, now, well=[self._names[node] for node in good])
         if failures:

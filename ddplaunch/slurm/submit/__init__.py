@@ -19,8 +19,9 @@ from msgspec.structs import replace
 from ddplaunch.cluster.checks import asked_nnodes, nnodes_asked
 from ddplaunch.errors import LaunchError, visible, write_stderr
 from ddplaunch.exitcodes import NOT_FOUND, OK
+from ddplaunch.process import disk
 from ddplaunch.process.program import check as check_program
-from ddplaunch.runlog.folders import bad_nodes_file
+from ddplaunch.runlog.folders import BAD_NODES, bad_nodes_file
 from ddplaunch.slurm.submit import output, script
 from ddplaunch.slurm.submit.output import is_complete
 from ddplaunch.slurm.submit.script import KNOWN, SHORT, USAGE, SbatchOption, SubmitRequest
@@ -88,12 +89,12 @@ def draft(
 def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> SubmitRequest:
     """Exclude the nodes that have failed lately in jobs of Slurm, if that is asked for; else warn of them."""
     path = bad_nodes_file(env)
-    if not path or not os.path.lexists(path):
-        return request
-    from ddplaunch.runlog import bad_nodes
-
     now = time.time()
     try:
+        if not path or not disk.exists(path, BAD_NODES):
+            return request
+        from ddplaunch.runlog import bad_nodes
+
         failures = [one for one in bad_nodes.read(path, now) if one.in_slurm]
     except LaunchError as error:
         if spec.verbosity >= 0:

@@ -1,0 +1,46 @@
+"""Looks at files whose disk may hang, as that of a dead file server. What asks the disk is a child, which can be left behind.
+
+What the kernel knows of a path without asking the disk takes no child: so a start on a disk that works costs none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.process.linux import find_in_cache
+
+T = TypeVar("T")
+WITHIN = 3.0  # seconds that a disk gets to answer
+
+
+def exists(path: str, what: str) -> bool:
+    """Return whether there is anything at this path; `what` names it in an error.
+
+    Raises:
+        LaunchError: its disk hangs.
+    """
+    found = find_in_cache(path)
+    return found if found is not None else answer(partial(os.path.lexists, path), path, what)
+
+
+def answer(question: Callable[[], T], path: str, what: str, hint: str | None = None) -> T:
+    """Call `question` in a child, and return or raise what the call did; `what` names what is at `path` in an error.
+
+    Raises:
+        LaunchError: the disk hangs.
+    """
+    from ddplaunch.process.ask import AskedEnded, ask  # most starts ask nothing
+
+    try:
+        return ask(question, WITHIN)
+    except TimeoutError:
+        why = f"its disk does not answer, or not within {WITHIN:g} s"
+    except AskedEnded as error:
+        why = str(error)
+    except BlockingIOError:  # there is no room for a child
+        return question()
+    raise LaunchError(f"{what} cannot be used: {path}: {why}", hint=hint)
