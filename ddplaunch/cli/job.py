@@ -306,7 +306,7 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
     """Check the program; `before` are the words before the program on the command line."""
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:
-        missing = not disk.exists(target, "the script")
+        missing = not disk.exists([target], "the script")
         if missing or os.path.basename(target).startswith("python"):
             from ddplaunch.cli import mistakes  # most people name a script
 

@@ -107,7 +107,7 @@ def _failures(env: Mapping[str, str]) -> tuple[list[Failure], list[str]]:
     """Return the failures of machines that are remembered, and a warning if their file cannot be used; most users have none."""
     path = bad_nodes_file(env)
     try:
-        if not path or not disk.exists(path, BAD_NODES):
+        if not path or not disk.exists([path], BAD_NODES):
             return [], []
         from ddplaunch.runlog import bad_nodes
 

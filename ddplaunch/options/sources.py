@@ -12,7 +12,6 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.options import token
 from ddplaunch.options.table import BY_NAME, OPTIONS, Option
 from ddplaunch.process import disk
-from ddplaunch.process.linux import find_in_cache
 from ddplaunch.spec import Given, Source
 from ddplaunch.words import did_you_mean, why_failed
 
@@ -54,14 +53,10 @@ def from_files(folder: str) -> tuple[list[Given], list[str]]:
     upward = [folder]
     while (above := os.path.dirname(upward[-1])) != upward[-1]:
         upward.append(above)
-    if all(find_in_cache(os.path.join(place, file)) is False for place in upward for file in _FILES):
+    what = f"the working directory, in which {' or '.join(_FILES)} may lie,"
+    if not disk.exists([os.path.join(place, file) for place in upward for file in _FILES], what):
         return [], []
-    return disk.answer(
-        partial(_from_files, upward),
-        folder,
-        f"the working directory, in which {' or '.join(_FILES)} may lie,",
-        hint="`cd` to a folder on a disk that works",
-    )
+    return disk.answer(partial(_from_files, upward), folder, what, hint="`cd` to a folder on a disk that works")
 
 
 def _from_files(upward: Sequence[str]) -> tuple[list[Given], list[str]]:

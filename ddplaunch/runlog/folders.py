@@ -102,7 +102,7 @@ def replaceable_by(path: str) -> str | None:
 
     Raises OSError.
     """
-    own = {os.getuid(), 0, *_unknown_owner()}
+    own = {os.getuid(), 0, *unknown_owners()}
     for start in dict.fromkeys((path, os.path.realpath(path))):
         above = start
         while above != (above := os.path.dirname(above)):
@@ -114,7 +114,7 @@ def replaceable_by(path: str) -> str | None:
     return None
 
 
-def _unknown_owner() -> list[int]:
+def unknown_owners() -> list[int]:
     """Return the overflow uid in a container, as which files of all unmapped users appear; [] outside.
 
     A folder of that uid may belong to any user of the host, so its owner says nothing.

@@ -103,7 +103,7 @@ def test_a_command_in_a_folder_that_does_not_answer_names_that_folder(job, progr
     job.disk.hang()
     _, said = process.communicate("\n", timeout=PATIENCE)
     assert process.returncode == 2
-    assert f"cannot be used: {job.disk.place}: its disk does not answer" in said
+    assert f"cannot be used: {job.disk.place}/pyproject.toml: its disk does not answer" in said
 
 
 def test_who_does_not_read_the_logs_at_once_is_no_disk_that_hangs(job):

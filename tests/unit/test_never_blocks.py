@@ -26,6 +26,7 @@ MODULES = {"os", "path", "psutil", "shutil", "socket", "subprocess", "tempfile",
 HARMLESS = {
     "agent/child.py": "the front, while it kills",
     "agent/starter.py": "/dev/null",
+    "agent/giver.py": "what a child does that is asked",
     "agent/notices.py": "what a child does that is asked",
     "agent/outward.py": "what a child does that is asked",
     "runlog/about.py": "what a child does that is asked",

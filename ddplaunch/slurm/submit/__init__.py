@@ -91,7 +91,7 @@ def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> 
     path = bad_nodes_file(env)
     now = time.time()
     try:
-        if not path or not disk.exists(path, BAD_NODES):
+        if not path or not disk.exists([path], BAD_NODES):
             return request
         from ddplaunch.runlog import bad_nodes
 
