@@ -382,6 +382,8 @@ class Reporter:
             self._has_warned = True
             self.emit("notice", text=folder.problem)
             self.warn(folder.problem)
+        while folder.notices:
+            self.print(folder.notices.pop(0))
         on = self._on(plan.workers[0].rank)
         if (text := folder.leave(on) if leaves else folder.news(on)) is not None:
             if not leaves:

@@ -51,6 +51,7 @@ class RunFolder:
         self.is_made = not name  # or never will be
         self.problem: str | None = None  # the first thing that could not be written, and why
         self.warning: str | None = None  # about where it lies
+        self.notices: list[str] = []  # what was done with old runs, and is not reported yet
         self._torchrun_layout = torchrun_layout
         self._reported_hanging = False
         if name and not files.is_open:
@@ -74,6 +75,8 @@ class RunFolder:
                 self.path, self.is_made = path, True
                 if unsafe is not None:
                     self.warning = f"the folder of the logs may be replaced: {unsafe}"
+            case {"notice": text}:
+                self.notices.append(text)
             case {"none": problem}:
                 self.path, self.is_made, self.problem = None, True, problem
                 self.files.fails = True
