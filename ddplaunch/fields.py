@@ -37,6 +37,8 @@ _SLOWEST, _FASTEST = 1e-9, 1e9  # steps in a second
 _LINE = 1000  # characters
 _TEXT = 200_000
 _HOST = 255
+_VALUE = 16  # bytes that one value among others takes
+_FREE = 1 << 20  # bytes that any message may take
 
 Number = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Size = Annotated[int, Meta(ge=0, le=_LARGEST_SIZE)]  # bytes
@@ -80,6 +82,19 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
             raise Malformed(line(re.sub("Expected `str` matching regex '.*'", "unexpected text", str(error)))) from None
 
     return checked
+
+
+def check_density(data: bytes | bytearray, start: int = 0, *, container: int = 80, times: int = 8) -> None:
+    """Refuse JSON, from `start` on, whose values would take many `times` the memory of its text, as a million empty lists do.
+
+    `container` is what a list or an object takes, in bytes. Cheap next to decoding, and done before anything is made.
+
+    Raises:
+        Malformed: it is so dense.
+    """
+    taken = container * (data.count(b"[", start) + data.count(b"{", start)) + _VALUE * data.count(b",", start)
+    if taken > times * (len(data) - start) + _FREE:
+        raise Malformed(f"holds too many values for {len(data) - start} bytes")
 
 
 def line(text: str) -> str:

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import BinaryIO
 
 LONGEST_JSON = 32 << 20  # bytes: a plan of 65,536 workers is shorter
+_TIMES = 10  # how much more memory than its text the values of such a file may take
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_ONCE = 1000  # names that one step reads
 
@@ -60,14 +61,17 @@ def time_of_disk(folder: str) -> float:
 
 
 def read_json(path: str) -> object:
-    """Return the content of a JSON file; None if the file cannot be read, is too long, or is not JSON."""
+    """Return the content of a JSON file; None if it cannot be read, is no JSON, or too long, or holds too many values."""
     import json  # no job needs it before it has something to write
+
+    from ddplaunch.fields import Malformed, check_density
 
     try:
         with open_regular(path) as file:
             content = file.read(LONGEST_JSON + 1)
+        check_density(content, times=_TIMES)
         return json.loads(content) if len(content) <= LONGEST_JSON else None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, Malformed, ValueError, RecursionError):
         return None
 
 
