@@ -11,7 +11,6 @@ import mmap
 import os
 import select
 import signal
-import socket
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -70,36 +69,50 @@ class _Relay:
     def __init__(self, descriptors: Sequence[int]) -> None:
         """The `descriptors` are of one pipe, or socket."""
         self._descriptors = descriptors
-        self._ours, self._its = socket.socketpair()
+        self._ours, self._its = os.pipe()  # no socket: /dev/stdout could not be opened
+        self._ended, self._end = os.pipe()
         self._thread = Thread(target=self._run, daemon=True)
         self.waits = False  # for the reader of the pipe
 
     def take_over(self) -> None:
         """In the child, write to the parent."""
         for descriptor in self._descriptors:
-            os.dup2(self._its.fileno(), descriptor)
-        self._ours.close()
-        self._its.close()
+            os.dup2(self._its, descriptor)
+        for descriptor in (self._ours, self._its, self._ended, self._end):
+            os.close(descriptor)
 
     def start(self) -> None:
         """In the parent, pass on."""
-        self._its.close()
+        os.close(self._its)
+        os.set_blocking(self._ours, False)
         self._thread.start()
 
     def finish(self) -> None:
-        """Pass on what is left: the child has ended."""
-        self._ours.shutdown(socket.SHUT_RD)  # programs that the child has started may have the other end
+        """Pass on what is left: the child has ended, and what it has started may have the other end still."""
+        os.write(self._end, b".")
         self._thread.join()
 
     def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._ours, select.POLLIN)
+        poll.register(self._ended, select.POLLIN)
         try:
-            while data := self._ours.recv(_CHUNK):
-                self.waits = True
-                while data:
-                    data = data[os.write(self._descriptors[0], data) :]
-                self.waits = False
+            while True:
+                ready = [descriptor for descriptor, _ in poll.poll()]
+                if self._ours in ready:
+                    if not (data := os.read(self._ours, _CHUNK)):
+                        return
+                    self._pass_on(data)
+                elif self._ended in ready:
+                    return
         except OSError:  # the reader has gone: the child learns of it as it would have
-            self._ours.close()
+            os.close(self._ours)
+
+    def _pass_on(self, data: bytes) -> None:
+        self.waits = True
+        while data:
+            data = data[os.write(self._descriptors[0], data) :]
+        self.waits = False
 
 
 def _relays() -> list[_Relay]:

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import BinaryIO
 
@@ -43,6 +43,32 @@ def check_replaceable(path: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+@contextmanager
+def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a file beside `path` that takes its place at the end, whole: whoever reads finds the old one or the new one.
+
+    After an error the old one is as it was, and nothing else is left. A link is followed, and what is there keeps its mode.
+
+    Raises OSError: it cannot be written, or a folder, a device or a pipe is there.
+    """
+    check_replaceable(path)
+    path = os.path.realpath(path)
+    with suppress(FileNotFoundError):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    beside = f"{path}.{os.urandom(4).hex()}.part"
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(fd, "wb") as file:
+            if os.path.exists(path):
+                os.fchmod(fd, mode)  # which the umask has cut
+            yield file
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
 
 
 def time_of_disk(folder: str) -> float:

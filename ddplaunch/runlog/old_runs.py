@@ -23,7 +23,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.process.files import open_regular, remove, time_of_disk
+from ddplaunch.process.files import open_regular, remove, replaced, time_of_disk
 from ddplaunch.runlog.folders import goes_on, parts_of, short
 from ddplaunch.words import count, duration
 
@@ -301,10 +301,8 @@ def _shorten_list(runs: str) -> None:
     """Forget the older half of a long list."""
     content, _ = _read(_list(runs), 2 * _LONGEST_LIST)
     if len(content) > _LONGEST_LIST:
-        new = f"{_list(runs)}.new"
-        with open(new, "wb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
+        with replaced(_list(runs), 0o600) as file:
             file.write(content[-_LONGEST_LIST // 2 :].partition(b"\n")[2])
-        os.replace(new, _list(runs))
 
 
 def _list(runs: str) -> str:

@@ -28,7 +28,6 @@ HARMLESS = {
     "agent/starter.py": "/dev/null",
     "agent/giver.py": "what a child does that is asked",
     "agent/notices.py": "what a child does that is asked",
-    "agent/outward.py": "what a child does that is asked",
     "runlog/about.py": "what a child does that is asked",
     "agent/services.py": "what a child does that is asked, and /dev/null",
     "coordinator/incoming.py": "before there are workers",

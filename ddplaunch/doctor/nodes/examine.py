@@ -25,7 +25,7 @@ from ddplaunch.fields import host, piece
 from ddplaunch.loop.loop import Loop
 from ddplaunch.options import token
 from ddplaunch.options.parsers import is_numeric
-from ddplaunch.process.files import check_replaceable
+from ddplaunch.process.files import replaced
 from ddplaunch.remote import start
 from ddplaunch.remote.connections import AgentStart
 from ddplaunch.runlog import bad_nodes
@@ -352,12 +352,9 @@ def write_hosts(path: str, good: Sequence[Host]) -> None:
     if not good:
         raise LaunchError(f"--write-hosts {path}: no node is good, so the file is not written")
     text = "".join(f"{_line(host)}\n" for host in good)
-    draft = f"{path}.{os.urandom(4).hex()}"
     try:
-        check_replaceable(path)
-        with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-        os.replace(draft, path)
+        with replaced(path) as file:
+            file.write(text.encode(errors="surrogateescape"))
     except OSError as error:
         raise LaunchError(
             f"--write-hosts {path}: {why_failed(error)}", hint="name a file in a folder that you may write to"

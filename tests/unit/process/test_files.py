@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.process.files import remove, remove_within
+from ddplaunch.process.files import remove, remove_within, replaced
 
 DEEP = 3000
 
@@ -152,3 +152,32 @@ def test_nothing_in_a_mount_is_removed_a_bind_mount_of_the_same_device_included(
     if "unshare: " in done.stderr or done.returncode == 77:
         pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
     assert sorted(done.stdout.split()) == ["./a/bound/kept", "./mounted/kept"], done.stderr
+
+
+def test_a_file_is_replaced_as_a_whole_keeps_its_mode_and_is_found_whole_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    path.write_text("old")
+    path.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with replaced(str(link)) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert (path.read_text(), path.stat().st_mode & 0o777, link.is_symlink()) == ("new", 0o640, True)
+    with replaced(str(tmp_path / "private"), 0o600) as file:
+        file.write(b"new")
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+
+
+def test_after_an_error_the_old_file_is_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    path.write_text("old")
+    with pytest.raises(TypeError), replaced(str(path)) as file:
+        file.writelines([b"a part", "no bytes"])  # type: ignore[list-item]
+    assert (os.listdir(tmp_path), path.read_text()) == (["page"], "old")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"), replaced(str(tmp_path / "pipe")):
+        pass
+    with pytest.raises(FileNotFoundError), replaced(str(tmp_path / "nowhere" / "page")):
+        pass
