@@ -37,6 +37,8 @@ _SLOWEST, _FASTEST = 1e-9, 1e9  # steps in a second
 _LINE = 1000  # characters
 _TEXT = 200_000
 _HOST = 255
+_VALUE = 16  # bytes that one value among others takes
+_FREE = 1 << 20  # bytes that any message may take
 
 Number = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Size = Annotated[int, Meta(ge=0, le=_LARGEST_SIZE)]  # bytes
@@ -64,11 +66,11 @@ class Malformed(Exception):
     """What has arrived is no message of ours: why, in printable characters."""
 
 
-def decoder(kind: Any) -> Callable[[bytes], Any]:
+def decoder(kind: Any) -> Callable[[bytes | bytearray | memoryview], Any]:
     """Return the decoder for messages of a type, which raises nothing but `Malformed`, whatever arrives."""
-    decode: Callable[[bytes], Any] | None = None
+    decode: Callable[[bytes | bytearray | memoryview], Any] | None = None
 
-    def checked(payload: bytes) -> Any:
+    def checked(payload: bytes | bytearray | memoryview) -> Any:
         """Return the message in `payload`, checked; the decoder is made at the first call."""
         nonlocal decode
         if decode is None:  # it takes milliseconds to make one, and an agent receives what one side alone does
@@ -80,6 +82,19 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
             raise Malformed(line(re.sub("Expected `str` matching regex '.*'", "unexpected text", str(error)))) from None
 
     return checked
+
+
+def check_density(data: bytes | bytearray, start: int = 0, *, container: int = 80, times: int = 8) -> None:
+    """Refuse JSON, from `start` on, whose values would take many `times` the memory of its text, as a million empty lists do.
+
+    `container` is what a list or an object takes, in bytes. Cheap next to decoding, and done before anything is made.
+
+    Raises:
+        Malformed: it is so dense.
+    """
+    taken = container * (data.count(b"[", start) + data.count(b"{", start)) + _VALUE * data.count(b",", start)
+    if taken > times * (len(data) - start) + _FREE:
+        raise Malformed(f"holds too many values for {len(data) - start} bytes")
 
 
 def line(text: str) -> str:

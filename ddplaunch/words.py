@@ -65,10 +65,19 @@ def compress(ranks: Iterable[int]) -> str:
 
 def ranks_of(text: str, most: int) -> list[int]:
     """Read ranks and ranges, as `compress` writes them: those below `most`, whatever else stands there."""
-    found: set[int] = set()
-    for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", text):
-        found.update(range(int(low), min(int(high or low) + 1, most)))
-    return sorted(found)
+    return [rank for each in ranges_of(text, most) for rank in each]
+
+
+def ranges_of(text: str, most: int) -> list[range]:
+    """Read ranks as `ranks_of` does, as ascending ranges that do not touch: a short text may name very many ranks."""
+    spans = ((int(low), min(int(high or low) + 1, most)) for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", text))
+    found: list[range] = []
+    for low, stop in sorted(span for span in spans if span[0] < span[1]):
+        if found and low <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, stop))
+        else:
+            found.append(range(low, stop))
+    return found
 
 
 def these_ranks(ranks: Collection[int]) -> str:

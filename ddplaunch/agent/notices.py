@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 from ddplaunch.agent.events import NoticeSeen
+from ddplaunch.agent.giver import why_not_ours
 from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.shell import run_in_shell
@@ -92,7 +93,7 @@ class Watched(ABC):
 
 
 class File(Watched):
-    """A file, which gives a notice once it appears or changes after `since`, nanoseconds of the clock."""
+    """A file of this user or root, which gives a notice once it appears or changes after `since`, nanoseconds of the clock."""
 
     every = EVERY
 
@@ -110,9 +111,13 @@ class File(Watched):
         except (FileNotFoundError, NotADirectoryError):
             self._has_looked = True
             return what_lacks(self._path)
-        if stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISREG(found.st_mode):
             self._has_looked = True
-            return "it is a folder, and only a file counts"
+            what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
+            return f"it is {what}, and only a file counts"
+        if why := why_not_ours(self._path, found):
+            self._before, self._has_looked = found, True
+            return why
         if self._is_new(found):
             return None
         self._before, self._has_looked = found, True

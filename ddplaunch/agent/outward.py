@@ -9,7 +9,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from msgspec import Struct
 from ddplaunch import __version__
 from ddplaunch.fields import line, size
 from ddplaunch.loop.loop import Loop
-from ddplaunch.process.files import check_replaceable
+from ddplaunch.process.files import replaced
 from ddplaunch.process.shell import run_in_shell
 from ddplaunch.runlog.events import VERSION, Event
 from ddplaunch.runlog.folders import short
@@ -217,15 +216,10 @@ class MetricsFile:
 
 def write_whole(path: str, text: str) -> str:
     """Replace a file as a whole; return why that failed, "" if it did not."""
-    unfinished = f"{path}.{os.getpid()}"  # node_exporter reads *.prom only
     try:
-        check_replaceable(path)
-        with open(unfinished, "x") as file:
-            file.write(text)
-        os.replace(unfinished, path)
+        with replaced(path) as file:  # node_exporter, which reads *.prom, never finds a half of it
+            file.write(text.encode(errors="replace"))
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(unfinished)
         return f"could not be written: {error.strerror}"
     return ""
 

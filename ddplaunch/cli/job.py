@@ -24,6 +24,7 @@ from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS, Option
+from ddplaunch.process import disk
 from ddplaunch.process.program import check, working_directory
 from ddplaunch.spec import Given, JobSpec, ProgramKind, Source
 from ddplaunch.words import did_you_mean
@@ -305,7 +306,7 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
     """Check the program; `before` are the words before the program on the command line."""
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:
-        missing = not os.path.lexists(target)
+        missing = not disk.exists([target], "the script")
         if missing or os.path.basename(target).startswith("python"):
             from ddplaunch.cli import mistakes  # most people name a script
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +14,7 @@ from click.exceptions import Exit
 from ddplaunch import __version__
 from ddplaunch.cli.command import VERBS, Context, page
 from ddplaunch.errors import LaunchError, coloured, not_imported, write_stderr
-from ddplaunch.exitcodes import BUG, USAGE
+from ddplaunch.exitcodes import BUG, NOT_WRITTEN, USAGE
 from ddplaunch.output.streams import use_colour
 
 _ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
@@ -83,6 +83,16 @@ def application(ctx: click.Context) -> int:
         help_page.paragraph("`ddplaunch --help` shows the options used most, `ddplaunch --help-all` all of them.")
         write_stderr(page(ctx, help_page.getvalue(), fd=2))
     return USAGE
+
+
+def watch_disk(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Have a verb that looks into runs go on in a child, so that the command ends even if the disk of the runs hangs."""
+    completes = "_DDPLAUNCH_COMPLETE" in env
+    if completes or (argv and VERBS.get(argv[0], ("", ""))[0] == "running"):
+        from ddplaunch.cli.hung_disk import end  # few commands look into runs
+        from ddplaunch.process.apart import go_on_in_child
+
+        go_on_in_child(lambda: NOT_WRITTEN if completes else end(argv, env))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ddplaunch.fields import Malformed, check_density
 from ddplaunch.inspect import Call, Group
 
 _LIMIT = 8 << 20  # bytes of an answer: 500 entries take 0.4 MB
@@ -154,8 +155,9 @@ def _decoded(body: bytes) -> Mapping[str, Any]:
     import msgspec  # only what asks workers needs it
 
     try:
+        check_density(body)
         return _mapping(msgspec.json.decode(body))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except (Malformed, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return {}
 
 

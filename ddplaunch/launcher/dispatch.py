@@ -18,7 +18,8 @@ from ddplaunch.cluster.endpoints import is_same_host
 from ddplaunch.errors import LaunchError, below, tell
 from ddplaunch.options import token
 from ddplaunch.output.streams import Screen, Stream, rewraps_lines
-from ddplaunch.runlog.folders import bad_nodes_file, state_folder
+from ddplaunch.process import disk
+from ddplaunch.runlog.folders import BAD_NODES, bad_nodes_file, state_folder
 from ddplaunch.spec import Given, JobSpec
 
 if TYPE_CHECKING:
@@ -105,11 +106,11 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
 def _failures(env: Mapping[str, str]) -> tuple[list[Failure], list[str]]:
     """Return the failures of machines that are remembered, and a warning if their file cannot be used; most users have none."""
     path = bad_nodes_file(env)
-    if not path or not os.path.lexists(path):
-        return [], []
-    from ddplaunch.runlog import bad_nodes
-
     try:
+        if not path or not disk.exists([path], BAD_NODES):
+            return [], []
+        from ddplaunch.runlog import bad_nodes
+
         return bad_nodes.read(path, time.time()), []
     except LaunchError as error:
         return [], [error.message]
@@ -238,7 +239,12 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
         from ddplaunch.launcher import shared_token  # few jobs need it
 
         on_one_host = found.task is not None and found.task.nnodes == 1
-        secret = shared_token.find(state, found.identity, on_one_host=on_one_host)
+        secret = disk.answer(
+            partial(shared_token.find, state, found.identity, on_one_host=on_one_host),
+            state,
+            "the folder of the secret that the agents share",
+            hint=f"give all nodes the same {token.VARIABLE} or --token-file, on a disk that works",
+        )
     if secret is None:
         found = replace(found, authenticated=False, notes=(*found.notes, _UNAUTHENTICATED))
     return found, secret

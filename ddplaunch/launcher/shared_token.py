@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ddplaunch.devices.sysfs import mounts
+from ddplaunch.process.files import time_of_disk
 from ddplaunch.runlog.folders import make_all
 
 # of proc_pid_mountinfo(5); not those that are as often one host's own: 9p, virtiofs, most of fuse
@@ -80,8 +81,8 @@ def _read(path: str) -> str | None:
 
 
 def _tidy(folder: str) -> None:
-    """Remove what jobs have left that began long ago."""
-    before = time.time() - _KEPT
+    """Remove what jobs have left that began long ago, by the clocks of both this node and the disk: one may be wrong."""
+    before = min(time.time(), time_of_disk(folder)) - _KEPT
     for entry in os.scandir(folder):
         with suppress(OSError):
             if entry.stat(follow_symlinks=False).st_mtime < before:

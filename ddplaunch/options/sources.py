@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.options import token
 from ddplaunch.options.table import BY_NAME, OPTIONS, Option
+from ddplaunch.process import disk
 from ddplaunch.spec import Given, Source
 from ddplaunch.words import did_you_mean, why_failed
 
+_FILES = {"pyproject.toml": Source.PYPROJECT, "ddplaunch.toml": Source.FILE}
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file
 _NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_PORT, token.TASKS_PER_NODE})
@@ -45,17 +48,25 @@ def from_files(folder: str) -> tuple[list[Given], list[str]]:
     have left them, as in /tmp: an option may name the interpreter.
 
     Raises:
-        LaunchError: a file of this user cannot be read, or one holds what is not an option.
+        LaunchError: a file of this user cannot be read, one holds what is not an option, or the disk hangs.
     """
-    given: list[Given] = []
-    remarks: list[str] = []
     upward = [folder]
     while (above := os.path.dirname(upward[-1])) != upward[-1]:
         upward.append(above)
-    for file, source in (("pyproject.toml", Source.PYPROJECT), ("ddplaunch.toml", Source.FILE)):
+    what = f"the working directory, in which {' or '.join(_FILES)} may lie,"
+    if not disk.exists([os.path.join(place, file) for place in upward for file in _FILES], what):
+        return [], []
+    return disk.answer(partial(_from_files, upward), folder, what, hint="`cd` to a folder on a disk that works")
+
+
+def _from_files(upward: Sequence[str]) -> tuple[list[Given], list[str]]:
+    """Return what `from_files` does, from the first folder and those above it."""
+    given: list[Given] = []
+    remarks: list[str] = []
+    for file, source in _FILES.items():
         for place in upward:
             path = os.path.join(place, file)
-            shown = file if place == folder else path
+            shown = file if place == upward[0] else path
             try:
                 table = _table(path, source, shown=shown)
             except _IgnoredError as reason:

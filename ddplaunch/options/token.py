@@ -52,12 +52,18 @@ def weaknesses(spec: JobSpec, secret: str) -> list[str]:
         found.append(
             f"the token has {len(secret)} characters, and may be guessed: `openssl rand -hex 32` makes a better one"
         )
+    if spec.token_file is None:
+        return found
     with suppress(OSError):  # removed meanwhile
-        if spec.token_file is not None and os.stat(spec.token_file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        file, asked = os.stat(spec.token_file), spec.typed("token_file", spec.token_file)
+        if stat.S_ISREG(file.st_mode) and file.st_uid not in (os.geteuid(), 0):
+            found.append(f"{asked}: the file belongs to user {file.st_uid}, who knows the token")
+        if file.st_mode & (stat.S_IROTH | stat.S_IWOTH):
             import shlex  # few jobs need it
 
-            asked, file = spec.typed("token_file", spec.token_file), shlex.quote(spec.token_file)
-            found.append(f"{asked}: every user of this host has access to the file: chmod 600 {file}")
+            found.append(
+                f"{asked}: every user of this host has access to the file: chmod 600 {shlex.quote(spec.token_file)}"
+            )
     return found
 
 

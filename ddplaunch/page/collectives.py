@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ddplaunch.fields import Piece, Seconds, Size
-from ddplaunch.page.samples import MOST_RANKS, lines_of
-from ddplaunch.words import ranks_of
+from ddplaunch.page.samples import MOST_RANKS, first_ranks, lines_of
+from ddplaunch.words import ranges_of
 
 _MOST = 200_000  # times of ranks that are kept, the later ones
 _MOST_NUMBERS = 10_000  # of a line
@@ -32,9 +33,30 @@ class Collective(Struct, frozen=True, kw_only=True):
     is_open: bool = False  # the last one of a generation that had to end, to which not all are known to have come
 
     @property
-    def missing(self) -> list[int]:
-        """The ranks of the group that are not known to have come."""
-        return [rank for rank in ranks_of(self.members, MOST_RANKS) if rank not in self.came]
+    def missing(self) -> list[range]:
+        """The ranks of the group that are not known to have come, as ascending ranges."""
+        return list(self._gaps())
+
+    def _gaps(self) -> Iterator[range]:
+        came = sorted(self.came)
+        for members in _members(self.members):
+            low = members.start
+            for rank in came[bisect_left(came, low) : bisect_left(came, members.stop)]:
+                if low < rank:
+                    yield range(low, rank)
+                low = rank + 1
+            if low < members.stop:
+                yield range(low, members.stop)
+
+    def missing_text(self, longest: int) -> str:
+        """Write them as "0-2,4", not much longer than so many characters."""
+        written, length = [], 0
+        for each in self._gaps():
+            written.append(str(each.start) if len(each) == 1 else f"{each.start}-{each.stop - 1}")
+            length += len(written[-1]) + 1
+            if length > longest:
+                break
+        return ",".join(written)[:longest]
 
     @property
     def last(self) -> int:
@@ -45,6 +67,11 @@ class Collective(Struct, frozen=True, kw_only=True):
         return f"{self.operation or 'collective'} #{self.number}" + (
             f" of group {self.group}" if self.group not in ("", "0") else ""
         )
+
+
+@lru_cache(maxsize=1024)  # all collectives of a line share them
+def _members(text: str) -> Sequence[range]:
+    return ranges_of(text, MOST_RANKS)
 
 
 class Waits(Struct, frozen=True):
@@ -67,13 +94,20 @@ class _Row(Struct):
     operations: Annotated[tuple[Piece, ...], Meta(max_length=_MOST_NUMBERS)] = ()
 
 
+class _Gathered(Struct):
+    """What is known of one collective so far; a rank came when it was first seen to have."""
+
+    came: dict[int, float]
+    operation: str = ""
+
+
 def collectives(files: Sequence[tuple[str, float]], began: Sequence[tuple[float, int]]) -> tuple[list[Collective], int]:
     """Return the collectives in the order of their times, and how many lines could not be read.
 
     `files` are the paths of the nodes, each with what is to be added to its clock to give seconds since 1970. `began` says when
     each generation began, in its order: the numbers of collectives start again with each.
     """
-    found: dict[tuple[int, str, str, int], Collective] = {}
+    found: OrderedDict[tuple[int, str, str, int], _Gathered] = OrderedDict()  # the first ones leave first
     moments = [at for at, _ in began]
     damaged = times = 0
     for path, offset in files:
@@ -81,34 +115,42 @@ def collectives(files: Sequence[tuple[str, float]], began: Sequence[tuple[float,
             if row is None:
                 damaged += 1
                 continue
-            base, ranks = row.mono + offset, ranks_of(row.ranks, MOST_RANKS)
+            base = row.mono + offset
+            ranks = first_ranks(row.ranks, max(map(len, row.came), default=0))
             place = bisect_right(moments, base) - 1
             generation = began[place][1] if place >= 0 else 0
             for index, (number, came) in enumerate(zip(row.numbers, row.came, strict=False)):
                 key = generation, row.group, row.members, number
-                operation = row.operations[index] if index < len(row.operations) else ""
                 at = {rank: base + one / 1e6 for rank, one in zip(ranks, came, strict=False) if one is not None}
-                if at and (before := found.pop(key, None)) is not None:
-                    operation, at = operation or before.operation, {**at, **before.came}
-                    times -= len(before.came)
-                if at:
-                    times += len(at)
-                    found[key] = Collective(
-                        group=row.group,
-                        members=row.members,
-                        number=number,
-                        operation=operation,
-                        generation=generation,
-                        came=at,
-                    )
+                if not at:
+                    continue
+                known = found.pop(key, None) or _Gathered({})
+                times -= len(known.came)
+                for rank, moment in at.items():
+                    known.came.setdefault(rank, moment)
+                times += len(known.came)
+                known.operation = (row.operations[index] if index < len(row.operations) else "") or known.operation
+                found[key] = known
             while times > _MOST:
-                times -= len(found.pop(next(iter(found))).came)
+                times -= len(found.popitem(last=False)[1].came)
     last = {key[:3]: key[3] for key in sorted(found)}
-    for key, one in found.items():
+    made = []
+    for (generation, group, members, number), one in found.items():
+        made.append(
+            Collective(
+                group=group,
+                members=members,
+                number=number,
+                operation=one.operation,
+                generation=generation,
+                came=one.came,
+            )
+        )
         # operations are known of workers that had to end; a look while they run may come before some ranks do
-        if one.operation and one.missing and last[key[:3]] == one.number:
-            found[key] = replace(one, is_open=True)
-    return sorted(found.values(), key=lambda one: min(one.came.values())), damaged
+        is_last = last[generation, group, members] == number
+        if one.operation and is_last and made[-1].missing:
+            made[-1] = replace(made[-1], is_open=True)
+    return sorted(made, key=lambda one: min(one.came.values())), damaged
 
 
 def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:

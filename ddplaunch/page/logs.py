@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 
 from ddplaunch.process.files import open_regular, read_json
-from ddplaunch.runs.logs import LogFile, logs_of
+from ddplaunch.runs.logs import LogFile, logs_of, segments_of
 
 _LONGEST_EXCEPTION = 1 << 18
 
@@ -26,25 +28,40 @@ def end_of(path: str, size: int) -> str:
     return ""
 
 
-def ends(folder: str, size: int) -> dict[int, str]:
-    """Return the ends of the logs of each rank: stdout and stderr of its last generation, together at most `size` bytes."""
-    latest: dict[tuple[int, str], LogFile] = {(log.rank, log.stream): log for log in logs_of(folder)}
-    found: dict[int, str] = {}
-    for (rank, stream), log in latest.items():
+def ends(folder: str, size: int, *, most: int) -> dict[int, str]:
+    """Return the ends of the logs of the first ranks that have any, at most `most`.
+
+    These are stdout and stderr of the last generation of the rank, together at most `size` bytes.
+    """
+    return dict(islice(_ends(folder, size), most))
+
+
+def end_of_rank(folder: str, rank: int, size: int) -> str:
+    """Return the ends of the logs of one rank, as `ends` does; "" for none."""
+    return dict(_ends(folder, size, rank)).get(rank, "")
+
+
+def _ends(folder: str, size: int, only: int | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the rank and the text, rank by rank, in the order of `logs_of`."""
+    latest: dict[int, dict[str, LogFile]] = {}
+    for log in logs_of(folder):
+        if only is None or log.rank == only:
+            latest.setdefault(log.rank, {})[log.stream] = log
+    for rank, of_rank in latest.items():
+        if text := "\n\n".join(_ends_of(of_rank, size)):
+            yield rank, text
+
+
+def _ends_of(streams: Mapping[str, LogFile], size: int) -> Iterator[str]:
+    for stream, log in streams.items():
         path = _last_segment(f"{log.folder}/{log.name}")
         if text := end_of(path, size // 2).rstrip():
-            both = found.get(rank, "")
-            found[rank] = f"{both}\n\n--- {stream} ---\n{text}" if both else f"--- {stream} ---\n{text}"
-    return found
+            yield f"--- {stream} ---\n{text}"
 
 
 def _last_segment(path: str) -> str:
     """Return the file in which a log has its end: a long one is continued in segments while it is written."""
-    folder, base = os.path.split(path)
-    numbers = []
-    with suppress(OSError):
-        names = (name.removeprefix(f"{base}.tail-") for name in os.listdir(folder) if name.startswith(f"{base}.tail-"))
-        numbers = [int(number) for number in names if number.isdecimal()]
+    numbers = segments_of(path)
     return f"{path}.tail-{max(numbers)}" if numbers else path
 
 

@@ -220,7 +220,7 @@ def _failure(run: Run, redactor: Redactor) -> Html | None:
     traceback = redactor.text(clean(next(filter(None, texts), "")))
     where = f" on {found['host']}" if isinstance(found.get("host"), str) else ""
     what = f"Rank {rank}{where}: {found.get('error') or found.get('how') or ''}"[:_LONGEST]
-    own_log = redactor.text(clean(logs.ends(run.folder, _FAILED_LOG).get(rank, "")))
+    own_log = redactor.text(clean(logs.end_of_rank(run.folder, rank, _FAILED_LOG)))
     share = max(_STACKS // 10, min(_STACKS, _ALL_STACKS // max(len(run.nodes), 1)))
     kept = [
         (node, text)
@@ -253,12 +253,12 @@ def _collectives(run: Run) -> Html | None:
         tables.append(table(f"{of}: {count(most, 'collective')} that ddplaunch looked at{more}", head, rows))
     ends = [
         (str(one), str(one.generation), f"{max(one.came.values()) - run.began:+.3f} s",
-         compress(one.came)[:_LONGEST], compress(one.missing)[:_LONGEST])
-        for one in run.collectives if one.is_open
+         compress(one.came)[:_LONGEST], one.missing_text(_LONGEST))
+        for one in [one for one in run.collectives if one.is_open][-_MOST_OPEN:]
     ]  # fmt: skip
     if ends:
         head_of_ends = ("collective", "generation", "last came at", "came", "not known to have come")
-        tables.append(table("Where a generation ended", head_of_ends, ends[-_MOST_OPEN:]))
+        tables.append(table("Where a generation ended", head_of_ends, ends))
     return join(tables) if tables else None
 
 
@@ -311,7 +311,7 @@ def _workers(run: Run) -> Html | None:
 def _logs(run: Run, redactor: Redactor) -> Html | None:
     ranks = {life.rank for life in run.lives}
     share = min(20_000, _ALL_LOGS // max(len(ranks), 1))
-    found = sorted(logs.ends(run.folder, share).items())[:_MOST_WORKERS]
+    found = logs.ends(run.folder, share, most=_MOST_WORKERS).items()
     return join([_text(f"rank {rank}", redactor.text(clean(text)), share) for rank, text in found]) if found else None
 
 

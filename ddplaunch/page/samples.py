@@ -6,7 +6,7 @@ A file may be damaged, from another version, or written by anybody: a line that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from ddplaunch.fields import Number, Seconds
 from ddplaunch.process.files import open_regular
-from ddplaunch.words import ranks_of
+from ddplaunch.words import ranges_of
 
 _LONGEST = 64 << 20  # bytes that are read of one node
 MOST_RANKS = 65_536
@@ -93,7 +93,10 @@ def curves(files: Sequence[tuple[str, float]], began: float, ended: float, point
 
         for (_, generation, written), each in groupby(rows, part):
             of_part = list(each)
-            at, ranks = of_part[-1].mono + offset, ranks_of(written, MOST_RANKS)
+            columns = max(
+                len(values) for row in of_part for values in (row.step, *(getattr(row, field) for _, field in _FIGURES))
+            )
+            at, ranks = of_part[-1].mono + offset, first_ranks(written, columns)
             for name, field in _FIGURES:
                 values = _joined([getattr(row, field) for row in of_part], largest=name in _MEMORY)
                 factor = _MIB if name in _MEMORY else 1
@@ -115,6 +118,11 @@ def _joined(rows: Sequence[Sequence[float | None]], *, largest: bool) -> Sequenc
         return rows[0]
     columns = ([value for value in column if value is not None] for column in zip(*rows, strict=False))
     return [(max(column) if largest else sum(column) / len(column)) if column else None for column in columns]
+
+
+def first_ranks(text: str, most: int) -> list[int]:
+    """Return the first ranks of a text, only so many as there are values for: it may name all ranks with few values."""
+    return list(islice(chain.from_iterable(ranges_of(text, MOST_RANKS)), most))
 
 
 def lines_of(path: str, kind: type[T]) -> Iterator[T | None]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ddplaunch.page.markup import clean
 from ddplaunch.page.record import Gap, Life, Run
 from ddplaunch.runlog.folders import short
-from ddplaunch.words import compress, ranks_of
+from ddplaunch.words import ranks_of
 
 _JOB = 1  # the process of the job; that of node n is n + 2
 _TRACK = 1  # of the job's process; in a node rank r has track r + 1, because 0 is the idle task to Perfetto
 _LONGEST = 1000  # characters of a text
+_NOWHERE = 0, 0, 0  # a piece of the life of a worker in which nothing happens: from, until, node
 _MOST_CALLS = 20_000  # of collectives by ranks, the last ones
 _MOST_POINTS = 60_000  # of counters, but
 _LEAST_POINTS = 8  # of each rank at least
@@ -103,12 +105,14 @@ def _collectives(run: Run) -> Iterator[Entry]:
     for life in run.lives:
         for began, ended in _life_pieces(run, life):
             pieces.setdefault(life.rank, []).append((_ts(run, began), _ts(run, ended), life.node))
+    for times in pieces.values():
+        times.sort()
     calls: dict[int, list[int]] = {}
     for one in run.collectives:
         for rank, came in one.came.items():
             calls.setdefault(rank, []).append(_ts(run, came))
-    for times in calls.values():
-        times.sort()
+    for of_rank in calls.values():
+        of_rank.sort()
     room, shown = _MOST_CALLS, len(run.collectives)
     while shown and room > 0:
         shown -= 1
@@ -117,15 +121,19 @@ def _collectives(run: Run) -> Iterator[Entry]:
     for one in run.collectives[shown:]:
         ends: dict[int, dict[str, int]] = {}  # of arrows: the tracks, by rank
         last_came = _ts(run, one.came[one.last])
-        about = {"ranks": one.members[:_LONGEST], "last": one.last, "missing": compress(one.missing)[:_LONGEST]}
+        about = {"ranks": one.members[:_LONGEST], "last": one.last, "missing": one.missing_text(_LONGEST)}
         for rank, came in one.came.items():
             at = _ts(run, came)
-            piece = next((piece for piece in pieces.get(rank, ()) if piece[0] <= at < piece[1]), None)
-            if piece is None:
+            of_rank = pieces.get(rank, ())
+            began, ended, node = (
+                of_rank[max(0, bisect_right(of_rank, at, key=itemgetter(0)) - 1)] if of_rank else _NOWHERE
+            )
+            if not began <= at < ended:
                 continue
-            _, ended, node = piece
-            following = calls[rank][bisect_right(calls[rank], at) :][:1]
-            end = min([ended if one.is_open else last_came + _TICK, ended, *following])
+            following = bisect_right(calls[rank], at)
+            end = min(ended, ended if one.is_open else last_came + _TICK)
+            if following < len(calls[rank]):
+                end = min(end, calls[rank][following])
             track = {"pid": node + 2, "tid": rank + 1}
             yield {
                 "ph": "X",
@@ -163,8 +171,9 @@ def _counters(run: Run) -> Iterator[Entry]:
 def _marks(run: Run) -> Iterator[Entry]:
     """Return what happened at a moment: on the tracks of the ranks that it concerns, else on that of the job."""
     tracks = {life.rank: life.node for life in run.lives}
+    most = max(tracks, default=0) + 1
     for mark in run.marks:
-        ranks = [rank for rank in ranks_of(mark.ranks, max(tracks, default=0) + 1) if tracks.get(rank) == mark.node]
+        ranks = [rank for rank in ranks_of(mark.ranks, most) if tracks.get(rank) == mark.node]
         places = [(mark.node + 2, rank + 1) for rank in ranks] or [(_JOB, _TRACK)]
         for pid, tid in places:
             about = {"text": clean(mark.text[:_LONGEST])}

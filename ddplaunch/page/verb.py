@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +11,8 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.page.page import page
 from ddplaunch.page.record import read
 from ddplaunch.page.trace import trace
-from ddplaunch.process.files import check_replaceable
+from ddplaunch.process.apart import waiting
+from ddplaunch.process.files import replaced
 from ddplaunch.redaction import Redactor, literals
 from ddplaunch.runs.logs import kept_run
 from ddplaunch.words import count, why_failed
@@ -56,18 +58,24 @@ def write(
     if opens:
         import webbrowser  # few calls open one
 
-        if not webbrowser.open(f"file://{path}"):
+        with waiting():  # some show the page before they return
+            has_opened = webbrowser.open(f"file://{path}")
+        if not has_opened:
             say("no browser was found: open the file yourself")
     return path
 
 
 def _put(path: str, text: str, *, private: bool) -> None:
-    """Write a file; in the folder of a run, a link in its place is not followed, and a pipe is not waited for."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | (os.O_NOFOLLOW if private else 0)
+    """Write a file as a whole; in the folder of a run, a link in its place is not followed, and a pipe is not waited for."""
+    data = text.encode(errors="replace")
     try:
-        if private:
-            check_replaceable(path)
-        with open(os.open(path, flags, 0o600 if private else 0o666), "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        if private and os.path.islink(path):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        if not private and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            with open(path, "wb") as pipe:  # or a terminal, as /dev/stdout is
+                pipe.write(data)
+            return
+        with replaced(path, 0o600 if private else 0o666) as file:
+            file.write(data)
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="name another file") from None

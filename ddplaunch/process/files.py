@@ -11,11 +11,12 @@ import os
 import stat
 import time
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import BinaryIO
 
 LONGEST_JSON = 32 << 20  # bytes: a plan of 65,536 workers is shorter
+_TIMES = 10  # how much more memory than its text the values of such a file may take
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_ONCE = 1000  # names that one step reads
 
@@ -44,15 +45,59 @@ def check_replaceable(path: str) -> None:
         raise OSError(errno.EINVAL, "not a regular file", path)
 
 
+@contextmanager
+def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a file beside `path` that takes its place at the end, whole: whoever reads finds the old one or the new one.
+
+    After an error the old one is as it was, and nothing else is left. A link is followed, and what is there keeps its mode.
+
+    Raises OSError: it cannot be written, or a folder, a device or a pipe is there.
+    """
+    check_replaceable(path)
+    path = os.path.realpath(path)
+    with suppress(FileNotFoundError):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    beside = f"{path}.{os.urandom(4).hex()}.part"
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(fd, "wb") as file:
+            if os.path.exists(path):
+                os.fchmod(fd, mode)  # which the umask has cut
+            yield file
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
+
+
+def time_of_disk(folder: str) -> float:
+    """Return what the disk of a folder takes for the present, in seconds since 1970: of a file server, that is its own clock.
+
+    Raises OSError.
+    """
+    path = f"{folder}/.clock-{os.urandom(8).hex()}"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.utime(fd)
+        return os.fstat(fd).st_mtime
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
 def read_json(path: str) -> object:
-    """Return the content of a JSON file; None if the file cannot be read, is too long, or is not JSON."""
+    """Return the content of a JSON file; None if it cannot be read, is no JSON, or too long, or holds too many values."""
     import json  # no job needs it before it has something to write
+
+    from ddplaunch.fields import Malformed, check_density
 
     try:
         with open_regular(path) as file:
             content = file.read(LONGEST_JSON + 1)
+        check_density(content, times=_TIMES)
         return json.loads(content) if len(content) <= LONGEST_JSON else None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, Malformed, ValueError, RecursionError):
         return None
 
 

@@ -22,6 +22,9 @@ _MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2  # linux/memfd.h
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4  # linux/fcntl.h
 _F_SETPIPE_SZ = 1031  # fcntl.h; in the fcntl module since Python 3.10
 
+# openat2(2): asm-generic/unistd.h, the same on all architectures; linux/openat2.h
+_OPENAT2, _RESOLVE_CACHED, _AT_FDCWD = 437, 0x20, -100
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 OPEN_FILES = 1 << 20
@@ -105,6 +108,20 @@ def grow_pipe(fd: int, size: int) -> None:
     """Ask for a larger pipe buffer; the kernel's limit for users may refuse, which does no harm."""
     with suppress(OSError):
         fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
+
+
+def find_in_cache(path: str) -> bool | None:
+    """Return whether there is anything at a path, as far as the kernel knows without asking the disk; None: it does not know.
+
+    Nor does a kernel before Linux 5.12. A link counts itself.
+    """
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    how = (ctypes.c_uint64 * 3)(flags, 0, _RESOLVE_CACHED)
+    opened = _libc.syscall(_OPENAT2, _AT_FDCWD, os.fsencode(path), how, ctypes.sizeof(how))
+    if opened >= 0:
+        os.close(opened)
+        return True
+    return False if ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR) else None
 
 
 def memory_file(name: str, flags: int = 0) -> int:

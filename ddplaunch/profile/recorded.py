@@ -5,6 +5,7 @@ A worker may send anything. What is malformed makes `Malformed`; what lies outsi
 
 from __future__ import annotations
 
+import os
 import zlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,15 @@ from typing import IO, Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from ddplaunch.fields import Malformed, Number, Piece, Size, decoder
+from ddplaunch.fields import Malformed, Number, Piece, Size, check_density, decoder
 from ddplaunch.inspect.recorder import call_of, title_of
 from ddplaunch.profile.spans import Span, Spans, beyond, union
 
 _MOST = 100_000  # samples, and entries of recorders
 _PIECE = 1 << 20  # bytes
+# a trace as torch writes it has a twentieth of its size once it is packed, and an entry for each 50 bytes at most
+_RATIO, _ANY_MAY_HAVE = 64, 16 << 20  # bytes
+_OF_EVENT, _TIMES = 350, 6  # bytes that an Event takes; how many times the memory of a trace its events may take
 _LATE = 60_000_000_000  # nanoseconds beyond the end of a profile that something in it may last
 _MATCHES = 2_000_000  # nanoseconds between the calls that torch records of one collective
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what a device does
@@ -37,7 +41,7 @@ _LOADS, _STEPS = "enumerate(DataLoader)#", "Optimizer.step#"  # names that torch
 Micro = Annotated[float, Meta(ge=-1e16, le=1e16)]
 
 
-class Event(Struct):
+class Event(Struct, gc=False):
     """One entry of torch's trace."""
 
     ph: Annotated[str, Meta(max_length=4)]
@@ -116,35 +120,40 @@ _head = decoder(_Head)
 _trace = decoder(_Trace)
 
 
-def unpacked(file: IO[bytes], most: int) -> bytes:
-    """Return what a file holds that is compressed by zlib, up to `most` bytes.
+def unpacked(file: IO[bytes], most: int) -> bytearray:
+    """Return what a file holds that is compressed by zlib, up to `most` bytes, and so many times its size as a trace may have.
 
     Raises:
         Malformed: it is damaged, or longer.
     """
+    packed = file.seek(0, os.SEEK_END)
+    most = min(most, max(_ANY_MAY_HAVE, _RATIO * packed))
     file.seek(0)
     unpacker, made = zlib.decompressobj(), bytearray()
     try:
         while data := file.read(_PIECE):
             made += unpacker.decompress(data, most + 1 - len(made))
             if len(made) > most or unpacker.unconsumed_tail:
-                raise Malformed(f"is longer than {most} bytes")
+                raise Malformed(f"is longer than {most} bytes, unpacked from {packed}")
     except zlib.error as error:
         raise Malformed(f"is damaged: {error}") from None
     if not unpacker.eof:
         raise Malformed("ends too early")
-    return bytes(made)
+    return made
 
 
-def read(data: bytes, *, rank: int, host: str, ahead: int) -> Recorded:
+def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Recorded:
     """Read what a rank has sent, with its times moved to the common clock: the rank's clock is `ahead` of that.
 
     Raises:
         Malformed: it is not what a worker of ours sends.
     """
     end_of_head = data.find(b"\n") + 1
-    head: _Head = _head(data[:end_of_head])
-    trace: _Trace = _trace(data[end_of_head:])
+    first = data[:end_of_head]
+    check_density(first)
+    head: _Head = _head(first)
+    check_density(data, end_of_head, container=_OF_EVENT, times=_TIMES)
+    trace: _Trace = _trace(memoryview(data)[end_of_head:])
     times, base = head.times, trace.baseTimeNanoseconds - ahead
     began, ended = times.began - ahead, times.ended - ahead
     events = []
@@ -305,7 +314,8 @@ def _external(event: Event) -> object:
 def details(event: Event) -> dict[str, Any]:
     """Return what an entry of the trace tells besides; nothing where that cannot be read."""
     try:
-        args = msgspec.json.decode(event.args)
-    except (ValueError, RecursionError):  # one of the first kind is of text that is not UTF-8
+        check_density(text := bytes(event.args))
+        args = msgspec.json.decode(text)
+    except (Malformed, ValueError, RecursionError):  # one of the second kind is of text that is not UTF-8
         return {}
     return args if isinstance(args, dict) else {}

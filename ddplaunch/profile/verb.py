@@ -20,7 +20,7 @@ from ddplaunch.fields import line as printable
 from ddplaunch.page import trace
 from ddplaunch.page.record import read as read_run
 from ddplaunch.process.ending import after_cleanup
-from ddplaunch.process.files import check_replaceable
+from ddplaunch.process.files import replaced
 from ddplaunch.process.program import working_directory
 from ddplaunch.profile.division import Division, Joined, Last, divide, join
 from ddplaunch.profile.merged import write
@@ -164,21 +164,15 @@ def _written(path: str) -> Iterator[IO[bytes]]:
         LaunchError: it cannot be written.
     """
     packed: Any
-    beside = f"{path}.{os.getpid()}.part"
     try:
-        check_replaceable(path)
-        with open(beside, "xb") as made:
+        with replaced(path) as made:
             if path.endswith(".gz"):
                 with gzip.GzipFile("", "wb", compresslevel=1, fileobj=made, mtime=0) as packed:
                     yield packed
             else:
                 yield made
-        os.replace(beside, path)
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="name another file: --out FILE") from None
-    finally:  # also of a signal that comes while it is being opened
-        if os.path.lexists(beside):
-            os.unlink(beside)
 
 
 def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]:
@@ -222,7 +216,7 @@ def _keep_memory(profiled: Sequence[_Profiled], path: str) -> list[str]:
         if one.rank.memory.tell():
             one.rank.memory.seek(0)
             name = f"{base}-memory-{one.rank.rank}.pickle"
-            with open(name, "wb") as file:
+            with replaced(name) as file:
                 shutil.copyfileobj(one.rank.memory, file)
             lines.append(f"{name}, to be opened in https://pytorch.org/memory_viz")
     return lines

@@ -243,7 +243,11 @@ class Reporter:
     def _where_output_goes(self, plan: Plan, folder: RunFolder) -> str:
         """Return "logs in FOLDER", or which rank has the terminal; "" if there is nothing to say."""
         # homes need not be shared, and the user may be on another host
-        where = "" if folder.path is None else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
+        where = (
+            ""
+            if folder.path is None or not folder.is_made
+            else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
+        )
         text = f"logs in {where}" if where else ""
         if self._has_terminal and plan.world_size == 1:
             text = ""
@@ -387,6 +391,8 @@ class Reporter:
             self._has_warned = True
             self.emit("notice", text=folder.problem)
             self.warn(folder.problem)
+        while folder.notices:
+            self.print(folder.notices.pop(0))
         on = self._on(plan.workers[0].rank)
         if (text := folder.leave(on) if leaves else folder.news(on)) is not None:
             if not leaves:

@@ -22,8 +22,9 @@ from ddplaunch.cluster.endpoints import is_same_host
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Host, Piece
 from ddplaunch.net.resolver import leads_to
-from ddplaunch.process.files import open_regular
-from ddplaunch.runlog.folders import make_all
+from ddplaunch.process import disk
+from ddplaunch.process.files import open_regular, time_of_disk
+from ddplaunch.runlog.folders import BAD_NODES, make_all
 from ddplaunch.words import count, duration, some, why_failed
 
 KINDS = {
@@ -60,8 +61,12 @@ def read(path: str, now: float) -> list[Failure]:
     """Return the failures that are remembered, the oldest first; none if there is no such file.
 
     Raises:
-        LaunchError: the file cannot be used.
+        LaunchError: the file cannot be used, or its disk hangs.
     """
+    return disk.answer(partial(_read, path, now), path, BAD_NODES)
+
+
+def _read(path: str, now: float) -> list[Failure]:
     try:
         with open_regular(path) as file:
             owner, text = os.fstat(file.fileno()).st_uid, file.read(_LARGEST)
@@ -79,7 +84,7 @@ def read(path: str, now: float) -> list[Failure]:
 
 def _unusable(path: str, why: str) -> LaunchError:
     return LaunchError(
-        f"the list of nodes that have failed cannot be used: {path}: {why}",
+        f"{BAD_NODES} cannot be used: {path}: {why}",
         hint=f"`mv {quote(path)} {quote(f'{path}.old')}` begins a new list",
     )
 
@@ -97,12 +102,30 @@ def _recent(failures: Sequence[Failure], now: float) -> list[Failure]:
     return sorted(kept, key=lambda one: one.at)[-_MOST:]
 
 
+def _without_old(failures: Sequence[Failure], now: float) -> list[Failure]:
+    """Leave out what is too old. What is still to come stays, for this clock may be behind."""
+    return sorted((one for one in failures if one.kind in KINDS and one.at >= now - KEPT), key=lambda one: one.at)
+
+
+def _agreed(now: float, path: str) -> float:
+    """Return the earlier of this time and that of the disk: a clock that is ahead is to make nobody else's failures old."""
+    return min(now, time_of_disk(os.path.dirname(path)))
+
+
 def remember(path: str, failures: Sequence[Failure], now: float, well: Sequence[str] = ()) -> None:
     """Add these as `add` does, as far as that is possible; a disk that hangs holds nobody up for longer than a second."""
     from ddplaunch.process.ask import AskedEnded, ask
 
     with suppress(OSError, AskedEnded):  # of which TimeoutError is one
-        ask(partial(add, path, failures, now, well), _WITHIN)
+        ask(partial(_remember, path, failures, now, well), _WITHIN)
+
+
+def _remember(path: str, failures: Sequence[Failure], now: float, well: Sequence[str]) -> None:
+    if failures:
+        make_all(os.path.dirname(path))
+    elif not os.path.lexists(path):
+        return
+    add(path, failures, _agreed(now, path), well)
 
 
 def remember_suspects(path: str, failures: Sequence[tuple[Failure, str | None]], now: float) -> None:
@@ -116,7 +139,7 @@ def remember_suspects(path: str, failures: Sequence[tuple[Failure, str | None]],
     def add_known() -> None:
         known = [one for one, address in failures if address is None or leads_to(one.host, address)]
         if known:
-            add(path, known, now)
+            _remember(path, known, now, ())
 
     with suppress(OSError, AskedEnded):
         ask(add_known, _WITHIN)
@@ -140,9 +163,13 @@ def forget(path: str, host: str, now: float) -> int:
 
     Raises OSError, and LaunchError as `read` does.
     """
-    forgotten = [one for one in read(path, now) if is_same_host(one.host, host)]
+    return disk.answer(partial(_forget, path, host, now), path, BAD_NODES)
+
+
+def _forget(path: str, host: str, now: float) -> int:
+    forgotten = [one for one in _read(path, now) if is_same_host(one.host, host)]
     if forgotten:
-        _change(path, lambda known: [one for one in known if not is_same_host(one.host, host)], now)
+        _change(path, lambda known: [one for one in known if not is_same_host(one.host, host)], _agreed(now, path))
     return len(forgotten)
 
 
@@ -152,7 +179,7 @@ def _change(path: str, change: Callable[[list[Failure]], list[Failure]], now: fl
     with open(fd, "r+b") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_EX)
-        kept = change(_recent(_decoded(file.read(_LARGEST)), now))[-_MOST:]
+        kept = change(_without_old(_decoded(file.read(_LARGEST)), now))[-_MOST:]
         text = b"".join(msgspec.json.encode(one) + b"\n" for one in kept)
         file.seek(0)
         file.write(text)  # longer than what was there, in most cases: a reader never finds the file empty

@@ -63,7 +63,7 @@ class _Writer:
         self._logs: dict[int, BoundedLog] = {}
         self._times: LogTimes | None = None
         self._socket: tuple[int, str] | None = None  # the folder and the name of the socket of the run
-        self._tidying: Iterator[None] | None = None
+        self._tidying: Iterator[str | None] | None = None
         self._tidies_at = 0.0  # monotonic
 
     def run(self) -> None:
@@ -169,7 +169,8 @@ class _Writer:
             while not messages.peek(1):
                 if select.select([sock], [], [], max(0.0, self._tidies_at - time.monotonic()))[0]:
                     break
-                next(self._tidying)
+                if (said := next(self._tidying)) is not None:
+                    self.reply(notice=said)
         except Exception:  # noqa: BLE001 - the end of the tidying, or a bug in it, which must not cost this run its logs
             self._tidying = None
         os.set_blocking(sock, True)

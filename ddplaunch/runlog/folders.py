@@ -17,6 +17,7 @@ from itertools import count
 from ddplaunch.process.files import open_regular
 from ddplaunch.spec import JobSpec
 
+BAD_NODES = "the list of nodes that have failed"  # what an error calls `bad_nodes_file`
 OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
 
 _BEGAN = "%Y%m%d-%H%M%S"
@@ -101,7 +102,7 @@ def replaceable_by(path: str) -> str | None:
 
     Raises OSError.
     """
-    own = {os.getuid(), 0, *_unknown_owner()}
+    own = {os.getuid(), 0, *unknown_owners()}
     for start in dict.fromkeys((path, os.path.realpath(path))):
         above = start
         while above != (above := os.path.dirname(above)):
@@ -113,7 +114,7 @@ def replaceable_by(path: str) -> str | None:
     return None
 
 
-def _unknown_owner() -> list[int]:
+def unknown_owners() -> list[int]:
     """Return the overflow uid in a container, as which files of all unmapped users appear; [] outside.
 
     A folder of that uid may belong to any user of the host, so its owner says nothing.

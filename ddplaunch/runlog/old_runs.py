@@ -4,6 +4,10 @@ A run goes once it is older than `--keep-runs` days. Of those older than a day, 
 first short ones that did not fail, then the oldest. A younger one goes only where the disk is almost full.
 
 Only a folder that is a run ever goes: what a user keeps beside runs, or has renamed, is not ours.
+
+One node with a wrong clock would remove the runs of all that share its home. So nothing goes for its age unless two clocks agree:
+that of this node and that of the disk. These may be the same one, so that a leap of many days since a job looked here last has to
+be confirmed by a job on a later day.
 """
 
 from __future__ import annotations
@@ -13,18 +17,23 @@ import json
 import os
 import stat
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.process.files import open_regular, remove
+from ddplaunch.process.files import open_regular, remove, replaced, time_of_disk
 from ddplaunch.runlog.folders import goes_on, parts_of, short
+from ddplaunch.words import count, duration
 
 DAY = 86400.0  # seconds
 ROOM = 2 << 30  # bytes of all runs older than a day
 AGAIN_AFTER = 3600.0  # seconds: no job need look again at thousands of runs that another has just looked at
+
+SKEW = 3600.0  # seconds by which two clocks may differ that agree
+LEAP = 14 * DAY  # a time in which no job has looked here, which is as likely that of a clock that is wrong
+_KEEP_ALL = "`--keep-runs 0` keeps all runs, whatever the clocks say"
 
 _COUNTS_FOR = 256 << 10  # bytes, at least: so many that they are slow to list are too many however small each is
 _LONG = 600.0  # seconds
@@ -65,8 +74,32 @@ def last_tidied(runs: str) -> float:
         return 0.0
 
 
-def tidy(runs: str, days: int) -> Generator[None, None, None]:
+class Looks(Struct, frozen=True):
+    """When jobs have looked here, by the clock of the disk, in seconds since 1970. It stands in the marker."""
+
+    last: float = 0.0  # 0: never
+    leapt: float = 0.0  # the first look after a leap of the clock, as long as that is not confirmed; 0: there was none
+
+
+def doubt(now: float, of_disk: float, looks: Looks) -> tuple[str, Looks]:
+    """Return why nothing may be removed for its age, and the looks with this one; "" if the clocks agree. Pure."""
+    ahead = now - of_disk
+    if abs(ahead) > SKEW:
+        which = "ahead of" if ahead > 0 else "behind"
+        return f"the clock of this node is {duration(abs(ahead))} {which} that of their disk", looks
+    leap = of_disk - looks.last
+    if looks.last and not -SKEW <= leap <= LEAP:
+        since = f"{duration(abs(leap))} {'after' if leap > 0 else 'before'} the last job here, by its clock"
+        return f"this is {since}; if the clock is right, old runs go from tomorrow on", Looks(of_disk, of_disk)
+    if looks.leapt and 0 <= of_disk - looks.leapt < DAY:
+        return "the clock has leapt by many days since yesterday", Looks(of_disk, looks.leapt)
+    return "", Looks(of_disk)
+
+
+def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
     """Remove the runs in this folder that are no longer kept, in small steps; all are kept if `days` is 0.
+
+    Yield what the user is to be told: what was removed, or why nothing was; None between.
 
     Raises OSError.
     """
@@ -75,8 +108,6 @@ def tidy(runs: str, days: int) -> Generator[None, None, None]:
         return
     marker = os.open(_marker(runs), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        if not before:
-            os.utime(marker, (0, 0))  # a job that is too short to look at all runs leaves it so
         try:
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -84,15 +115,34 @@ def tidy(runs: str, days: int) -> Generator[None, None, None]:
         except OSError:
             pass  # a file system without locks: two jobs may do the same at once
         _shorten_list(runs)
-        yield from _tidy(runs, days)
-        os.utime(marker)
+        why, looks = doubt(time.time(), time_of_disk(os.path.dirname(runs)), _looks(marker))
+        if why:
+            yield f"no old runs are removed: {why}. {_KEEP_ALL}"
+        os.pwrite(marker, b"%017.3f %017.3f\n" % (looks.last, looks.leapt), 0)
+        if not before:
+            os.utime(marker, (0, 0))  # a job that is too short to look at all runs leaves it so
+        gone = yield from _tidy(runs, days, by_age=not why)
+        if gone:
+            yield f"removed {count(gone, 'run')} no longer kept (--keep-runs {days}); `ddplaunch logs RUN` says why"
+        if not why:
+            os.utime(marker)
     finally:
         os.close(marker)
 
 
-def _tidy(runs: str, days: int) -> Iterator[None]:
-    """Remove runs that are too old, too large together, or in the way of a full disk; yield between steps."""
-    now = time.time()
+def _looks(marker: int) -> Looks:
+    """Return what stands in the marker, if anything."""
+    with suppress(ValueError):
+        return Looks(*map(float, os.pread(marker, 100, 0).split()[:2]))
+    return Looks()
+
+
+def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
+    """Remove runs that are too old, too large together, or in the way of a full disk; return how many. Yield between steps.
+
+    Without `by_age`, only a full disk is a reason: which runs go then, the clock of the disk alone decides.
+    """
+    now, gone = time.time(), 0
     names = os.listdir(runs)
     # from another one each time: jobs that are too short to look at all of them look at some
     first = int.from_bytes(os.urandom(4), "little") % max(1, len(names))
@@ -109,21 +159,22 @@ def _tidy(runs: str, days: int) -> Iterator[None]:
             run = yield from _measure(runs, run)
             if now - run.written <= DAY:  # a lock that another host holds is not seen on every file system
                 young.append(run)
-            elif now - run.written > days * DAY:
-                yield from _remove(runs, run, f"it was older than {days} days")
+            elif by_age and now - run.written > days * DAY:
+                gone += yield from _remove(runs, run, f"it was older than {days} days")
             else:
                 kept.append(run)
     kept.sort(key=_last_to_go)
-    excess = sum(run.size for run in kept) - ROOM
+    excess = sum(run.size for run in kept) - ROOM if by_age else 0
     while excess > 0:
         excess -= kept[-1].size
-        yield from _remove(runs, kept.pop(), f"runs older than a day had more than {ROOM >> 30} GiB")
+        gone += yield from _remove(runs, kept.pop(), f"runs older than a day had more than {ROOM >> 30} GiB")
     young.sort(key=_last_to_go)
     for run in reversed([*young, *kept]):
         if not _is_full(runs):
             break
         if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _WORTH_IT:
-            yield from _remove(runs, run, "the disk was almost full")
+            gone += yield from _remove(runs, run, "the disk was almost full")
+    return gone
 
 
 def _last_to_go(run: Run) -> tuple[bool, float]:
@@ -210,21 +261,22 @@ def _measure(runs: str, run: Run) -> Generator[None, None, Run]:
     return replace(run, size=max(size, _COUNTS_FOR), written=written)
 
 
-def _remove(runs: str, run: Run, why: str) -> Iterator[None]:
-    """Remove a run and note why in the list of removed runs; yield between files. A run that goes on stays."""
+def _remove(runs: str, run: Run, why: str) -> Generator[None, None, bool]:
+    """Remove a run and note why in the list of removed runs; yield between files. Return False for one that stays: it goes on."""
     if goes_on(f"{runs}/{run.name}"):  # a job of the same name may have begun since the run was looked at
-        return
+        return False
     going = f"{runs}/{_GOING}{run.name}"
     try:
         os.rename(f"{runs}/{run.name}", going)  # at once, so that no half of a run is ever shown
     except OSError:
-        return  # another job has done that, or it is a mount
+        return False  # another job has done that, or it is a mount
     line = f"{time.strftime('%Y-%m-%d')} {run.name} {why}\n".encode()
     with suppress(OSError):  # the disk is full
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(_list(runs), flags, 0o600), "ab", buffering=0) as file:
             file.write(line)
     yield from remove(going)
+    return True
 
 
 def _is_full(folder: str) -> bool:
@@ -249,10 +301,8 @@ def _shorten_list(runs: str) -> None:
     """Forget the older half of a long list."""
     content, _ = _read(_list(runs), 2 * _LONGEST_LIST)
     if len(content) > _LONGEST_LIST:
-        new = f"{_list(runs)}.new"
-        with open(new, "wb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
+        with replaced(_list(runs), 0o600) as file:
             file.write(content[-_LONGEST_LIST // 2 :].partition(b"\n")[2])
-        os.replace(new, _list(runs))
 
 
 def _list(runs: str) -> str:

@@ -25,6 +25,7 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.words import count
 
 SAMPLES, COLLECTIVES = "samples.jsonl", "collectives.jsonl"
+_ELSEWHERE = "`export XDG_STATE_HOME=FOLDER` or `--log-dir FOLDER` keeps the next ones on another disk"
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
 
 
@@ -50,6 +51,7 @@ class RunFolder:
         self.is_made = not name  # or never will be
         self.problem: str | None = None  # the first thing that could not be written, and why
         self.warning: str | None = None  # about where it lies
+        self.notices: list[str] = []  # what was done with old runs, and is not reported yet
         self._torchrun_layout = torchrun_layout
         self._reported_hanging = False
         if name and not files.is_open:
@@ -73,6 +75,8 @@ class RunFolder:
                 self.path, self.is_made = path, True
                 if unsafe is not None:
                     self.warning = f"the folder of the logs may be replaced: {unsafe}"
+            case {"notice": text}:
+                self.notices.append(text)
             case {"none": problem}:
                 self.path, self.is_made, self.problem = None, True, problem
                 self.files.fails = True
@@ -155,7 +159,10 @@ class RunFolder:
             return None
         self._reported_hanging = self.files.hangs
         if self.files.hangs:
-            return f"warning: the log folder {self.path}{on} does not answer; the job goes on, and its logs wait"
+            what = "its logs wait"
+            if not self.is_made:
+                what += f". `ddplaunch ps`, `stop` and `logs` do not find it: {_ELSEWHERE}"
+            return f"warning: the log folder {self.path}{on} does not answer; the job goes on, and {what}"
         lines = self.files.dropped_lines
         dropped = [f"{count(lines, 'line')} of log were dropped meanwhile"] if lines else []
         return "; ".join([f"the log folder {self.path}{on} answers again", *dropped])

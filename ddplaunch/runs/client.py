@@ -16,6 +16,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Malformed
 from ddplaunch.loop.stream import FrameError
 from ddplaunch.process import clock, tree
+from ddplaunch.process.apart import waiting
 from ddplaunch.runlog import run_socket
 
 _CHUNK = 1 << 16  # bytes
@@ -100,13 +101,18 @@ def replies_of(
         if not clock.wait(selector, until):
             raise TimeoutError
     decoder = Decoder(LIMIT)
-    while data := sock.recv(_CHUNK):
+    while data := _received(sock):
         decoder.feed(data)
         try:
             while (frame := decoder.take()) is not None:
                 yield requests.for_client(frame)
         except FrameError as error:
             raise Malformed(str(error)) from None
+
+
+def _received(sock: socket.socket) -> bytes:
+    with waiting():
+        return sock.recv(_CHUNK)
 
 
 class _Conversation:

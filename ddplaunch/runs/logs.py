@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -338,6 +338,41 @@ def _names(folder: str) -> list[str]:
         return []
 
 
+def segments_of(path: str) -> Sequence[int]:
+    """Return the numbers of the segments in which a log is continued beside itself, PATH.tail-1 and so on."""
+    folder, base = os.path.split(path)
+    try:
+        changed = os.stat(folder).st_mtime
+    except OSError:
+        return ()
+    known = _listed.get(folder)
+    # a change may have come right after the listing, at the same time as the one before
+    if known is None or known.changed != changed or known.at - changed < _SETTLED:
+        _listed[folder] = known = _list_segments(folder, changed)
+    return known.segments.get(base, ())
+
+
+class _Listed(Struct, frozen=True):
+    """The segments in a folder, by the names of their logs: one listing for thousands of logs."""
+
+    changed: float  # when the folder had changed last, by the clock of its disk
+    at: float  # when it was listed, by ours
+    segments: Mapping[str, Sequence[int]]
+
+
+_SETTLED = 2.0  # seconds
+_listed: dict[str, _Listed] = {}
+
+
+def _list_segments(folder: str, changed: float) -> _Listed:
+    at, found = time.time(), dict[str, list[int]]()
+    for name in _names(folder):
+        base, tail, number = name.rpartition(".tail-")
+        if tail and number.isascii() and number.isdigit():
+            found.setdefault(base, []).append(int(number))
+    return _Listed(changed, at, found)
+
+
 def _logs_in(root: str) -> Iterator[LogFile]:
     """Yield the log files in a folder: those of ddplaunch, or of torchrun, which has a folder for each rank."""
     ranks: dict[int, int] | None = None
@@ -421,12 +456,7 @@ class LogReader:
             raise LaunchError(f"{self._log.folder}/{self._log.name}: {why_failed(error)}") from None
 
     def _next_segment(self) -> int | None:
-        folder, base = os.path.split(f"{self._log.folder}/{self._log.name}")
-        found = [
-            int(name.removeprefix(f"{base}.tail-"))
-            for name in _names(folder)
-            if name.startswith(f"{base}.tail-") and name.removeprefix(f"{base}.tail-").isdigit()
-        ]
+        found = segments_of(f"{self._log.folder}/{self._log.name}")
         return min((number for number in found if number > self._segment), default=None)
 
     def close(self) -> None:

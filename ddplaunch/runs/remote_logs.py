@@ -16,6 +16,7 @@ from ddplaunch.control.requests import TypedHere
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import of_signal
 from ddplaunch.fields import line as printable
+from ddplaunch.process.apart import waiting
 from ddplaunch.runs import find
 from ddplaunch.runs.find import Known
 from ddplaunch.words import compress, these_ranks
@@ -114,7 +115,9 @@ def _write(readers: Sequence[_Reader]) -> None:
             assert reader.process.stdout is not None
             selector.register(reader.process.stdout, selectors.EVENT_READ, reader)
         while selector.get_map():
-            for key, _ in selector.select():
+            with waiting():
+                ready = selector.select()
+            for key, _ in ready:
                 if (lines := key.data.lines()) is None:
                     selector.unregister(key.fileobj)
                     key.data.process.wait()

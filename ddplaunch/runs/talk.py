@@ -15,6 +15,7 @@ from ddplaunch.control import requests
 from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.fields import Malformed
+from ddplaunch.process.apart import waiting
 from ddplaunch.runs import client, find, stacks
 from ddplaunch.runs.find import Known, heading
 from ddplaunch.words import count, duration
@@ -131,7 +132,8 @@ def _typed(prompt: str, sock: socket.socket) -> str | None:
         look()
         while True:
             try:
-                return input(visible(prompt))
+                with waiting():
+                    return input(visible(prompt))
             except EOFError:
                 sys.stdout.write("\n")
                 return None

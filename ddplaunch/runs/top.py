@@ -18,6 +18,7 @@ from ddplaunch.control import requests
 from ddplaunch.control.questions import AskStatus
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import OK, of_signal
+from ddplaunch.process.apart import waiting
 from ddplaunch.report.console import Look, section, written
 from ddplaunch.runs import client, find, logs, stacks, talk
 from ddplaunch.runs.board import Board
@@ -34,7 +35,7 @@ _KEYS = {
     b"\x1b[H": "home", b"\x1b[1~": "home", b"\x1b[F": "end", b"\x1b[4~": "end", b"\x1b[D": "<", b"\x1b[C": ">",
 }  # fmt: skip
 
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the alternate screen, and no cursor: xterm's ctlseqs
+_ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the alternate screen, and no cursor: xterm's ctlseqs
 _KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
@@ -74,7 +75,7 @@ class _Screen:
 
     def leave(self) -> None:
         """Give it back as it was."""
-        _write(_LEAVE)
+        _write(LEAVE)
         termios.tcsetattr(0, termios.TCSADRAIN, self._typed)
 
     @contextmanager
@@ -197,7 +198,7 @@ class _Top:
             except LaunchError as error:
                 sys.stderr.write(error.render())
             sys.stdout.flush()
-            with suppress(EOFError):
+            with suppress(EOFError), waiting():
                 input("\n[Enter] goes back to ddplaunch top ")
 
 

@@ -4,10 +4,12 @@ import json
 import os
 import re
 import signal
+import subprocess
 
 import pytest
 
 from ddplaunch.cli import main
+from tests.conftest import PATIENCE
 
 
 @pytest.fixture
@@ -58,6 +60,29 @@ def test_what_cannot_be_shown_or_written_is_one_error(job, program, report, tmp_
     assert err == (
         "error: cannot write /no/such/folder/page.html: no such file or directory\n\nhint: name another file\n"
     )
+
+
+@pytest.mark.parametrize("option", ["--out", "--trace"])
+def test_a_page_that_cannot_be_written_to_its_end_leaves_the_old_one_whole_and_nothing_else(
+    job, program, tmp_path, option
+):
+    job.run("--nproc-per-node", 2, program("behave"), "all=done").expect(0)
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    (folder / "page").write_text("old")
+    words = job.argv("report", job.folder.name, option, folder / "page")
+    on_full_disk = ["prlimit", "--fsize=1000", *words]
+    env = {**job.env, "PYTHONDONTWRITEBYTECODE": "1"}  # else Python keeps halves of what it has compiled
+    done = subprocess.run(on_full_disk, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: cannot write {folder}/page: file too large\n")
+    assert (os.listdir(folder), (folder / "page").read_text()) == (["page"], "old")
+    subprocess.run(words, env=job.env, stdout=subprocess.DEVNULL, timeout=PATIENCE, check=True)
+    assert len((folder / "page").read_text()) > 1000
+    shown = subprocess.run(
+        [*words[:-1], "/dev/stdout"], env=job.env, stdout=subprocess.PIPE, timeout=PATIENCE, check=True
+    )
+    assert len(shown.stdout) > 1000
 
 
 def test_a_link_in_the_place_of_the_page_is_not_followed_nor_is_a_pipe_waited_for(job, program, report, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
@@ -27,7 +26,7 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.net.addresses import is_loopback
 from ddplaunch.options import token
 from ddplaunch.options.parsers import is_numeric
-from ddplaunch.process.files import check_replaceable
+from ddplaunch.process.files import replaced
 from ddplaunch.redaction import Redactor
 from ddplaunch.remote import start
 from ddplaunch.remote.connections import AgentStart
@@ -307,7 +306,7 @@ class _Examination:
             )
             for node, (kind, why) in faulty.items()
         ]
-        if not path or not (failures or os.path.exists(path)):
+        if not path:
             return
         bad_nodes.remember(path, failures, now, well=[self._names[node] for node in good])
         if failures:
@@ -376,12 +375,9 @@ def write_hosts(path: str, good: Sequence[Host]) -> None:
     if not good:
         raise LaunchError(f"--write-hosts {path}: no node is good, so the file is not written")
     text = "".join(f"{_line(host)}\n" for host in good)
-    draft = f"{path}.{os.urandom(4).hex()}"
     try:
-        check_replaceable(path)
-        with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-        os.replace(draft, path)
+        with replaced(path) as file:
+            file.write(text.encode(errors="surrogateescape"))
     except OSError as error:
         raise LaunchError(
             f"--write-hosts {path}: {why_failed(error)}", hint="name a file in a folder that you may write to"

@@ -21,9 +21,10 @@ from ddplaunch.errors import LaunchError, tell
 from ddplaunch.exitcodes import NOT_FOUND, OK
 from ddplaunch.plan.other_places import without_other_places
 from ddplaunch.plan.variables import without_worker_place
+from ddplaunch.process import disk
 from ddplaunch.process.program import check as check_program
 from ddplaunch.redaction import Redactor
-from ddplaunch.runlog.folders import bad_nodes_file
+from ddplaunch.runlog.folders import BAD_NODES, bad_nodes_file
 from ddplaunch.slurm.submit import output, script
 from ddplaunch.slurm.submit.output import is_complete
 from ddplaunch.slurm.submit.script import KNOWN, SHORT, USAGE, SbatchOption, SubmitRequest
@@ -110,12 +111,12 @@ def _warn_of_secrets(job: Sequence[str]) -> None:
 def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> SubmitRequest:
     """Exclude the nodes that have failed lately in jobs of Slurm, if that is asked for; else warn of them."""
     path = bad_nodes_file(env)
-    if not path or not os.path.lexists(path):
-        return request
-    from ddplaunch.runlog import bad_nodes
-
     now = time.time()
     try:
+        if not path or not disk.exists([path], BAD_NODES):
+            return request
+        from ddplaunch.runlog import bad_nodes
+
         failures = [one for one in bad_nodes.read(path, now) if one.in_slurm]
     except LaunchError as error:
         if spec.verbosity >= 0:

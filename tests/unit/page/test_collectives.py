@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from ddplaunch.page.collectives import Collective, collectives, waits
 from ddplaunch.page.page import page
 from ddplaunch.page.record import read
+from ddplaunch.page.trace import trace
 from tests.recorded import BEGAN, called, restarted
 
 
@@ -68,3 +71,49 @@ def test_lines_that_are_none_are_counted_and_a_page_is_made(tmp_path: Path) -> N
     text = page(run, BEGAN)
     assert "all_reduce #7</th>" in text
     assert "Group &lt;b&gt;, ranks 0-1" in text
+
+
+def of_line(at: int, *, ranks: str = "0", numbers: int = 1, members: str = "0-65535", group: str = "0") -> str:
+    values = {
+        "mono": 50 + at / 1e3,
+        "group": group,
+        "ranks": ranks,
+        "numbers": list(range(at * numbers, (at + 1) * numbers)),
+        "came": [[1]] * numbers,
+        "members": members,
+        "operations": ["all_reduce"] * numbers,
+    }
+    return json.dumps(values, separators=(",", ":"))
+
+
+WIDE = {
+    "many numbers of a large group": lambda at: of_line(at, numbers=1000),
+    "many groups": lambda at: of_line(at, group=f"group {at}"),
+    "one collective, a line for each rank": lambda at: of_line(0, ranks=str(at)),
+    "all ranks named, and one came": lambda at: of_line(at, ranks="0-65535"),
+    "ranges named again and again": lambda at: of_line(at, ranks=",".join(["0-65535"] * 1000)),
+    "members that are no range": lambda at: of_line(at, numbers=5000, members=",".join(map(str, range(0, 13_000, 2)))),
+}
+
+
+@pytest.mark.parametrize("line", WIDE.values(), ids=WIDE)
+def test_what_collectives_cost_follows_the_length_of_their_file(tmp_path: Path, line: Callable[[int], str]) -> None:
+    restarted(tmp_path)
+    lines, size = list[str](), 0
+    while size < 600_000:
+        lines.append(line(len(lines)))
+        size += len(lines[-1])
+    (tmp_path / "collectives.jsonl").write_text("\n".join(lines) + "\n")
+    began = time.process_time()
+    run = read(str(tmp_path))
+    assert run is not None
+    assert run.collectives
+    page(run, 0.0)
+    trace(run)
+    assert time.process_time() - began < 8
+
+
+def test_the_missing_of_a_group_are_written_as_ranges() -> None:
+    one = Collective(group="0", members="0-9,20", number=1, generation=0, came=dict.fromkeys((0, 3, 4, 20), 1.0))
+    assert one.missing == [range(1, 3), range(5, 10)]
+    assert (one.missing_text(100), one.missing_text(3)) == ("1-2,5-9", "1-2")

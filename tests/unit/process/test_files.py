@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.process.files import open_regular, remove, remove_within
+from ddplaunch.process.files import open_regular, remove, remove_within, replaced
 
 DEEP = 3000
 
@@ -164,3 +164,32 @@ def test_only_a_regular_file_is_opened_and_nothing_is_waited_for(tmp_path: Path)
     for other in (pipe, link, tmp_path, Path("/dev/null")):
         with pytest.raises(OSError):  # noqa: PT011 - a folder, a pipe and a link are refused in words of their own
             open_regular(str(other))
+
+
+def test_a_file_is_replaced_as_a_whole_keeps_its_mode_and_is_found_whole_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    path.write_text("old")
+    path.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with replaced(str(link)) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert (path.read_text(), path.stat().st_mode & 0o777, link.is_symlink()) == ("new", 0o640, True)
+    with replaced(str(tmp_path / "private"), 0o600) as file:
+        file.write(b"new")
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+
+
+def test_after_an_error_the_old_file_is_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    path.write_text("old")
+    with pytest.raises(TypeError), replaced(str(path)) as file:
+        file.writelines([b"a part", "no bytes"])  # type: ignore[list-item]
+    assert (os.listdir(tmp_path), path.read_text()) == (["page"], "old")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"), replaced(str(tmp_path / "pipe")):
+        pass
+    with pytest.raises(FileNotFoundError), replaced(str(tmp_path / "nowhere" / "page")):
+        pass

@@ -3,7 +3,9 @@
 import io
 import json
 import tempfile
+import tracemalloc
 import zlib
+from collections.abc import Callable
 
 import pytest
 
@@ -142,3 +144,54 @@ def test_what_is_damaged_or_too_long_is_not_unpacked(stored, why):
         file.write(stored)
         with pytest.raises(Malformed, match=why):
             unpacked(file, 1000)
+
+
+def memory_of(call: Callable[[], object]) -> int:
+    """The most bytes that a call takes beyond what there was before."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def refused(call: Callable[[], object], why: str) -> None:
+    with pytest.raises(Malformed, match=why):
+        call()
+
+
+def test_a_small_trace_that_would_unpack_to_a_huge_one_takes_little_memory_and_is_refused():
+    with tempfile.TemporaryFile() as file:
+        file.write(zlib.compress(bytes(200 << 20), 9))
+        assert file.tell() < 220_000
+        taken = memory_of(lambda: refused(lambda: unpacked(file, 1 << 30), r"is longer than 16777216 bytes, unpacked"))
+    assert taken < 48 << 20
+
+
+DENSE = {
+    "empty entries": b'{"ph":""},',
+    "entries of two fields": b'{"ph":"X","ts":1.5},',
+    "lists in entries": b'{"ph":"X","args":[[],[],[],[],[],[],[],[]]},',
+}
+
+
+@pytest.mark.parametrize("one", DENSE.values(), ids=DENSE)
+def test_a_trace_of_tiny_entries_is_refused_before_they_are_made(one):
+    head = sent([], []).partition(b"\n")[0]
+    data = head + b'\n{"traceEvents":[' + one * (4_000_000 // len(one)) + b'{"ph":""}]}'
+    taken = memory_of(lambda: refused(lambda: read(data, rank=0, host="h", ahead=0), "holds too many values for"))
+    assert taken < 1 << 20
+
+
+def test_a_head_of_tiny_values_is_refused_before_they_are_made():
+    data = sent([], [{"x": [[]] * 1_000_000}])
+    taken = memory_of(lambda: refused(lambda: read(data, rank=0, host="h", ahead=0), "holds too many values for"))
+    assert taken < 2 * len(data)
+
+
+def test_a_trace_as_torch_writes_it_takes_a_few_times_its_length():
+    wide = dict.fromkeys(("External id", "Record function id", "Ev Idx"), 12345)
+    events = [slice_(f"aten::op_{number % 50}", "cpu_op", number, number + 0.5, **wide) for number in range(20_000)]
+    data = sent(events, [])
+    assert memory_of(lambda: read(data, rank=0, host="h", ahead=0)) < 6 * len(data)

@@ -1,0 +1,132 @@
+"""The disk of all runs answers nothing, from any moment on: a job starts without it, and every command ends and says where."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PATIENCE, Job, Result, until
+from tests.process.disk import SilentDisk, missing_silent
+from tests.process.terminal import child, stat
+
+
+class JobOnDisk(Job):
+    """A job whose state folder lies on a disk of its own."""
+
+    disk: SilentDisk
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**super().env, "XDG_STATE_HOME": f"{self.disk.place}/state"}
+
+    def argv(self, *args: object) -> list[str]:
+        return [*self.disk.prefix, *super().argv(*args)]
+
+    def verb(self, *words: object) -> Result:
+        """Run another command beside the job. Whoever reads its output waits until nobody can write to that any more."""
+        done = subprocess.run(
+            self.argv(*words), env=self.env, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        return Result(done.returncode, done.stdout, done.stderr, 0.0)
+
+    @property
+    def runs(self) -> str:
+        return f"{self.disk.place}/state/ddplaunch/runs"
+
+
+@pytest.fixture(scope="session")
+def can_be_silent(tmp_path_factory: pytest.TempPathFactory) -> str | None:
+    return missing_silent(tmp_path_factory.mktemp("can-be-silent"))
+
+
+@pytest.fixture
+def job(tmp_path: Path, can_be_silent: str | None) -> Iterator[JobOnDisk]:
+    if can_be_silent:
+        pytest.skip(can_be_silent)
+    job = JobOnDisk(tmp_path)
+    job.disk = SilentDisk(tmp_path)
+    yield job
+    job.disk.answer()
+    job.kill_all()
+    job.nothing_left(patience=PATIENCE)
+    job.disk.close()
+
+
+@pytest.mark.parametrize("requests", ["all", "mkdir", "flock"])
+def test_a_job_starts_without_its_folder_and_says_so(job, program, requests):
+    job.disk.hang(requests)
+    result = job.run("--nproc-per-node", 2, program("behave"), "all=done").expect(0)
+    assert f"warning: the log folder {job.runs}/" in result.err
+    assert "does not answer; the job goes on" in result.err
+    assert "`export XDG_STATE_HOME=FOLDER` or `--log-dir FOLDER`" in result.err
+    assert "logs in" not in result.err
+
+
+@pytest.mark.parametrize("requests", ["all", "opendir", "flock"])
+def test_verbs_end_and_name_the_folder(job, requests):
+    job.behave("all=done")
+    job.wait().expect(0)
+    job.disk.hang(requests)
+    verbs = ("ps", "logs", "report", "stop")
+    with ThreadPoolExecutor() as pool:
+        for verb, result in zip(verbs, pool.map(job.verb, verbs), strict=True):
+            assert f"error: `ddplaunch {verb}` has given up: the disk of {job.runs} does not answer" in result.err
+            assert result.status == 1
+
+
+def test_a_plan_is_made_without_the_list_of_nodes_that_have_failed(job, program):
+    job.disk.hang()
+    planned = job.verb("plan", program("behave")).expect(0)
+    assert "the list of nodes that have failed cannot be used" in planned.out
+    listed = job.verb("doctor", "--nodes").expect(2)
+    assert "its disk does not answer" in listed.err
+
+
+def test_a_command_in_a_folder_that_does_not_answer_names_that_folder(job, program):
+    command = Path(sys.executable).with_name("ddplaunch")  # python -m would look into the folder itself
+    process = subprocess.Popen(
+        [
+            *(f"--wdns={job.disk.place}" if word.startswith("--wdns") else word for word in job.disk.prefix),
+            *("sh", "-c", 'read -r _; exec "$@"', "sh", command, program("behave")),
+        ],
+        env=job.env,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: os.readlink(f"/proc/{process.pid}/cwd") == str(job.disk.place), "its working directory")
+    job.disk.hang()
+    _, said = process.communicate("\n", timeout=PATIENCE)
+    assert process.returncode == 2
+    assert f"cannot be used: {job.disk.place}/pyproject.toml: its disk does not answer" in said
+
+
+def test_who_does_not_read_the_logs_at_once_is_no_disk_that_hangs(job):
+    script = job.home / "prints.py"
+    script.write_text("for at in range(200_000): print(at)\n")
+    job.run("--nproc-per-node", 2, "--output", "none", script).expect(0)
+    reader = subprocess.Popen(job.argv("logs"), env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    looks_at = child(reader.pid)
+    until(lambda: stat(looks_at)[0] == "S" and stat(reader.pid)[0] == "S", "a pipe that is full")
+    with pytest.raises(subprocess.TimeoutExpired):
+        reader.wait(7)  # it takes so long to give a disk up
+    out, _ = reader.communicate(timeout=PATIENCE)
+    assert (reader.returncode, out.count(b"\n")) == (0, 400_000)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_verb_as_any_command(job, signum):
+    job.behave("all=default")
+    following = subprocess.Popen(job.argv("logs", "-f"), env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert following.stderr is not None
+    assert b"logs of" in following.stderr.readline()
+    following.send_signal(signum)
+    following.communicate(timeout=PATIENCE)
+    assert following.returncode == -signum
+    job.process.send_signal(signal.SIGTERM)
+    job.wait().expect(143)
