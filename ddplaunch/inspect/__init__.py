@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from ddplaunch.report.dump import Thread
 from ddplaunch.supervise.outcome import Frame
 
-
-class Thread(Struct, frozen=True, kw_only=True):
-    """One thread of a process."""
-
-    frames: tuple[Frame, ...]  # innermost first
-    name: str = ""
-    is_main: bool = False
+__all__ = ["Call", "Group", "Sample", "Thread"]
 
 
 class Call(Struct, frozen=True, kw_only=True):
