@@ -209,7 +209,9 @@ class Generations:
         if self.inspected is None:
             from ddplaunch.inspect.inspection import Inspection  # most jobs need none
 
-            self.inspected = Inspection(self._loop, self._context.draft.workers[0].host, self.running)
+            self.inspected = Inspection(
+                self._loop, self._context.draft.workers[0].host, self.running, lambda rank: self.output.tail(rank)
+            )
         return self.inspected
 
     @property

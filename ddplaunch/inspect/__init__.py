@@ -47,6 +47,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     state: str = ""  # what is known instead of a stack: "in uninterruptible sleep, in nfs_wait_bit_killable (read)"
     ended: bool = False
     groups: tuple[Group, ...] | None = None  # in which it has called something; None: torch tells nothing
+    said: str = ""  # the last traceback, or dump of a crash, that the worker or a child of it printed
     native: str = ""  # the stacks of py-spy, with frames of C
     ras: str = ""  # what NCCL's RAS service says of the whole job, if this worker is the one that listens for it
 

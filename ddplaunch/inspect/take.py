@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,8 +22,9 @@ from ddplaunch.inspect import Group, Sample
 from ddplaunch.inspect.recorder import ask, ask_ras
 from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.linux import memory_file, signal_at_end_of
-from ddplaunch.process.tree import Process, descendants, look, signal_process
+from ddplaunch.process.tree import Process, descendants, ended_children, look, signal_process
 from ddplaunch.report.dump import parse_dump
+from ddplaunch.words import signal_name
 
 _PACE = 0.001  # seconds between two looks
 _SETTLING = 0.5  # seconds after the fork of a child
@@ -137,6 +139,14 @@ def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> 
         for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
             if _has_settled(child) and has_file(child.pid, target.file):
                 yield from _of_process(target, child, until, host, found, is_child=True)
+    found += (
+        Sample(rank=target.rank, pid=child.pid, host=host, child=child.name, state=_how_ended(code), ended=True)
+        for child, code in islice(ended_children(target.pid), _MOST_CHILDREN)
+    )
+
+
+def _how_ended(code: int) -> str:
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit status {code}"
 
 
 def _has_settled(child: Process) -> bool:

@@ -133,10 +133,10 @@ def _crash(first: WorkerExit, cwd: str) -> list[Line]:
     before, _, _ = first.stderr_tail.rpartition(FATAL)
     crash = parse_crash(first.stderr_tail) if first.signal in _DUMPED else Crash()
     has_stack = bool(crash.current or crash.main)
-    reason = _last_stderr(before) if first.signal == SIGABRT or not has_stack else []
+    reason: list[Line] = _last_stderr(before) if first.signal == SIGABRT or not has_stack else []
     if not (has_stack or reason):
         reason = _last_stderr(first.stderr_tail)
-    collective = [text] if first.signal == SIGABRT and (text := _collective(before)) else []
+    collective: list[Line] = [text] if first.signal == SIGABRT and (text := _collective(before)) else []
     sections = [
         reason,
         collective,
@@ -154,7 +154,7 @@ def _stack(title: str, frames: Sequence[Frame], cwd: str) -> list[Line]:
     if not frames:
         return []
     shown, more = frames[:_STACK_FRAMES], frames[_STACK_FRAMES:]
-    left_out = [f"  ... and {count(len(more), 'more frame')}"] if more else []
+    left_out: list[Line] = [f"  ... and {count(len(more), 'more frame')}"] if more else []
     if more and all(map(stack.is_library, shown)):
         own = next((number for number, frame in enumerate(more) if not stack.is_library(frame)), None)
         if own is not None:
