@@ -19,9 +19,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.inspect import Group, Sample
+from ddplaunch.inspect.at_exit import at_exit
 from ddplaunch.inspect.recorder import ask, ask_ras
 from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.linux import memory_file, signal_at_end_of
+from ddplaunch.process.program import working_directory
 from ddplaunch.process.tree import Process, descendants, ended_children, look, signal_process
 from ddplaunch.report.dump import parse_dump
 from ddplaunch.words import signal_name
@@ -172,6 +174,7 @@ def _of_process(
     def sample(text: str = "", state: str = "") -> None:
         name = process.name if is_child else ""
         threads = parse_dump(text)
+        state = state or ("" if is_child else at_exit(threads, working_directory() or ""))
         found.append(Sample(rank=target.rank, pid=process.pid, host=host, child=name, threads=threads, state=state))
 
     status = read_status(process.pid)

@@ -13,6 +13,7 @@ compiled code that Python does not know, as that of NCCL's watchdog, is not in t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -25,6 +26,7 @@ NOISE = re.compile(
 FATAL = "Fatal Python error:"  # how the dump of a process begins that a signal ends
 MOST_THREADS = 128  # faulthandler writes 100
 MOST_FRAMES = 128  # of a thread; faulthandler writes 100
+_WHOLE = 100  # frames from which on faulthandler leaves out the outermost
 _LONGEST_NAME = 512  # characters of a path or a name; faulthandler writes 500
 _THREAD = re.compile(r"(Current t|T)hread 0x[0-9a-f]{1,16}(?: \[([^]\n]{0,64})\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File (?:"(.{0,2048})"|\?\?\?), line (\d{1,9}|\?\?\?) in (.{1,2048})')
@@ -41,6 +43,7 @@ class Thread(Struct, frozen=True, kw_only=True):
     frames: tuple[Frame, ...]  # innermost first
     name: str = ""
     is_main: bool = False
+    at_exit: bool = False  # it is the main one of a worker whose script has ended, and Python has not
 
 
 class Crash(Struct, frozen=True, kw_only=True):
@@ -58,7 +61,7 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
     threads = _threads(text)
     main = next((index for index, (current, _, _) in enumerate(threads) if current), len(threads) - 1)
     return tuple(
-        Thread(frames=of_program(frames), name=name, is_main=index == main)
+        Thread(frames=of_program(frames), name=name, is_main=index == main, at_exit=index == main and _is_over(frames))
         for index, (_, name, frames) in enumerate(threads)
     )
 
@@ -117,6 +120,14 @@ def _threads(text: str) -> list[tuple[bool, str, list[Frame]]]:
         elif threads and (found := _FRAME.fullmatch(line)) is not None and len(threads[-1][2]) < MOST_FRAMES:
             threads[-1][2].append(_frame(found))
     return threads
+
+
+def _is_over(frames: Sequence[Frame]) -> bool:
+    """Whether none of these frames is that of the bootstrap, which lies below all that a script does.
+
+    Of a very deep stack the outermost frames are not in the list.
+    """
+    return 0 < len(frames) < _WHOLE and not any(frame.file.endswith(_BELOW) for frame in frames)
 
 
 def of_program(frames: list[Frame]) -> tuple[Frame, ...]:

@@ -35,3 +35,4 @@ try:
 except BaseException as error:
     lifecycle.failed(error)
     raise
+lifecycle.finished()

@@ -19,7 +19,12 @@ Traceback (most recent call last):
     raise OSError("shard 17 is gone")
 OSError: shard 17 is gone
 """
-OF_A_CRASH = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "/home/me/load.py", line 9 in decode\n'
+OF_A_CRASH = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x1 (most recent call first):
+  File "/home/me/load.py", line 9 in decode
+"""
 CWD = "/home/me"
 
 
