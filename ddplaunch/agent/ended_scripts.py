@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.loop.loop import Loop
 from ddplaunch.words import duration, these_ranks
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.generations import Generations
     from ddplaunch.inspect import Sample
-    from ddplaunch.inspect.inspection import Inspection
-    from ddplaunch.process.child import RunningWorker
 
 PATIENCE = 30.0  # seconds from the end of a script until its process is named
 _TOGETHER = 1.0  # seconds between two ends of scripts that become one line
@@ -21,18 +20,11 @@ _WITHIN = 2.0  # seconds to find out what it waits for
 class EndedScripts:
     """Those of one generation after another; it has no timer while no script has ended."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        running: Mapping[int, RunningWorker],
-        inspection: Callable[[], Inspection],
-        say: Callable[[str], None],
-    ) -> None:
-        """`running` are the workers of the generation that there is, by rank; `say` tells the user, once for each worker."""
+    def __init__(self, loop: Loop, generations: Generations) -> None:
+        """Tell the user, once for each worker, by way of `generations`."""
         self._loop = loop
-        self._running = running
-        self._inspection = inspection
-        self._say = say
+        self._generations = generations
+        self._running = generations.running
         self._timer = loop.timer(None, self._look, may_rest=True)
         self._ended_at: dict[int, float] = {}  # when the script of a rank was seen to have ended
         self._named: set[int] = set()
@@ -70,7 +62,7 @@ class EndedScripts:
         self._set_timer()
         if late:
             workers = [self._running[rank] for rank in late]
-            self._inspection().capture(workers, _WITHIN, self._name, made=tuple)
+            self._generations.inspection.capture(workers, _WITHIN, self._name, made=tuple)
 
     def _name(self, samples: Sequence[Sample] | None) -> None:
         """Say what the samples show, unless these workers have ended or are being stopped meanwhile."""
@@ -85,4 +77,6 @@ class EndedScripts:
         for state, ranks in by_state.items():
             who, why = these_ranks(ranks), state.removeprefix(ENDED)
             runs = "runs" if len(ranks) == 1 else "run"
-            self._say(f"{who} still {runs}, {duration(PATIENCE)} after the end of the script: Python {why}")
+            self._generations.tell(
+                f"{who} still {runs}, {duration(PATIENCE)} after the end of the script: Python {why}"
+            )

@@ -196,10 +196,11 @@ class Generations:
                 EndedScripts,
             )  # after the first script has ended, time matters less
 
-            self._ended_scripts = EndedScripts(self._loop, self.running, lambda: self.inspection, self._tell)
+            self._ended_scripts = EndedScripts(self._loop, self)
         self._ended_scripts.note(self._context.error_files.scripts_ended(self._number))
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Say something of the workers of this node, as an event and to the user."""
         self._context.reporter.emit("notice", text=text)
         self._context.reporter.tell(text)
 

@@ -288,7 +288,8 @@ def test_an_abort_in_compiled_code() -> None:
         "Fatal Python error: Aborted\n\nCurrent thread 0x00007f0cf6dedb80 (most recent call first):\n"
         f'  File "{CWD}/train.py", line 88 in train_step\n'
     )
-    assert report(end(1, signal=SIGABRT, tail=tail), stopped(0)) == expect("""
+    facts = Evidence(workers=2, program="train.py")
+    assert report(end(1, signal=SIGABRT, tail=tail), stopped(0), facts=facts) == expect("""
     error: rank 1 failed: killed by SIGABRT   (after 4 s)
 
       last stderr output:
@@ -302,7 +303,7 @@ def test_an_abort_in_compiled_code() -> None:
       logs logs/rank-1.err
       the other worker was stopped by SIGTERM in 0.1 s
 
-    hint: the ranks call different collectives: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first that differs
+    hint: the ranks call different collectives: `ddplaunch check --world-size 2 train.py` runs each alone, and names the lines
     """)
 
 
