@@ -1,30 +1,30 @@
-"""Names the workers whose script has ended long ago while their process goes on, and says what Python waits for there."""
+"""Finds the workers whose script has ended long ago while their process goes on, and says what Python waits for there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from ddplaunch.agent.events import WorkersLinger
 from ddplaunch.loop.loop import Loop
 from ddplaunch.words import duration, these_ranks
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.generations import Generations
     from ddplaunch.inspect import Sample
+    from ddplaunch.process.child import RunningWorker
 
 PATIENCE = 30.0  # seconds from the end of a script until its process is named
+WITHIN = 2.0  # seconds to find out what it waits for
 _TOGETHER = 1.0  # seconds between two ends of scripts that become one line
-_WITHIN = 2.0  # seconds to find out what it waits for
 
 
 class EndedScripts:
     """Those of one generation after another; it has no timer while no script has ended."""
 
-    def __init__(self, loop: Loop, generations: Generations) -> None:
-        """Tell the user, once for each worker, by way of `generations`."""
+    def __init__(self, loop: Loop, running: Mapping[int, RunningWorker]) -> None:
+        """`running` are the workers of the generation that there is, by rank. Each that lingers is posted once."""
         self._loop = loop
-        self._generations = generations
-        self._running = generations.running
+        self._running = running
         self._timer = loop.timer(None, self._look, may_rest=True)
         self._ended_at: dict[int, float] = {}  # when the script of a rank was seen to have ended
         self._named: set[int] = set()
@@ -55,28 +55,26 @@ class EndedScripts:
         )
 
     def _look(self) -> None:
-        """Have a child find out what those wait for whose scripts ended PATIENCE ago. Called by the loop."""
+        """Post those whose scripts ended PATIENCE ago. Called by the loop."""
         now = self._loop.now()
         late = [rank for rank in self._lasting() if now + _TOGETHER >= self._ended_at[rank] + PATIENCE]
         self._named.update(late)
         self._set_timer()
         if late:
-            workers = [self._running[rank] for rank in late]
-            self._generations.inspection.capture(workers, _WITHIN, self._name, made=tuple)
+            self._loop.post(WorkersLinger(tuple(late)))
 
-    def _name(self, samples: Sequence[Sample] | None) -> None:
-        """Say what the samples show, unless these workers have ended or are being stopped meanwhile."""
-        from ddplaunch.inspect.at_exit import ENDED  # most workers end with their scripts
 
-        by_state: dict[str, list[int]] = {}
-        lasting = {rank: self._running[rank].pid for rank in self._named & self._running.keys()}
-        for sample in samples or ():
-            is_same = not sample.child and lasting.get(sample.rank) == sample.pid
-            if is_same and sample.state.startswith(ENDED) and self._running[sample.rank].stopped_with is None:
-                by_state.setdefault(sample.state, []).append(sample.rank)
-        for state, ranks in by_state.items():
-            who, why = these_ranks(ranks), state.removeprefix(ENDED)
-            runs = "runs" if len(ranks) == 1 else "run"
-            self._generations.tell(
-                f"{who} still {runs}, {duration(PATIENCE)} after the end of the script: Python {why}"
-            )
+def lingering(samples: Iterable[Sample], running: Mapping[int, RunningWorker]) -> list[str]:
+    """Say what Python waits for in workers whose script has ended, unless they have ended or are being stopped meanwhile."""
+    from ddplaunch.inspect.at_exit import ENDED  # most workers end with their scripts
+
+    by_state: dict[str, list[int]] = {}
+    for sample in samples:
+        worker = running.get(sample.rank)
+        if worker is not None and worker.stopped_with is None and not sample.child and sample.state.startswith(ENDED):
+            by_state.setdefault(sample.state, []).append(sample.rank)
+    return [
+        f"{these_ranks(ranks)} still {'runs' if len(ranks) == 1 else 'run'}, {duration(PATIENCE)} after the end of the script: "
+        f"Python {state.removeprefix(ENDED)}"
+        for state, ranks in by_state.items()
+    ]

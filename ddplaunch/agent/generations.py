@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from ddplaunch.words import duration
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ended_scripts import EndedScripts
+    from ddplaunch.inspect import Sample
     from ddplaunch.inspect.debuggers import Debuggers
     from ddplaunch.inspect.inspection import Inspection
     from ddplaunch.inspect.sampler import Sampler
@@ -196,13 +197,20 @@ class Generations:
                 EndedScripts,
             )  # after the first script has ended, time matters less
 
-            self._ended_scripts = EndedScripts(self._loop, self)
+            self._ended_scripts = EndedScripts(self._loop, self.running)
         self._ended_scripts.note(self._context.error_files.scripts_ended(self._number))
 
-    def tell(self, text: str) -> None:
-        """Say something of the workers of this node, as an event and to the user."""
-        self._context.reporter.emit("notice", text=text)
-        self._context.reporter.tell(text)
+    def name_lingering(self, ranks: Iterable[int]) -> None:
+        """Say what Python waits for in these workers, whose script has ended long ago."""
+        from ddplaunch.agent.ended_scripts import WITHIN, lingering
+
+        def say(samples: Sequence[Sample] | None) -> None:
+            for text in lingering(samples or (), self.running):
+                self._context.reporter.emit("notice", text=text)
+                self._context.reporter.tell(text)
+
+        workers = [self.running[rank] for rank in ranks if rank in self.running]
+        self.guard(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, say, made=tuple))
 
     def end_of(self, rank: int, *, tells_why: bool) -> list[node.Event]:
         """Return how a worker has ended, after reading all that the worker wrote before; None while the worker lives.

@@ -162,7 +162,7 @@ def lost_peer(end: WorkerExit, _: Evidence) -> Found | None:
 # --- the table
 
 # what the doctor advises too, who looks at the variables before a job
-WITHOUT_INTERFACE = "`unset {variable}`: ddplaunch sets it to the interface by which the nodes reach each other"
+WITHOUT_INTERFACE = "`unset {variable}`, and ddplaunch sets it to the interface by which the nodes reach each other"
 
 # repeats are bounded, so that no text can make a search slow
 _CHILD_KILLED = (
@@ -266,10 +266,10 @@ CAUSES: tuple[Row, ...] = (
     Row("host name resolves to loopback", matches(r"connectFullMesh failed.{0,999}\[127\.0\.(?:1\.\d+|0\.(?!1\])\d+)\]"),
         "a host's own name resolves to loopback: set GLOO_SOCKET_IFNAME to its network interface, or fix /etc/hosts"),
     Row("no such interface", matches(r"Unable to find address for: (?P<interface>[^\s]{1,99})"),
-        "GLOO_SOCKET_IFNAME takes whole names, and `{interface}` is none with an address here: "
+        "GLOO_SOCKET_IFNAME takes whole names, and `{interface}` is none with an address here. "
         + WITHOUT_INTERFACE.format(variable="GLOO_SOCKET_IFNAME")),
     Row("no such interface", matches(r"\bno socket interface found"),
-        "NCCL_SOCKET_IFNAME fits no interface of this host: " + WITHOUT_INTERFACE.format(variable="NCCL_SOCKET_IFNAME")),
+        "NCCL_SOCKET_IFNAME fits no interface of this host. " + WITHOUT_INTERFACE.format(variable="NCCL_SOCKET_IFNAME")),
     Row("unknown host", all_of(matches(_NO_NAME), of_rendezvous),
         "MASTER_ADDR is a name that is not known here: give an address (`--master-addr 10.0.0.1`), or fix /etc/hosts"),
     Row("own name unknown to gloo", matches(rf"gloo/transport/[\s\S]{{0,999}}(?:{_NO_NAME})"),
@@ -344,8 +344,8 @@ CAUSES: tuple[Row, ...] = (
     # torch 2.4 to 2.13, in each program with DDP over gloo
     Row("crash of torch's own checks",
         all_of(killed_by(SIGSEGV), stderr_matches(r'torch/nn/parallel/distributed\.py", line \d{1,9} in _ddp_init_helper$')),
-        "torch crashes there under TORCH_DISTRIBUTED_DEBUG=DETAIL: leave that out; `ddplaunch check --world-size {workers} "
-        "{program}` compares the collectives of the ranks"),
+        "torch crashes there under TORCH_DISTRIBUTED_DEBUG=DETAIL: leave that out, and compare the collectives by "
+        "`ddplaunch check --world-size {workers} {program}`"),
     Row("segmentation fault", killed_by(SIGSEGV),
         "a crash in compiled code: look for a package built for another torch, CUDA or NumPy at the top of the stack"),
     Row("illegal instruction", killed_by(SIGILL),

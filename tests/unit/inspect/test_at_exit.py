@@ -6,7 +6,7 @@ from ddplaunch.inspect.at_exit import at_exit
 from ddplaunch.report.dump import parse_dump
 
 CWD = "/home/me"
-LIBRARY = "/lib/python3.11"
+LIBRARY = "/usr/lib/python3.11"
 BOOTSTRAP = '  File "/opt/ddplaunch/worker/bootstrap.py", line 34 in <module>\n'
 
 
@@ -18,7 +18,8 @@ def dump(main: str, *others: str) -> str:
 UPLOAD = f'  File "{CWD}/train.py", line 3 in upload\n  File "{LIBRARY}/threading.py", line 9 in run\n'
 MONITOR = f'  File "{LIBRARY}/threading.py", line 331 in wait\n  File "{LIBRARY}/tqdm/_monitor.py", line 6 in run\n'
 SHUTDOWN = f'  File "{LIBRARY}/threading.py", line 1590 in _shutdown\n'
-POOL = f'  File "{LIBRARY}/threading.py", line 9 in join\n  File "{LIBRARY}/concurrent/futures/thread.py", line 3 in _python_exit\n'
+JOINS = f'  File "{LIBRARY}/threading.py", line 9 in join\n'
+POOL = f'{JOINS}  File "{LIBRARY}/concurrent/futures/thread.py", line 31 in _python_exit\n'
 CHILDREN = (
     f'  File "{LIBRARY}/multiprocessing/popen_fork.py", line 27 in poll\n'
     f'  File "{LIBRARY}/multiprocessing/util.py", line 360 in _exit_function\n'
