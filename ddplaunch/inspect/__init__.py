@@ -11,7 +11,11 @@ from msgspec import Struct
 from ddplaunch.report.dump import Thread
 from ddplaunch.supervise.outcome import Frame
 
-__all__ = ["Call", "Group", "Sample", "Thread"]
+__all__ = ["NOT_BEGUN", "Call", "Group", "Sample", "Thread"]
+
+NOT_BEGUN = (
+    "no Python, or it has not begun to run its program"  # the state of a process without our handler; it may be ending
+)
 
 
 class Call(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
-from ddplaunch.inspect import Call, Group, Sample
+from ddplaunch.inspect import NOT_BEGUN, Call, Group, Sample
 from ddplaunch.inspect.merge import is_waiting, merge, own_location, where
 from ddplaunch.inspect.reasons import ended_well, reasons
 from ddplaunch.report.closing import Whereabouts
@@ -262,7 +262,8 @@ def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
 
 def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     """Return where the last living ranks were when they had to end, and who waited for whom; each rank's location once."""
-    alive = [sample for sample in samples if not (sample.ended or sample.child)]
+    # a process without our handler may just as well have been at its end
+    alive = [sample for sample in samples if not (sample.ended or sample.child or sample.state == NOT_BEGUN)]
     ranks = {sample.rank: sample for sample in alive}
     groups = _groups(ranks)
     waits = _waits(groups, ranks)
@@ -282,14 +283,14 @@ def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     return [*locations, *_cycle(waits), *(line for lines, _ in explained for line in lines), *_point_to_point(ranks)]
 
 
-def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, failed: Collection[int] = ()) -> Whereabouts:
+def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: Collection[int] = ()) -> Whereabouts:
     """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where.
 
-    Of the ranks that `failed` too the report says how they failed: where they were while they ended explains nothing.
+    Of the ranks that ended by themselves too the report says how: where they were while they ended explains nothing.
     """
     if of_hang:
         return describe(samples, cwd)
-    others = [sample for sample in samples if sample.rank not in failed]
+    others = [sample for sample in samples if sample.rank not in ended]
     return Whereabouts(locations=tuple(at_the_end(others, cwd)))
 
 

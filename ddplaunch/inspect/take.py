@@ -18,7 +18,7 @@ from itertools import islice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.inspect import Group, Sample
+from ddplaunch.inspect import NOT_BEGUN, Group, Sample
 from ddplaunch.inspect.at_exit import at_exit
 from ddplaunch.inspect.recorder import ask, ask_ras
 from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL
@@ -233,7 +233,7 @@ def _why_not(pid: int, status: Status, file: int | None) -> str | None:
     if status.is_stopped:
         return "suspended" if status.state == "T" else "held by a debugger"
     if file is None or not status.catches(STACKS_SIGNAL):
-        return "no Python, or it has not begun to run its program" + place_in_kernel(pid, status)
+        return NOT_BEGUN + place_in_kernel(pid, status)
     if not has_file(pid, file):
         return f"the program itself handles signal {STACKS_SIGNAL}, so its stack cannot be taken"
     if status.blocks(STACKS_SIGNAL):

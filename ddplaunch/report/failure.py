@@ -232,6 +232,8 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
     for end in others:
         if failed_itself(end):
             group = alike if _likeness(end) == likeness else followers if follows(end) else later
+        elif end.stopped_with is not None and _said_the_same(end, first):
+            group = alike  # it was stopped on its way out
         else:
             group = finished if end.stopped_with is None else stopped
         group.append(end)
@@ -265,9 +267,26 @@ def _likeness(end: WorkerExit) -> tuple[object, ...]:
     frame = _frame(end)
     what = what_failed(end)
     status = what if what == end.how else None  # this number counts
-    said = end.stderr_tail.rpartition(FATAL)[0] if end.signal in _DUMPED else end.stderr_tail
-    message = what if end.error else next(iter(_without_noise(said or end.stderr_tail)[-1:]), "")
-    return status, re.sub(r"0x[0-9a-f]+|\d+", "#", message), frame and (frame.file, frame.line)
+    message = _without_numbers(what) if end.error else _last_words(end)
+    return status, message, frame and (frame.file, frame.line)
+
+
+def _last_words(end: WorkerExit) -> str:
+    """Return the last line that a worker wrote to stderr before faulthandler did, without its numbers; "" if there is none."""
+    said = end.stderr_tail.rpartition(FATAL)[0] if end.signal in _DUMPED else ""
+    lines = _without_noise(said or end.stderr_tail)
+    return _without_numbers(lines[-1]) if lines else ""
+
+
+def _said_the_same(stopped: WorkerExit, first: WorkerExit) -> bool:
+    """Whether a worker that was stopped had ended its output as the first one did, which exited with a status of its own."""
+    exited = first.signal is None and what_failed(first) == first.how and first.code not in (None, 0)
+    words = _last_words(first)
+    return exited and stopped.error is None and words != "" and _last_words(stopped) == words
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
 
 
 def _frame(end: WorkerExit) -> Frame | None:

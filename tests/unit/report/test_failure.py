@@ -433,6 +433,16 @@ def test_equal_failures_are_shown_once() -> None:
     """)
 
 
+def test_ranks_that_were_stopped_while_they_exited_with_the_same_usage_error_failed_with_it() -> None:
+    usage = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --lr\n"
+    others = [replace(stopped(rank), stderr_tail=usage) for rank in (1, 2)]
+    shown = report(end(0, code=2, tail=usage), *others)
+    assert "all 3 ranks failed with the same error\n" in shown
+    assert "were stopped" not in shown
+    silent = report(end(0, code=2, tail=usage), others[0], stopped(2))
+    assert "ranks 0-1 failed with the same error\n  rank 2 was stopped" in silent
+
+
 def test_the_log_below_the_home_folder_is_shown_as_a_shell_takes_it() -> None:
     away = replace(end(1), log="/home/ann/.local/state/rank-1.err")
     text = render(FailureReport(first=away, exits=(away,), cwd=CWD, home="/home/ann"))
