@@ -140,6 +140,7 @@ class Output:
         self._on_terminal = on_terminal
         self._plain: dict[tuple[int, Stream], PlainText] = {}  # removes escape sequences for the logs
         self._display = display
+        display.is_kept = lambda: self.is_kept
         self._put = put
         self._put_bars = put_bars
         self._nodes = nodes
