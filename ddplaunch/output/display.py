@@ -84,8 +84,8 @@ class Display:
         replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all;
         `stamp` gives what stands before lines that came at a time; `live` are streams whose progress bars are shown in place;
         `whole_lines`: rows stand below the lines, and what a worker draws as it likes would be drawn over them;
-        `folds_following`: on a terminal, tracebacks that follow from the failure of another worker become a line; and wherever the
-        logs have all, those of an error that another rank has shown.
+        `folds_following`: on a terminal, tracebacks that follow from the failure of another worker become a line. So do, wherever
+        the logs have all, those of an error that another rank has shown.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
         if mode == "rank0":

@@ -1,4 +1,4 @@
-"""Folds tracebacks that say what is told already, each into a line: of Ctrl-C, of a peer that has ended, of an error shown before.
+"""Folds tracebacks that say what is told already, each into a line: of Ctrl-C, of a peer that ended, of an error shown before.
 
 Pure. The logs have all of them whole. A traceback that may follow from the failure of another worker is held until that failure
 is known, for LONGEST seconds at most; of those that follow from each other, the first is shown whole.
@@ -92,9 +92,7 @@ class Tracebacks:
     """The stderr of all workers of a node, in whole lines."""
 
     def __init__(self, *, folds_following: bool = False, folds_equal: bool = False) -> None:
-        """`folds_following`: those too that follow from the failure of another worker; `folds_equal`: those of an error that
-        another rank has shown.
-        """
+        """`folds_following`: those that follow from another worker's failure; `folds_equal`: those that another rank has shown."""
         self._folds_following = folds_following
         self._folds_equal = folds_equal
         self._shown: dict[bytes, int] = {}  # the errors that were shown whole, and by which rank
