@@ -366,7 +366,21 @@ def _events() -> str:
 def _causes() -> str:
     words = {
         name: name.upper()
-        for name in ("device", "rank", "signal", "memory", "kills", "interpreter", "shm", "module", "library", "flag")
+        for name in (
+            "device",
+            "rank",
+            "signal",
+            "memory",
+            "kills",
+            "interpreter",
+            "shm",
+            "module",
+            "library",
+            "flag",
+            "interface",
+            "workers",
+            "program",
+        )
     }
     words["full"] = words["device"]
     rows = [[row.name, row.advice.format(**words)] for row in CAUSES]

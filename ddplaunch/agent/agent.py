@@ -198,6 +198,8 @@ class Agent:
             case events.GroupJoined():
                 if context.inputs.spec.straggler_check and self._coordinator is not None:
                     generations.guard("stragglers are no longer looked for", self._coordinator.joined)
+            case events.WorkersLinger(ranks):
+                generations.name_lingering(ranks)
             # the front
             case events.FrontWaits():
                 self._signals.let_front_stop(all_stopped=self._workers is None or self._workers.has_stopped)

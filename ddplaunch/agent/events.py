@@ -27,6 +27,12 @@ class ReapDue(Struct, frozen=True):
     """It is time to reap processes that have ended."""
 
 
+class WorkersLinger(Struct, frozen=True):
+    """The scripts of these ranks have ended long ago, and their processes have not."""
+
+    ranks: tuple[int, ...]
+
+
 class GroupJoined(Struct, frozen=True):
     """A worker has made a process group, the first one of its generation."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from ddplaunch.coordinator.orders import Generation
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
-from ddplaunch.report.error_file import IMPORTED, IMPORTING, JOINED, RAISED, STORE_WANTED
+from ddplaunch.report.error_file import IMPORTED, IMPORTING, JOINED, RAISED, SCRIPT_ENDED, STORE_WANTED
 from ddplaunch.runlog.run_folder import COLLECTIVES, SAMPLES
 from ddplaunch.spec import ProgramKind
 from ddplaunch.supervise import node
@@ -28,6 +28,8 @@ from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 from ddplaunch.words import duration
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.ended_scripts import EndedScripts
+    from ddplaunch.inspect import Sample
     from ddplaunch.inspect.debuggers import Debuggers
     from ddplaunch.inspect.inspection import Inspection
     from ddplaunch.inspect.sampler import Sampler
@@ -38,6 +40,7 @@ STARTS_PER_ROUND = 8
 SAMPLE_AFTER = 1.0  # seconds: shorter jobs pay for no sample
 DESCRIBE_AFTER = 2.0  # seconds: when the workers have their imports behind them, and shorter jobs pay nothing
 _NOT_SAMPLED = "what the workers use is no longer recorded"
+_NOT_NAMED = "workers that do not end after their script are not named"
 PATIENCE = 2.0  # seconds of silence before the first row
 _OFTEN = 60.0  # seconds in which the row counts each of them; later it counts tens
 
@@ -62,6 +65,7 @@ class Generations:
         self._sampled: Sampler | None = None  # what `sampler` gives, once it is needed
         self._sample_at = inf  # when the workers may be sampled
         self._describes = loop.timer(None, self._describe, may_rest=True)
+        self._ended_scripts: EndedScripts | None = None  # once a script has ended
         self._given_up: set[str] = set()  # of what a job can do without
         self._has_joined = False
         self._number = 0  # of the generation that was started last
@@ -151,6 +155,8 @@ class Generations:
             self.output = self._context.output(setup.plan)  # ranks may have changed
             self.output.dropped = dropped
         self.output.restart()
+        if self._ended_scripts is not None:
+            self._ended_scripts.begin()
         self.plan = setup.plan
         self.workers = Workers(self._loop, setup, self.starter, self.output, self.running)
         if setup.on_terminal and self._context.inputs.spec.verbosity >= 0:
@@ -178,11 +184,35 @@ class Generations:
             self.start_notice.end()
             self._loop.post(GroupJoined())
         self.start_notice.imports(found.count(IMPORTING), found.count(IMPORTED))
+        if SCRIPT_ENDED in found:
+            self.guard(_NOT_NAMED, self._note_ended_scripts)
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
             self.output.failed(lambda: self._context.error_files.written(self._number))
             self._loop.post(node.ErrorRecorded(self._loop.now()))
+
+    def _note_ended_scripts(self) -> None:
+        """Have the workers named that do not end although their script has."""
+        if self._ended_scripts is None:
+            from ddplaunch.agent.ended_scripts import (
+                EndedScripts,
+            )  # after the first script has ended, time matters less
+
+            self._ended_scripts = EndedScripts(self._loop, self.running)
+        self._ended_scripts.note(self._context.error_files.scripts_ended(self._number))
+
+    def name_lingering(self, ranks: Iterable[int]) -> None:
+        """Say what Python waits for in these workers, whose script has ended long ago."""
+        from ddplaunch.agent.ended_scripts import WITHIN, lingering
+
+        def say(samples: Sequence[Sample] | None) -> None:
+            for text in lingering(samples or (), self.running):
+                self._context.reporter.emit("notice", text=text)
+                self._context.reporter.tell(text)
+
+        workers = [self.running[rank] for rank in ranks if rank in self.running]
+        self.guard(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, say, made=tuple))
 
     def end_of(self, rank: int, *, tells_why: bool) -> list[node.Event]:
         """Return how a worker has ended, after reading all that the worker wrote before; None while the worker lives.
@@ -211,8 +241,12 @@ class Generations:
         if self.inspected is None:
             from ddplaunch.inspect.inspection import Inspection  # most jobs need none
 
-            self.inspected = Inspection(self._loop, self._context.draft.workers[0].host, self.running)
+            self.inspected = Inspection(self._loop, self._context.draft.workers[0].host, self.running, self._printed)
         return self.inspected
+
+    def _printed(self, rank: int) -> str:
+        """Return the end of what a rank has written to stderr."""
+        return self.output.tail(rank)
 
     @property
     def sampler(self) -> Sampler:

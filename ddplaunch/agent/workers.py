@@ -31,6 +31,7 @@ from ddplaunch.supervise.outcome import Progress, WorkerError, WorkerExit
 if TYPE_CHECKING:
     from ddplaunch.agent.services import Mps
 
+_LAST_WORDS = 8192  # characters of stderr that the failure report gets
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
 LISTED_WITHIN = 0.1
 
@@ -196,7 +197,7 @@ class Workers:
             stopped_with=running.stopped_with,
             stopped_at=running.stopped_at,
             error=error_file.parse(recorded),
-            stderr_tail=self._output.tail(rank),
+            stderr_tail=_shortened(self._output.tail(rank)),
             log=f"{folder.whole}/{folder.log_names(*worker)[1]}" if folder.whole and not plan.terminal else None,
             progress=self._setup.error_files.progress(self._setup.generation, rank),
         )
@@ -296,3 +297,14 @@ def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
     # removed with that folder when this process is killed
     folder = f"{setup.error_files.folder}/mps-{setup.generation}"
     return Mps(loop, setup.mps_control, setup.env, folder)
+
+
+def _shortened(stderr: str) -> str:
+    """Return the end of what a worker wrote to stderr: of a crash that which explains it."""
+    if len(stderr) <= _LAST_WORDS:
+        return stderr
+    try:
+        from ddplaunch.report.dump import shortened  # few workers write so much
+    except Exception:  # noqa: BLE001 - its file may be gone, or of another version: the job ends as ever
+        return stderr[-_LAST_WORDS:]
+    return shortened(stderr, _LAST_WORDS)

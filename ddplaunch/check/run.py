@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from ddplaunch.check import Trace, notes
 from ddplaunch.devices.node import Node
 from ddplaunch.exitcodes import of_signal
-from ddplaunch.inspect.take import parse_dump
 from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import variables
 from ddplaunch.plan.make import argv
@@ -27,6 +26,7 @@ from ddplaunch.process.child import Child, End, Stdio
 from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import become_subreaper, detach
 from ddplaunch.process.tidying import end_all
+from ddplaunch.report.dump import parse_dump
 from ddplaunch.report.error_file import content, parse
 from ddplaunch.spec import JobSpec
 from ddplaunch.words import signal_name

@@ -125,6 +125,7 @@ class SentProcess(Struct, frozen=True):
     groups: Annotated[tuple[SentGroup, ...], Meta(max_length=MAX_GROUPS)] | None
     native: Text
     ras: Text = ""
+    said: Text = ""
 
 
 class NodeStacks(Struct, frozen=True, tag="stacks"):

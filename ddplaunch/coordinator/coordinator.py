@@ -375,8 +375,8 @@ class Coordinator:
             explained(Whereabouts())
             return
         samples = tuple(chain.from_iterable(self._samples.values()))
-        failed = frozenset(end.rank for end in self.state.exits if failed_itself(end))
-        explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG, failed=failed)
+        ended = frozenset(end.rank for end in self.state.exits if end.stopped_with is None or failed_itself(end))
+        explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG, ended=ended)
         self._explaining = self._loop.ask(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN)
 
     def _report_now(self) -> None:
@@ -461,13 +461,11 @@ class Coordinator:
             self._agents.close()
 
 
-def _explain(
-    samples: Sequence[Sample], cwd: str, *, of_hang: bool, failed: frozenset[int] = frozenset()
-) -> Whereabouts:
+def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: frozenset[int] = frozenset()) -> Whereabouts:
     """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
     try:
         from ddplaunch.inspect.collectives import describe_end  # most jobs do not fail
 
-        return describe_end(samples, cwd, of_hang=of_hang, failed=failed)
+        return describe_end(samples, cwd, of_hang=of_hang, ended=ended)
     except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the rest is reported without
         return Whereabouts()

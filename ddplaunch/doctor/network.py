@@ -13,6 +13,7 @@ from ddplaunch.doctor import Check, Finding, Subject, Verdict, broken, note, slo
 from ddplaunch.net import addresses
 from ddplaunch.process.linux import clock_state
 from ddplaunch.process.tree import content
+from ddplaunch.report.causes import WITHOUT_INTERFACE
 from ddplaunch.words import count, duration, some, why_failed
 
 _SLOW_LOOKUP = 1.0  # seconds; every worker looks the name up, some libraries several times
@@ -146,7 +147,7 @@ def _of_interfaces(interfaces: Interfaces) -> Iterator[Finding]:
             yield broken(
                 f"{variable}={value} fits no interface of this host",
                 f"there are {some(interfaces.states, 12)}",
-                f"`unset {variable}`: ddplaunch sets it to the interface by which the nodes reach each other",
+                WITHOUT_INTERFACE.format(variable=variable),
             )
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from ddplaunch.report.dump import Thread
 from ddplaunch.supervise.outcome import Frame
 
+__all__ = ["NOT_BEGUN", "Call", "Group", "Sample", "Thread"]
 
-class Thread(Struct, frozen=True, kw_only=True):
-    """One thread of a process."""
-
-    frames: tuple[Frame, ...]  # innermost first
-    name: str = ""
-    is_main: bool = False
+NOT_BEGUN = (
+    "no Python, or it has not begun to run its program"  # the state of a process without our handler; it may be ending
+)
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -52,6 +51,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     state: str = ""  # what is known instead of a stack: "in uninterruptible sleep, in nfs_wait_bit_killable (read)"
     ended: bool = False
     groups: tuple[Group, ...] | None = None  # in which it has called something; None: torch tells nothing
+    said: str = ""  # the last traceback, or dump of a crash, that the worker or a child of it printed
     native: str = ""  # the stacks of py-spy, with frames of C
     ras: str = ""  # what NCCL's RAS service says of the whole job, if this worker is the one that listens for it
 

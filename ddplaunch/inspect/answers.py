@@ -39,6 +39,7 @@ from ddplaunch.control.questions import (
 from ddplaunch.control.requests import encode
 from ddplaunch.fields import line, number, piece, size, text
 from ddplaunch.inspect import Call, Group, Sample, Thread
+from ddplaunch.inspect.reasons import LONGEST
 from ddplaunch.inspect.sampler import GpuUse
 from ddplaunch.output.streams import Written
 from ddplaunch.plan import WorkerPlan
@@ -206,6 +207,7 @@ def _process(
         groups=None if sample.groups is None else tuple(_group(group, members) for group in sample.groups[:MAX_GROUPS]),
         native=text(sample.native, _NATIVE),
         ras=text(sample.ras, _NATIVE),
+        said=text(sample.said, LONGEST),
     )
 
 

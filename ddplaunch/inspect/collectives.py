@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
-from ddplaunch.inspect import Call, Group, Sample
+from ddplaunch.inspect import NOT_BEGUN, Call, Group, Sample
 from ddplaunch.inspect.merge import is_waiting, merge, own_location, where
+from ddplaunch.inspect.reasons import ended_well, reasons
 from ddplaunch.report.closing import Whereabouts
 from ddplaunch.words import these_ranks
 
@@ -25,6 +26,8 @@ _EQUAL_SIZES = {
     "reduce_scatter",
     "_reduce_scatter_base",
 }
+_DISAGREE = "the ranks disagree"
+_DEADLOCK = "deadlock"
 _MOST = 16  # groups, or locations, that are named
 _MOST_LINES = 80  # of RAS
 
@@ -141,7 +144,7 @@ def _lines_of(
     verb = "waits" if len(wait.waiting) == 1 else "wait"
     if kinds := _differences(calls):
         called = "; ".join(f"{these_ranks(who)} called {text}" for text, who in kinds)
-        lines = [f"the ranks disagree about collective #{wait.number} of {group}: {called}"]
+        lines = [f"{_DISAGREE} about collective #{wait.number} of {group}: {called}"]
         named: set[int] = set()
     else:
         locations = {own_location(ranks[rank], cwd) for rank in wait.waiting} if located else set()
@@ -237,7 +240,7 @@ def _cycle(waits: Sequence[Wait]) -> list[str]:
                 f"rank {one} for rank {other} in group {edges[one][1]}"
                 for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
             )
-            return [f"deadlock: each waits for the next: {', '.join(steps)}"]
+            return [f"{_DEADLOCK}: each waits for the next: {', '.join(steps)}"]
         seen.update(path)
     return []
 
@@ -259,7 +262,8 @@ def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
 
 def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     """Return where the last living ranks were when they had to end, and who waited for whom; each rank's location once."""
-    alive = [sample for sample in samples if not (sample.ended or sample.child)]
+    # a process without our handler may just as well have been at its end
+    alive = [sample for sample in samples if not (sample.ended or sample.child or sample.state == NOT_BEGUN)]
     ranks = {sample.rank: sample for sample in alive}
     groups = _groups(ranks)
     waits = _waits(groups, ranks)
@@ -279,21 +283,21 @@ def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     return [*locations, *_cycle(waits), *(line for lines, _ in explained for line in lines), *_point_to_point(ranks)]
 
 
-def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, failed: Collection[int] = ()) -> Whereabouts:
+def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: Collection[int] = ()) -> Whereabouts:
     """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where.
 
-    Of the ranks that `failed` too the report says how they failed: where they were while they ended explains nothing.
+    Of the ranks that ended by themselves too the report says how: where they were while they ended explains nothing.
     """
     if of_hang:
         return describe(samples, cwd)
-    others = [sample for sample in samples if sample.rank not in failed]
+    others = [sample for sample in samples if sample.rank not in ended]
     return Whereabouts(locations=tuple(at_the_end(others, cwd)))
 
 
 def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
-    """Return where the workers of a hanging job are, and for whom they wait."""
+    """Return why the workers of a hanging job may hang, where they are, and for whom they wait."""
     workers = [sample for sample in samples if not (sample.child or sample.ended)]
-    waits = explain(samples, cwd)
+    waits, why = explain(samples, cwd), reasons(samples, cwd)
     first, head = awaited(samples)
     if not head and waits:
         head = waits[0]
@@ -304,10 +308,13 @@ def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
         if first and waiting:
             are, wait = "is" if len(first) == 1 else "are", "waits" if len(waiting) == 1 else "wait"
             head = f"{these_ranks(first)} {are} in no collective, {these_ranks(waiting)} {wait} in one"
+        elif why:
+            head, *why = why
     groups = sorted(merge(workers), key=lambda group: first.isdisjoint(group.ranks))
     locations = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
-    facts = (*locations, *waits, *ras_lines(samples))
-    return Whereabouts(what=head, locations=facts, awaited=tuple(sorted(first)))
+    facts = (*why, *locations, *ended_well(samples), *waits, *ras_lines(samples))
+    is_explained = bool(reasons(samples, cwd)) or any(line.startswith((_DISAGREE, _DEADLOCK)) for line in waits)
+    return Whereabouts(what=head, locations=facts, awaited=tuple(sorted(first)), is_explained=is_explained)
 
 
 def ras_lines(samples: Sequence[Sample]) -> list[str]:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
+
 from ddplaunch.errors import visible
 from ddplaunch.inspect import Sample
 from ddplaunch.inspect.merge import is_waiting, standing
@@ -45,11 +47,17 @@ _LEAST_BYTES = 1 << 16  # that are more than one thread telling another to wake 
 class Inspection:
     """Of one generation after another: what was asked about the workers of one is not told of those of the next."""
 
-    def __init__(self, loop: Loop, host: str, running: Mapping[int, RunningWorker]) -> None:
-        """`running` are the workers of the generation that there is, by rank; none between two."""
+    def __init__(
+        self, loop: Loop, host: str, running: Mapping[int, RunningWorker], printed: Callable[[int], str]
+    ) -> None:
+        """`running` are the workers of the generation that there is, by rank; none between two.
+
+        `printed` gives the end of what a rank has written to stderr.
+        """
         self._loop = loop
         self._host = host
         self._running = running
+        self._printed = printed
         self._children: dict[int, Pending[Any]] = {}  # the children that answer, by the number of the question
         self.begin()
 
@@ -81,17 +89,19 @@ class Inspection:
         """
         found = list(workers)
         files = [worker.stacks for worker in found if worker.stacks is not None and stacks]
-        until, host = time.monotonic() + within, self._host
+        until, host, printed = time.monotonic() + within, self._host, self._printed
 
         def question() -> T:
-            from ddplaunch.inspect.take import Target, take  # the loop does not wait for an import
+            from ddplaunch.inspect.reasons import last_error  # the loop does not wait for imports
+            from ddplaunch.inspect.take import Target, take
 
             left = iter(range(FIRST, FIRST + len(files)))
             targets = [
                 Target(one.rank, one.pid, next(left) if one.stacks is not None and stacks else None, one.recorder)
                 for one in found
             ]
-            return made(take(targets, until=until, host=host, native=native, stacks=stacks, ras=ras))
+            taken = take(targets, until=until, host=host, native=native, stacks=stacks, ras=ras)
+            return made([one if one.child else replace(one, said=last_error(printed(one.rank))) for one in taken])
 
         return self._ask(question, within, reply, files)
 

@@ -63,7 +63,7 @@ def merge(samples: Iterable[Sample], *, threads: bool = False) -> list[Alike]:
 
 def where(sample: Sample, cwd: str) -> str:
     """Say where a process is, in one line: "all_reduce, train.py:88 in train_step"."""
-    return ", ".join(part for part in (_summary(sample.main, cwd), sample.state) if part) or "no Python frame"
+    return sample.state or _summary(sample.main, cwd) or "no Python frame"
 
 
 def own_location(sample: Sample, cwd: str) -> str:

@@ -13,16 +13,20 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.inspect import Group, Sample, Thread
+from ddplaunch.inspect import NOT_BEGUN, Group, Sample
+from ddplaunch.inspect.at_exit import at_exit
 from ddplaunch.inspect.recorder import ask, ask_ras
 from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.linux import memory_file, signal_at_end_of
-from ddplaunch.process.tree import Process, descendants, look, signal_process
-from ddplaunch.supervise.outcome import Frame
+from ddplaunch.process.program import working_directory
+from ddplaunch.process.tree import Process, descendants, ended_children, look, signal_process
+from ddplaunch.report.dump import parse_dump
+from ddplaunch.words import signal_name
 
 _PACE = 0.001  # seconds between two looks
 _SETTLING = 0.5  # seconds after the fork of a child
@@ -50,16 +54,6 @@ _CALLS = {
         222: "mmap", 260: "wait4", 291: "statx",
     },
 }  # fmt: skip
-MOST_THREADS = 128  # faulthandler writes 100
-MOST_FRAMES = 128  # of a thread; faulthandler writes 100
-_LONGEST_NAME = 512  # characters of a path or a name; faulthandler writes 500
-_THREAD = re.compile(r"(Current t|T)hread 0x[0-9a-f]{1,16}(?: \[([^]\n]{0,64})\])? \(most recent call first\):")
-_FRAME = re.compile(r'  File (?:"(.{0,2048})"|\?\?\?), line (\d{1,9}|\?\?\?) in (.{1,2048})')
-_LONGEST_LINE = 8192
-_OF_DEBUGGER = tuple(f"/ddplaunch/worker/{name}.py" for name in ("signals", "debugger"))
-# below the program's first frame, or where it has none yet
-_BELOW = ("/ddplaunch/worker/bootstrap.py", "/ddplaunch/worker/lifecycle.py")
-_ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
 class Target(Struct, frozen=True):
@@ -147,6 +141,14 @@ def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> 
         for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
             if _has_settled(child) and has_file(child.pid, target.file):
                 yield from _of_process(target, child, until, host, found, is_child=True)
+    found += (
+        Sample(rank=target.rank, pid=child.pid, host=host, child=child.name, state=_how_ended(code), ended=True)
+        for child, code in islice(ended_children(target.pid), _MOST_CHILDREN)
+    )
+
+
+def _how_ended(code: int) -> str:
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit status {code}"
 
 
 def _has_settled(child: Process) -> bool:
@@ -172,6 +174,7 @@ def _of_process(
     def sample(text: str = "", state: str = "") -> None:
         name = process.name if is_child else ""
         threads = parse_dump(text)
+        state = state or ("" if is_child else at_exit(threads, working_directory() or ""))
         found.append(Sample(rank=target.rank, pid=process.pid, host=host, child=name, threads=threads, state=state))
 
     status = read_status(process.pid)
@@ -230,7 +233,7 @@ def _why_not(pid: int, status: Status, file: int | None) -> str | None:
     if status.is_stopped:
         return "suspended" if status.state == "T" else "held by a debugger"
     if file is None or not status.catches(STACKS_SIGNAL):
-        return "no Python, or it has not begun to run its program" + place_in_kernel(pid, status)
+        return NOT_BEGUN + place_in_kernel(pid, status)
     if not has_file(pid, file):
         return f"the program itself handles signal {STACKS_SIGNAL}, so its stack cannot be taken"
     if status.blocks(STACKS_SIGNAL):
@@ -343,55 +346,3 @@ def _read(pid: int, name: str) -> str:
             return file.read(256).decode(errors="replace").strip()
     except OSError:
         return ""
-
-
-# --- the stacks that faulthandler writes, as CPython 3.8 to 3.15 do (Python/traceback.c)
-#
-#     Thread 0x00007f3b2c [name] (most recent call first):         the name since 3.14
-#       File "/home/me/train.py", line 88 in train_step
-#     Current thread 0x00007f3b2d (most recent call first):        the one that took the signal
-#
-# Whatever else stands there is left out: the notes of a collection or of a frame that cannot be read, stacks of C.
-
-
-def parse_dump(text: str) -> tuple[Thread, ...]:
-    """Return the threads of faulthandler's dump. The main thread is the one that took the signal, else the last one."""
-    threads: list[tuple[bool, str, list[Frame]]] = []
-    for line in text.split("\n"):
-        if len(line) > _LONGEST_LINE:
-            continue
-        if (head := _THREAD.fullmatch(line)) is not None:
-            if len(threads) == MOST_THREADS:
-                del threads[0]  # the main thread comes last
-            threads.append((head[1] == "Current t", head[2] or "", []))
-        elif threads and (found := _FRAME.fullmatch(line)) is not None and len(threads[-1][2]) < MOST_FRAMES:
-            threads[-1][2].append(_frame(found))
-    main = next((index for index, (current, _, _) in enumerate(threads) if current), len(threads) - 1)
-    return tuple(
-        Thread(frames=of_program(frames), name=name, is_main=index == main)
-        for index, (_, name, frames) in enumerate(threads)
-    )
-
-
-def of_program(frames: list[Frame]) -> tuple[Frame, ...]:
-    """Leave out the frames of ours below the program's first one, and those of a debugger of ours, which holds its last one."""
-    held = max((at for at, frame in enumerate(frames, 1) if frame.file.endswith(_OF_DEBUGGER)), default=0)
-    return tuple(frame for frame in frames[held:] if not frame.file.endswith(_BELOW))
-
-
-def _frame(found: re.Match[str]) -> Frame:
-    file, line, function = found.groups()
-    number = int(line) if line != "???" else 0
-    return Frame(
-        file=_unescaped(file or "???")[-_LONGEST_NAME:], line=number, function=_unescaped(function)[:_LONGEST_NAME]
-    )
-
-
-def _unescaped(text: str) -> str:
-    """Return the letters that faulthandler writes as escapes, since it writes ASCII only."""
-    return _ESCAPED.sub(_letter, text) if "\\" in text else text
-
-
-def _letter(found: re.Match[str]) -> str:
-    code = int(found[found.lastindex or 0], 16)
-    return chr(code) if code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF else "\N{REPLACEMENT CHARACTER}"

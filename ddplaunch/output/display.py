@@ -45,6 +45,7 @@ class _RawReader:
 
 
 _NO_PREFIX = Prefix(b"")
+_MODULES = b"Extension modules: "  # faulthandler's list of them, which explains no crash
 _Writer = tuple[int, Stream]
 _Reader = Lines | LoneLines | _RawReader
 
@@ -83,7 +84,8 @@ class Display:
         replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all;
         `stamp` gives what stands before lines that came at a time; `live` are streams whose progress bars are shown in place;
         `whole_lines`: rows stand below the lines, and what a worker draws as it likes would be drawn over them;
-        `folds_following`: on a terminal, tracebacks that follow from the failure of another worker become a line.
+        `folds_following`: on a terminal, tracebacks that follow from the failure of another worker become a line. So do, wherever
+        the logs have all, those of an error that another rank has shown.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
         if mode == "rank0":
@@ -105,7 +107,11 @@ class Display:
         self.bars_moved = False  # since the caller has set this to False
         self.bar_ended = False
         self._tracebacks: Tracebacks | None = None  # where some are folded
-        self._folds_following = folds_following and not self._alone and not self._bare and Stream.ERR in terminal
+        self._folds_equal = folds_following and not self._alone and not self._bare
+        self._folds_following = self._folds_equal and Stream.ERR in terminal
+        self.is_kept: Callable[[], bool] = lambda: (
+            False
+        )  # whether all that is shown is in logs too; set by whom writes them
         self._finished: FinishedBars | None = None  # since the first bar
         self._collapse: Collapse | None = None
         if mode == "collapse" and not self._alone:
@@ -174,7 +180,8 @@ class Display:
             with suppress(Exception):  # its file may be gone, or of another version: then each traceback is shown
                 from ddplaunch.output.tracebacks import Tracebacks  # most jobs end by themselves
 
-                self._tracebacks = Tracebacks(folds_following=self._folds_following)
+                equal = self._folds_equal and self.is_kept()
+                self._tracebacks = Tracebacks(folds_following=self._folds_following, folds_equal=equal)
         return self._tracebacks
 
     def deadline(self) -> float | None:
@@ -266,8 +273,10 @@ class Display:
         if not self._bare and not self._templated:
             block = without_torchs(rank, block)
         if stream is Stream.ERR:
-            if self._tracebacks is None and self._folds_following and b"Traceback (" in block:
+            if self._tracebacks is None and self._folds_equal and b"Traceback (" in block:
                 self._foldable()
+            if self._folds_equal and _MODULES in block and self.is_kept():
+                block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
             if self._tracebacks is not None:
                 block = self._tracebacks.feed(rank, block, at)
         if self._finished is None or not block:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddplaunch.output.bars import Bar, BarFeed
 
 _NODES_AT_ONCE = 8  # whose bars pass on as often as is seen; of more nodes, less often
-TAIL = 8192  # bytes of stderr kept for the failure report
+TAIL = 1 << 16  # bytes of stderr kept: faulthandler writes some thousands after the reason of a crash
 _RECENT = 500  # bytes kept of what each worker wrote last
 
 _ESCAPES = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
@@ -140,12 +140,13 @@ class Output:
         self._on_terminal = on_terminal
         self._plain: dict[tuple[int, Stream], PlainText] = {}  # removes escape sequences for the logs
         self._display = display
+        display.is_kept = lambda: self.is_kept
         self._put = put
         self._put_bars = put_bars
         self._nodes = nodes
         self._bars: BarFeed | None = None  # made with the first bar
         self._logs: dict[tuple[int, Stream], Log] = {}
-        self._tails: dict[int, bytes] = {}  # the last output on stderr, by rank
+        self._tails: dict[int, bytearray] = {}  # the last output on stderr, by rank: TAIL bytes, or up to twice as much
         self._ended: set[tuple[int, Stream]] = set()
         self._filters: dict[tuple[int, Stream], tuple[LineFilter, Prefix, Log]] = {}
         self._filter_logs: list[Log] = []
@@ -162,7 +163,7 @@ class Output:
 
     def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
         """Expect output of this worker."""
-        self._tails[rank] = b""
+        self._tails[rank] = bytearray()
         for of_last_generation in (self.written_at, self.written, self._recent):
             of_last_generation.pop(rank, None)
         self._ended -= {(rank, stream) for stream in Stream}
@@ -220,7 +221,10 @@ class Output:
         if log is not None:
             log.write(data)
         if stream is Stream.ERR:
-            self._tails[rank] = (self._tails[rank] + data[-TAIL:])[-TAIL:]
+            tail = self._tails[rank]
+            tail += data[-TAIL:]
+            if len(tail) > 2 * TAIL:
+                del tail[:-TAIL]
         if (rank, stream) in self._filters:
             filter_, header, file = self._filters[rank, stream]
             if lines := filter_.feed(data):
@@ -268,7 +272,7 @@ class Output:
 
     def tail(self, rank: int) -> str:
         """The last lines of a worker's stderr."""
-        tail = self._tails.get(rank, b"")
+        tail = bytes(self._tails.get(rank, b"")[-TAIL:])
         if len(tail) == TAIL:
             tail = tail.partition(b"\n")[2]
         return tail.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Folds tracebacks that say what is told already, each into a line: those of Ctrl-C, and of a peer that has ended.
+"""Folds tracebacks that say what is told already, each into a line: of Ctrl-C, of a peer that ended, of an error shown before.
 
 Pure. The logs have all of them whole. A traceback that may follow from the failure of another worker is held until that failure
 is known, for LONGEST seconds at most; of those that follow from each other, the first is shown whole.
@@ -25,6 +25,8 @@ _FRAME = re.compile(rb'^  File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 _LIBRARY = re.compile(rb"<|.*/(site|dist)-packages/|.*/lib(64)?/python\d")
 _CPP = re.compile(rb"Exception raised from |frame #\d+: ")  # what torch adds to messages
 _CPP_PLACE = re.compile(rb"\[[^][\s]*\.(?:cc|cpp|hpp|h):\d+\] ")
+_NUMBERS = re.compile(rb"0x[0-9a-f]+|\d+")
+_MOST_ERRORS = 100  # that are remembered
 _MOST_LINES = 1000  # of a traceback
 _LONGEST_TEXT = 160  # bytes of an exception
 
@@ -51,6 +53,11 @@ class _Traceback:
     @property
     def text(self) -> bytes:
         return b"".join([*self.lines, *self.later])
+
+    @property
+    def error(self) -> bytes:
+        """The whole traceback, without the numbers in which those of several ranks differ; places in the code keep theirs."""
+        return b"".join(line if line.startswith(b"  File ") else _NUMBERS.sub(b"#", line) for line in self.lines)
 
     @property
     def place(self) -> bytes:
@@ -84,9 +91,11 @@ class _Folded(Struct):
 class Tracebacks:
     """The stderr of all workers of a node, in whole lines."""
 
-    def __init__(self, *, folds_following: bool = False) -> None:
-        """`folds_following`: those too that follow from the failure of another worker."""
+    def __init__(self, *, folds_following: bool = False, folds_equal: bool = False) -> None:
+        """`folds_following`: those that follow from another failure; `folds_equal`: those that another rank has shown."""
         self._folds_following = folds_following
+        self._folds_equal = folds_equal
+        self._shown: dict[bytes, int] = {}  # the errors that were shown whole, and by which rank
         self._folds_interrupts = False
         self._open: dict[int, _Traceback] = {}  # by rank: being written
         self._held: dict[int, _Traceback] = {}  # by rank: follows from a failure that is not known yet
@@ -97,6 +106,7 @@ class Tracebacks:
     def restart(self) -> None:
         """Forget which workers have failed: others take their places."""
         self._failed.clear()
+        self._shown.clear()
         self._is_told = False
 
     def interrupted(self) -> None:
@@ -175,9 +185,18 @@ class Tracebacks:
         elif self._folds_following and one.exception and _follows(one):
             one.at = at
             self._held[rank] = self._open.pop(rank)
+        elif self._folds_equal and one.exception and self._shown_by_another(one):
+            del self._open[rank]
+            self._fold(one, one.error, at)
         else:
             return self._show(rank)
         return b""
+
+    def _shown_by_another(self, one: _Traceback) -> bool:
+        """Whether another rank has shown this error; else note that this rank shows it now."""
+        if len(self._shown) >= _MOST_ERRORS:
+            self._shown.clear()
+        return self._shown.setdefault(one.error, one.rank) != one.rank
 
     def _fold(self, one: _Traceback, key: bytes, at: float) -> None:
         if key in self._folded:

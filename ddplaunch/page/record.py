@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from ddplaunch.fields import Duration, Number, Seconds, Size, Status
 from ddplaunch.page.collectives import Collective, collectives
+from ddplaunch.page.last_sign import last_sign
 from ddplaunch.page.samples import Curve, curves
 from ddplaunch.process.files import open_regular, read_json
 from ddplaunch.redaction import HIDDEN, Redactor
@@ -111,7 +112,7 @@ class Run(Struct, frozen=True, kw_only=True):
     program: str = ""
     version: str = ""  # of ddplaunch
     began: float  # seconds since 1970
-    ended: float  # of a run that goes on: now; of one that was killed: its last event
+    ended: float  # of a run that goes on: now; of one that was killed: its last sign of life
     goes_on: bool
     outcome: str = ""  # in a sentence; "": it goes on, or was killed
     status: int | None = None
@@ -287,7 +288,11 @@ def _joined(
     began = min(moments, default=ended)
     if last is None and not going:
         problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
-    ended = max(time.time(), ended) if going else ended
+    if going:
+        ended = max(time.time(), ended)
+    elif last is None:
+        signs = [(node.folder, known.offset, known.end) for node, known in zip(nodes, found, strict=True)]
+        ended = max(ended, min(last_sign(folder, signs), time.time()))
     clocks = [(node.folder, known.offset) for node, known in zip(nodes, found, strict=True)]
     drawn, damaged = curves([(f"{part}/{SAMPLES}", offset) for part, offset in clocks], began, ended, points)
     starts = sorted((one.began, one.number) for one in generations.values())

@@ -111,8 +111,8 @@ def _collectives(run: Run) -> Iterator[Entry]:
     for one in run.collectives:
         for rank, came in one.came.items():
             calls.setdefault(rank, []).append(_ts(run, came))
-    for of_rank in calls.values():
-        of_rank.sort()
+    for moments in calls.values():
+        moments.sort()
     room, shown = _MOST_CALLS, len(run.collectives)
     while shown and room > 0:
         shown -= 1

@@ -128,6 +128,18 @@ def descendants(pid: int, but_for: Collection[int] = ()) -> Iterator[Process]:
             below += reversed(children(child))
 
 
+def ended_children(pid: int) -> Iterator[tuple[Process, int]]:
+    """Return the dead children, of `pid` and of the living processes below it, that their parent has not waited for.
+
+    Beside each stands how it ended: the exit status, or below 0 the signal (proc_pid_stat(5), exit_code).
+    """
+    for parent in (pid, *(process.pid for process in descendants(pid))):
+        for child in children(parent):
+            process, (_, fields) = look(child), _stat(f"/proc/{child}/stat")
+            if process is not None and process.state == "Z" and fields:
+                yield process, os.waitstatus_to_exitcode(int(fields[49]))
+
+
 def has_ended(child: int) -> bool:
     """Whether a child has ended, reaped or not; it is not reaped here."""
     try:

@@ -31,6 +31,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     shm_free: int | None = None  # bytes, when the worker had ended
     interpreter: str | None = None  # that ran the workers
     workers: int = 1  # of the job
+    program: str = "SCRIPT"  # that each runs, with its arguments, as it is typed
     master_port: int | None = None  # of the generation; None: not known
     port_given: bool = False  # the user has chosen it
     debugging: bool = False  # a worker has the terminal (--debug)
@@ -160,6 +161,9 @@ def lost_peer(end: WorkerExit, _: Evidence) -> Found | None:
 
 # --- the table
 
+# what the doctor advises too, who looks at the variables before a job
+WITHOUT_INTERFACE = "`unset {variable}`, and ddplaunch sets it to the interface by which the nodes reach each other"
+
 # repeats are bounded, so that no text can make a search slow
 _CHILD_KILLED = (
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed"
@@ -261,6 +265,11 @@ CAUSES: tuple[Row, ...] = (
         "LOCAL_RANK to the port"),
     Row("host name resolves to loopback", matches(r"connectFullMesh failed.{0,999}\[127\.0\.(?:1\.\d+|0\.(?!1\])\d+)\]"),
         "a host's own name resolves to loopback: set GLOO_SOCKET_IFNAME to its network interface, or fix /etc/hosts"),
+    Row("no such interface", matches(r"Unable to find address for: (?P<interface>[^\s]{1,99})"),
+        "GLOO_SOCKET_IFNAME takes whole names, and `{interface}` is none with an address here. "
+        + WITHOUT_INTERFACE.format(variable="GLOO_SOCKET_IFNAME")),
+    Row("no such interface", matches(r"\bno socket interface found"),
+        "NCCL_SOCKET_IFNAME fits no interface of this host. " + WITHOUT_INTERFACE.format(variable="NCCL_SOCKET_IFNAME")),
     Row("unknown host", all_of(matches(_NO_NAME), of_rendezvous),
         "MASTER_ADDR is a name that is not known here: give an address (`--master-addr 10.0.0.1`), or fix /etc/hosts"),
     Row("own name unknown to gloo", matches(rf"gloo/transport/[\s\S]{{0,999}}(?:{_NO_NAME})"),
@@ -310,7 +319,8 @@ CAUSES: tuple[Row, ...] = (
         'call torch.distributed.init_process_group(os.environ["DDPLAUNCH_BACKEND"]) before the first collective'),
     Row("collectives do not match",
         matches(r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks"),
-        "the ranks call different collectives: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first that differs"),
+        "the ranks call different collectives: `ddplaunch check --world-size {workers} {program}` runs each alone, and names the "
+        "lines"),
     # waiting for others; such failures follow another one too, and are reported only where no other worker failed
     Row("no store at MASTER_PORT", all_of(matches(r"client socket has timed out"), of_rendezvous),
         "rank 0 hosts it from init_process_group() on, or any worker of node 0 that connects to MASTER_PORT: none did in time"),
@@ -331,6 +341,11 @@ CAUSES: tuple[Row, ...] = (
     Row("bus error", killed_by(SIGBUS),
         "it used memory whose file was cut short or lies on a full disk, or shared memory without room for it "
         "(/dev/shm has {shm})"),
+    # torch 2.4 to 2.13, in each program with DDP over gloo
+    Row("crash of torch's own checks",
+        all_of(killed_by(SIGSEGV), stderr_matches(r'torch/nn/parallel/distributed\.py", line \d{1,9} in _ddp_init_helper$')),
+        "torch crashes there under TORCH_DISTRIBUTED_DEBUG=DETAIL: leave that out, and compare the collectives by "
+        "`ddplaunch check --world-size {workers} {program}`"),
     Row("segmentation fault", killed_by(SIGSEGV),
         "a crash in compiled code: look for a package built for another torch, CUDA or NumPy at the top of the stack"),
     Row("illegal instruction", killed_by(SIGILL),
@@ -371,6 +386,8 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
     general = {
         "device": end.device,
         "rank": end.rank,
+        "workers": facts.workers,
+        "program": facts.program,
         "full": end.device if end.device != "cpu" else "a GPU, which ddplaunch gave no worker,",
         "signal": signal_name(end.signal or 0),
         "memory": size(end.peak_rss),

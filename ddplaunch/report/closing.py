@@ -29,6 +29,7 @@ _START_HINTS = {
     errno.EAGAIN: "the machine is at a limit of processes: see `ulimit -u`, and pids.max of the control group",
 }
 _VISIBLE = 1 << 20  # bytes written since a stop that are more than last words to a log
+_IF_SLOW = "hint: if it was only slow, let a rank print a line now and then, or give `--hang-timeout` a longer time"
 _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
 
 
@@ -124,6 +125,7 @@ class Whereabouts(Struct, frozen=True, kw_only=True):
 
     what: str = ""  # is wrong, in a sentence; "": nothing, or that is not known
     locations: tuple[str, ...] = ()  # in sentences, those that others wait for first
+    is_explained: bool = False  # more is known than who waits for whom: the job was not only slow
     awaited: tuple[int, ...] = ()  # the ranks that others waited for while they waited in no collective themselves
 
 
@@ -146,7 +148,7 @@ def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mappin
         [f"error: the job hangs: {what}   ({still})" if what else f"error: the job hangs: {still}"],
         [f"  {line}" for line in lines],
         [f"  {line}" for line in (*stopped, *stacks)],
-        ["hint: if it was only slow, let a rank print a line now and then, or give `--hang-timeout` a longer time"],
+        [] if found.is_explained else [_IF_SLOW],
     ]
     return "\n\n".join("\n".join(map(below, section)) for section in sections if section) + "\n"
 

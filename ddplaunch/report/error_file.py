@@ -23,8 +23,10 @@ LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
 _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
 _TORCH = "torch"
-# what a worker notifies of, see worker/lifecycle.py: an exception in its file, a process group, torch imported, no store of torch
-RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED = b"rjtis"
+# what a worker notifies of, see worker/lifecycle.py: an exception in its file, a process group, an import of torch and its end,
+# no store of torch, the end of its script
+RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED = b"rjtise"
+_ENDED = ".json.ended"  # how the name of the file ends that a worker makes then
 _LONGEST = 40  # characters of the name of a metric
 _MOST_METRICS = 16
 _PROGRESS_LIMIT = 16 << 10  # bytes; worker/progress.py writes 6 KiB at most
@@ -90,7 +92,7 @@ class ErrorFiles:
         return self._ends[0]
 
     def notifications(self) -> bytes:
-        """Take what workers have written there: RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, or anything."""
+        """Take what workers have written there: RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED, or anything."""
         try:
             return os.read(self._ends[0], 1 << 16)
         except OSError:  # nothing, or no pipe
@@ -131,6 +133,14 @@ class ErrorFiles:
         with suppress(OSError):
             names = (name.removesuffix(".json").partition("-") for name in os.listdir(self._path))
             return {int(rank) for of, _, rank in names if of == str(generation) and rank.isdecimal()}
+        return set()
+
+    def scripts_ended(self, generation: int) -> set[int]:
+        """Return the ranks whose script has ended in this generation, whether their processes have or not."""
+        with suppress(OSError):
+            names = (name.partition("-") for name in os.listdir(self._path) if name.endswith(_ENDED))
+            ranks = (rank.removesuffix(_ENDED) for of, _, rank in names if of == str(generation))
+            return {int(rank) for rank in ranks if rank.isdecimal()}
         return set()
 
     def forget_all_but(self, generation: int) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from signal import SIGABRT, SIGKILL
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV
 
 from msgspec import Struct
 
 from ddplaunch.errors import ERROR, HINT, below
 from ddplaunch.report import stack
 from ddplaunch.report.causes import Cause
+from ddplaunch.report.dump import FATAL, NOISE, Crash, parse_crash
 from ddplaunch.report.paint import CODE, STRONG, WEAK, Line, Paint, Words, plain
 from ddplaunch.report.stack import frames_of, location, short
-from ddplaunch.supervise.first_failure import failed_at, failed_itself, follows
+from ddplaunch.supervise.first_failure import failed_at, failed_itself, follows, searchable
 from ddplaunch.supervise.outcome import Frame, WorkerExit
 from ddplaunch.words import count, duration, signal_name, size, these_ranks, tilde
 
@@ -23,10 +24,10 @@ _STACK_FRAMES = 12
 _LONGEST = 400  # characters of a line that is not ours
 _MOST_FAILURES = 5  # later failures with a line of their own
 _LONGEST_LATER = 120  # characters of a later failure's message
-# the C++ stacks and places that torch adds to messages, and faulthandler's list of compiled modules
-_NOISE = re.compile(
-    r"(?:\[rank\d+\]: ?)?(?:frame #\d+: |Exception raised from |Extension modules: |<omitting python frames>)"
-)
+# of torch 2.1 to 2.13: ProcessGroupNCCL.cpp
+_TIMED_OUT = r"WorkNCCL\(SeqNum=(\d{1,19}), OpType=(\w{1,40}).{0,200}?\) ran for (\d{1,15}) milliseconds"
+_FAILED_AT = r"detected by watchdog at work: (\d{1,19})"
+_DUMPED = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV)  # the signals at which faulthandler writes the stacks
 _CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[^][\s]*\.(?:cc|cpp|hpp|h):\d+\] ")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~])?")
 _PLAIN = Paint()
@@ -124,19 +125,55 @@ def _where_is(frame: Frame, cwd: str) -> Words:
 
 
 def _crash(first: WorkerExit, cwd: str) -> list[Line]:
-    """Return faulthandler's stack; for an abort, or without a stack, also the stderr output before it, which says why."""
-    before, _, _ = first.stderr_tail.rpartition("Fatal Python error:")
-    frames = stack.fault_frames(first.stderr_tail) if first.signal is not None else ()
-    if not frames:
-        return _last_stderr(before) or _last_stderr(first.stderr_tail)
-    reason = _last_stderr(before) if first.signal == SIGABRT else []
-    more = len(frames) - _STACK_FRAMES
-    return [
-        *([*reason, ""] if reason else []),
-        "stack, innermost frame first:",
-        *((Words("  "), _where_is(frame, cwd)) for frame in frames[:_STACK_FRAMES]),
-        *([f"  ... and {count(more, 'more frame')}"] if more > 0 else []),
+    """Show what tells of an end without an exception.
+
+    That is the stderr output, which says why, for an abort or without a stack; the collective that NCCL's watchdog names; and
+    faulthandler's stacks, of the main thread too if another one has crashed.
+    """
+    before, _, _ = first.stderr_tail.rpartition(FATAL)
+    crash = parse_crash(first.stderr_tail) if first.signal in _DUMPED else Crash()
+    has_stack = bool(crash.current or crash.main)
+    reason: list[Line] = _last_stderr(before) if first.signal == SIGABRT or not has_stack else []
+    if not (has_stack or reason):
+        reason = _last_stderr(first.stderr_tail)
+    collective: list[Line] = [text] if first.signal == SIGABRT and (text := _collective(before)) else []
+    sections = [
+        reason,
+        collective,
+        _stack("stack", crash.current, cwd),
+        _stack("stack of the main thread", crash.main, cwd),
     ]
+    lines: list[Line] = []
+    for section in sections:
+        lines += ["", *section] if lines and section else section
+    return lines
+
+
+def _stack(title: str, frames: Sequence[Frame], cwd: str) -> list[Line]:
+    """Show a stack: its innermost frames, and of those left out the first one of the script; nothing if it has no frame."""
+    if not frames:
+        return []
+    shown, more = frames[:_STACK_FRAMES], frames[_STACK_FRAMES:]
+    left_out: list[Line] = [f"  ... and {count(len(more), 'more frame')}"] if more else []
+    if more and all(map(stack.is_library, shown)):
+        own = next((number for number, frame in enumerate(more) if not stack.is_library(frame)), None)
+        if own is not None:
+            left_out = [f"  ... {count(own, 'frame')} of libraries"] if own else []
+            left_out.append((Words("  "), _where_is(more[own], cwd)))
+    return [f"{title}, innermost frame first:", *((Words("  "), _where_is(frame, cwd)) for frame in shown), *left_out]
+
+
+def _collective(text: str) -> str:
+    """Return what NCCL's watchdog says of the collective for which it has ended the process; "" if it says nothing."""
+    text = searchable(text)
+    if timeouts := re.findall(_TIMED_OUT, text):  # the last one is in the exception that ended the process
+        number, operation, ran = timeouts[-1]
+        name = operation.lower()
+        for words in ("all_reduce", "all_gather", "all_to_all"):  # as torch's functions and its recorder are called
+            name = name.replace(words.replace("_", ""), words)
+        return f"NCCL's watchdog ended it: {name} #{number} had run for {duration(int(ran) / 1000)}"
+    works = re.findall(_FAILED_AT, text)
+    return f"NCCL's watchdog ended it: it found the failure at collective #{works[-1]}" if works else ""
 
 
 def _last_stderr(text: str) -> list[Line]:
@@ -169,7 +206,7 @@ def _without_noise(text: str) -> list[str]:
     lines: list[str] = []
     for raw in _ANSI.sub("", text).split("\n"):
         line = _CPP_PLACE.sub("", raw.rstrip().rpartition("\r")[2])
-        if not _NOISE.match(line) and (line or (lines and lines[-1])):
+        if not NOISE.match(line) and (line or (lines and lines[-1])):
             lines.append(line)
     while lines and not lines[-1]:
         lines.pop()
@@ -195,6 +232,8 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
     for end in others:
         if failed_itself(end):
             group = alike if _likeness(end) == likeness else followers if follows(end) else later
+        elif end.stopped_with is not None and _said_the_same(end, first):
+            group = alike  # it was stopped on its way out
         else:
             group = finished if end.stopped_with is None else stopped
         group.append(end)
@@ -228,12 +267,36 @@ def _likeness(end: WorkerExit) -> tuple[object, ...]:
     frame = _frame(end)
     what = what_failed(end)
     status = what if what == end.how else None  # this number counts
-    message = what if end.error else end.stderr_tail.strip().rpartition("\n")[2]
-    return status, re.sub(r"0x[0-9a-f]+|\d+", "#", message), frame and (frame.file, frame.line)
+    message = _without_numbers(what) if end.error else _last_words(end)
+    return status, message, frame and (frame.file, frame.line)
+
+
+def _last_words(end: WorkerExit) -> str:
+    """Return the last line that a worker wrote to stderr before faulthandler did, without its numbers; "" if there is none."""
+    said = end.stderr_tail.rpartition(FATAL)[0] if end.signal in _DUMPED else ""
+    lines = _without_noise(said or end.stderr_tail)
+    return _without_numbers(lines[-1]) if lines else ""
+
+
+def _said_the_same(stopped: WorkerExit, first: WorkerExit) -> bool:
+    """Whether a worker that was stopped had ended its output as the first one did, which exited with a status of its own."""
+    exited = first.signal is None and what_failed(first) == first.how and first.code not in (None, 0)
+    words = _last_words(first)
+    return exited and stopped.error is None and words != "" and _last_words(stopped) == words
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
 
 
 def _frame(end: WorkerExit) -> Frame | None:
-    own, inner = stack.relevant_frames(frames_of(end.error) if end.error else ())
+    """Return where a worker failed: in the script, if that is known, else in a library."""
+    if end.error is not None:
+        frames = frames_of(end.error)
+    else:
+        crash = parse_crash(end.stderr_tail) if end.signal in _DUMPED else Crash()
+        frames = tuple(reversed(crash.current or crash.main))
+    own, inner = stack.relevant_frames(frames)
     return own or inner
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from ddplaunch.report import closing
 from ddplaunch.report.blame import Loss, Suspect, blamed, kind_of, suspect_of
 from ddplaunch.report.paint import plain
 from ddplaunch.report.reporter import Reporter
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec import JobSpec, Program, ProgramKind
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, State
 from ddplaunch.supervise.job.state import Member
@@ -30,6 +31,7 @@ from ddplaunch.supervise.outcome import (
 from ddplaunch.words import count, duration
 
 _WITHOUT_LOST = "to go on without a node that was lost, `--nnodes MIN:MAX` or `--spares`"
+_LONGEST_PROGRAM = 60  # characters of a program with its arguments, in a hint
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 
 
@@ -287,6 +289,7 @@ class JobReporter:
             shm_free=shm_free,
             interpreter=plan.interpreter if plan is not None else None,
             workers=len(state.exits),
+            program=_as_typed(spec.program),
             master_port=self._reporter.master_port,
             port_given=plan is not None and plan.master_port is not None,
             debugging=spec.debug_rank is not None or spec.debug_on_error,
@@ -339,6 +342,15 @@ class JobReporter:
             for suspect, (kind, why) in self._faults.items()
         ]
         remember_suspects(path, failures, now)
+
+
+def _as_typed(program: Program) -> str:
+    """Write a program as it is typed; without its arguments if these are long, and "SCRIPT" for what is not Python's."""
+    if program.kind is ProgramKind.COMMAND:
+        return "SCRIPT"
+    target = ["-m", program.target] if program.kind is ProgramKind.MODULE else [program.target]
+    whole = shlex.join([*target, *program.args])
+    return whole if len(whole) <= _LONGEST_PROGRAM else f"{shlex.join(target)} ..."
 
 
 def _node_lost(state: State) -> str:

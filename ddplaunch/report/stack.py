@@ -14,8 +14,6 @@ _LIBRARY = re.compile(
 # of what runs in the program's thread while pdb stops it: the line that it stopped at is the one to look at
 _DEBUGGER = re.compile(r".*/python\d+[^/]*/(?:bdb|pdb|cmd)\.py")
 _TRACEBACK_FRAME = r'^ *File "([^"]+)", line (\d+), in (.+)(?:\n {4,}(?!File ")(\S.*))?'
-_FAULT_FRAME = r'^  File "([^"]+)", line (\d+) in (.+)$'
-_BOOTSTRAP = "/ddplaunch/worker/bootstrap.py"  # lies below the program's first frame
 
 
 def frames_of(error: WorkerError) -> tuple[Frame, ...]:
@@ -27,17 +25,6 @@ def frames_of(error: WorkerError) -> tuple[Frame, ...]:
     return tuple(
         Frame(file=file, line=int(line), function=function, source=source)
         for file, line, function, source in re.findall(_TRACEBACK_FRAME, last, re.MULTILINE)
-    )
-
-
-def fault_frames(text: str) -> tuple[Frame, ...]:
-    """Find the stack that faulthandler wrote as a signal ended the process, innermost first; empty if it wrote none."""
-    dump = text.rpartition("Fatal Python error:")[2]
-    stack = dump.partition("Current thread")[2].partition("\n\n")[0]
-    return tuple(
-        Frame(file=file, line=int(line), function=function)
-        for file, line, function in re.findall(_FAULT_FRAME, stack, re.MULTILINE)
-        if not file.endswith(_BOOTSTRAP)
     )
 
 

@@ -15,6 +15,7 @@ from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.inspect.answers import received
 from ddplaunch.inspect.collectives import explain, ras_lines
 from ddplaunch.inspect.merge import Line, lines, merge
+from ddplaunch.inspect.reasons import reasons
 from ddplaunch.process.program import working_directory
 from ddplaunch.report.console import NAME, NOTE, ODD, Block, Look, line, section, written
 from ddplaunch.runs import client, find
@@ -75,7 +76,7 @@ def of(
     shown = [sample for sample in samples if wanted is None or sample.rank in wanted]
     # the program's paths are shown as its own report shows them, where both have the same working directory
     cwd = working_directory() or ""
-    waits = explain(samples, cwd)
+    waits = [*reasons(samples, cwd), *explain(samples, cwd)]
     silent = find.silent(replies.nodes)
     if replies.problem:
         silent.append(f"run {name} {below(replies.problem)}")

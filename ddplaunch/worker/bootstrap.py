@@ -38,3 +38,4 @@ try:
 except BaseException as error:
     lifecycle.failed(error)
     raise
+lifecycle.finished()

@@ -67,8 +67,20 @@ class Lifecycle:
         self._failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
         hide_first_frame(error)
         self._record(error)
+        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+            self.finished()  # of any other exception the agent knows by the error file
         if self._how_debugged == "on-error":
             self._load("debugger")["post_mortem"](error, self._debugger, self._load)
+
+    def finished(self) -> None:
+        """Tell the agent that the script has ended: threads of it, or functions for the exit, may keep the process."""
+        if not self._error_file:
+            return
+        try:
+            os.close(os.open(self._error_file + ".ended", os.O_WRONLY | os.O_CREAT, 0o600))
+            self._notify(b"e")
+        except Exception:  # noqa: BLE001, S110 - the program is ending, and may have changed anything
+            pass
 
     def _prepare_torch(self) -> None:
         """Have torch set up, as our variables say, at the moment when the program imports torch."""

@@ -1,4 +1,6 @@
-"""The command that looks twice a second whether workers move, and names a job that has stood still for 2 s: `hurried.py ...`."""
+"""The command that looks twice a second whether workers move, and names a job that has stood still for 2 s, and a worker that has
+not ended 2 s after its script: `hurried.py ...`.
+"""
 
 from importlib import import_module
 
@@ -8,4 +10,5 @@ from ddplaunch.launcher import node
 if __name__ == "__main__":
     node._AT_REST = 0.5
     vars(import_module("ddplaunch.supervise.job.limits"))["NOTICED"] = 2.0
+    vars(import_module("ddplaunch.agent.ended_scripts"))["PATIENCE"] = 2.0
     main()

@@ -1,6 +1,11 @@
 """A worker fails: the others are ended, all they left too, and the status tells what happened."""
 
+import shutil
+import subprocess
+
 import pytest
+
+from tests.conftest import PROGRAMS
 
 BEHAVE = "behave"
 
@@ -86,3 +91,33 @@ def test_a_clean_end_is_0_and_silent_about_failures(run):
     result = run("all=done").expect(0)
     assert "error" not in result.err
     assert "3 workers finished" in result.err
+
+
+ABORTS = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=[99], daemon=True).start()
+library = ctypes.CDLL(os.environ["ABORTS"])
+def step():
+    time.sleep(99)
+def train():
+    if os.environ["RANK"] == "1":
+        library.abort_elsewhere(b"terminate called after throwing an instance of 'c10::DistBackendError'\\n" + NOISE)
+    step()
+NOISE = b"frame #1: c10d::ProcessGroupNCCL::ncclCommWatchdog() + 0x10f (0x7fb5d10a9a0f in libtorch_cuda.so)\\n" * 200
+train()
+"""
+
+
+def test_the_line_of_an_abort_that_began_in_a_thread_of_compiled_code_is_that_of_the_main_thread(job, tmp_path):
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("the program that aborts in a thread of its own needs a C compiler, and there is no gcc here")
+    library, script = tmp_path / "aborts.so", tmp_path / "train.py"
+    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", library, PROGRAMS / "aborts.c"], check=True)
+    script.write_text(ABORTS)
+    job.start("--nproc-per-node", 2, script, env={"ABORTS": str(library)})
+    report = job.wait().expect(134).err.partition("error: ")[2]
+    assert "terminate called after throwing an instance of 'c10::DistBackendError'\n" in report
+    assert "stack of the main thread, innermost frame first:\n" in report
+    assert "train.py:6 in step\n" in report
+    job.nothing_left()

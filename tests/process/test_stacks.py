@@ -87,7 +87,7 @@ def taken(workers: dict[str, RunningWorker]) -> list[Sample]:
 
 def _taken(workers: dict[str, RunningWorker]) -> list[Sample]:
     loop = Loop()
-    inspection = Inspection(loop, "here", {})
+    inspection = Inspection(loop, "here", {}, lambda _rank: "")
     answers: list[list[Sample]] = []
     inspection.capture(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), made=tuple)
     while not answers:

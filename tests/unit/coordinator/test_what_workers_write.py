@@ -21,8 +21,8 @@ from ddplaunch.inspect import Call, Group, Sample, Thread
 from ddplaunch.inspect.answers import sent, stacks_at_end
 from ddplaunch.inspect.arrivals import arrivals, sent_arrivals
 from ddplaunch.inspect.recorder import parse, parse_members
-from ddplaunch.inspect.take import parse_dump
 from ddplaunch.report import error_file
+from ddplaunch.report.dump import parse_dump
 from ddplaunch.supervise.outcome import Frame, Traces, WorkerExit
 
 TRACES = Traces(oom_kills=0, shm=None, log_folder=None)

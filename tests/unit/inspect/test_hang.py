@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.inspect import Call, Group, Sample, Thread
+from ddplaunch.inspect import NOT_BEGUN, Call, Group, Sample, Thread
 from ddplaunch.inspect.collectives import describe, describe_end
 from ddplaunch.inspect.merge import is_waiting
 from ddplaunch.supervise.outcome import Frame
@@ -95,12 +95,14 @@ def test_after_a_failure_those_in_no_collective_are_named_too_wherever_they_are(
 
 def test_of_ranks_that_failed_too_it_is_not_said_where_they_were():
     samples = (at(0, OWN), replace(at(1), state="no Python, or it has not begun to run its program"), at(2, OWN))
-    found = describe_end(samples, "/home/me", of_hang=False, failed={1, 2})
+    found = describe_end(samples, "/home/me", of_hang=False, ended={1, 2})
     assert found.locations == ("rank 0 was in train.py:88 in step",)
 
 
 def test_of_a_rank_that_has_no_frame_any_more_nothing_is_said():
     assert at_the_end(at(1)) == ()
+    assert at_the_end(replace(at(1), state=NOT_BEGUN)) == ()
+    assert at_the_end(replace(at(1), state=f"{NOT_BEGUN}, in nfs_wait (read)")) != ()
 
 
 def test_many_places_are_not_a_page():

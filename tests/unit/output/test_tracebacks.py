@@ -192,3 +192,52 @@ def test_they_are_folded_on_a_terminal(terminal: frozenset[Stream], mode: str, f
     chunks = [*display.feed(1, Stream.ERR, LOST, 0.0), *display.end(1, Stream.ERR, 0.0), *display.release(0.0)]
     assert chunks == ([(Stream.ERR, b"[1] " + FOLDED)] if folds else chunks)
     assert (b"all_reduce" in chunks[0][1]) is not folds
+
+
+# --- the same error of several ranks
+
+SAME = OTHER.replace(b"KeyboardInterrupt", b"batch of rank 0")
+LINE_OF_SAME = b"ValueError: batch of rank 1, at /home/ann/train.py:7 in step   (-v shows the traceback)\n"
+
+
+def test_an_error_that_another_rank_has_shown_becomes_one_line_with_the_other_ranks() -> None:
+    tracebacks, shown = Tracebacks(folds_equal=True), b""
+    for rank in range(8):
+        shown += tracebacks.feed(rank, SAME.replace(b"rank 0", b"rank %d" % rank), 1.0) + tracebacks.end(rank, 1.0)
+    assert shown == SAME
+    assert tracebacks.flush(1.0 + SETTLE) == [((1, 2, 3, 4, 5, 6, 7), LINE_OF_SAME)]
+    assert tracebacks.deadline is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [SAME.replace(b"line 7", b"line 8"), SAME.replace(b"batch", b"size"), OTHER],
+    ids=["place", "words", "error"],
+)
+def test_another_error_is_shown_whole(other: bytes) -> None:
+    tracebacks = Tracebacks(folds_equal=True)
+    assert tracebacks.feed(0, SAME, 1.0) + tracebacks.end(0, 1.0) == SAME
+    assert tracebacks.feed(1, other, 1.0) + tracebacks.end(1, 1.0) == other
+
+
+def test_an_error_that_a_rank_prints_again_is_shown_again_and_so_is_that_of_the_next_generation() -> None:
+    tracebacks = Tracebacks(folds_equal=True)
+    for _ in range(2):
+        assert tracebacks.feed(0, SAME, 1.0) + tracebacks.end(0, 1.0) == SAME
+    tracebacks.restart()
+    assert tracebacks.feed(1, SAME, 1.0) + tracebacks.end(1, 1.0) == SAME
+
+
+@pytest.mark.parametrize(("is_kept", "mode"), [(True, "prefix"), (False, "prefix"), (True, "raw")])
+def test_equal_errors_and_the_list_of_modules_are_left_out_where_the_logs_have_them(is_kept: bool, mode: str) -> None:
+    display = Display(
+        mode=mode, ranks=[ShownWorker(rank=rank, local_rank=rank) for rank in range(2)], folds_following=True
+    )
+    display.is_kept = lambda: is_kept
+    chunks: Chunks = []
+    for rank in range(2):
+        chunks += display.feed(rank, Stream.ERR, SAME + b"Extension modules: numpy (total: 1)\n", 0.0)
+        chunks += display.end(rank, Stream.ERR, 0.0)
+    shown = b"".join(block for _, block in [*chunks, *display.release(0.0)])
+    number = 1 if is_kept and mode == "prefix" else 2
+    assert (shown.count(b"Traceback"), shown.count(b"Extension")) == (number, 0 if number == 1 else 2)

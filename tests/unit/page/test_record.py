@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,33 @@ def test_files_that_are_no_objects_are_named(tmp_path: Path) -> None:
 
 def test_a_folder_without_events_is_no_run(tmp_path: Path) -> None:
     assert read(str(tmp_path)) is None
+
+
+# --- the last sign of life of a run that was killed
+
+
+def killed(folder: Path, *samples: object, log: float = 0.0, events: float = 1.0) -> float:
+    """Return when a run ends that was killed as a whole; `log` and `events` are the times of these files, from its start on."""
+    recorded(folder, started(), generation(0, 0), worker(0, 0))
+    (folder / "samples.jsonl").write_text("\n".join(json.dumps(row) for row in samples))
+    (folder / "rank-0.out").write_text("step 7\n")
+    os.utime(folder / "rank-0.out", (BEGAN + log, BEGAN + log))
+    os.utime(folder / "events.jsonl", (BEGAN + events, BEGAN + events))
+    run = read(str(folder))
+    assert run is not None
+    return run.ended - BEGAN
+
+
+def sample(seconds: float) -> dict[str, object]:
+    mono = event(seconds, "notice")["mono"]
+    return {"v": 1, "mono": mono, "generation": 0, "ranks": "0", "cpu": [1], "memory": [1]}
+
+
+def test_it_ends_with_its_last_sample_or_what_it_wrote_last_whichever_is_later(tmp_path: Path) -> None:
+    assert killed(tmp_path / "a", sample(10), sample(20), "{") == 20
+    assert killed(tmp_path / "b", sample(10), log=90.0) == 90
+    assert killed(tmp_path / "c") == 0
+
+
+def test_the_times_of_a_copy_are_no_sign_of_life(tmp_path: Path) -> None:
+    assert killed(tmp_path / "a", sample(10), log=90_000.0, events=90_000.0) == 10

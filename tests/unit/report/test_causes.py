@@ -99,6 +99,11 @@ ROWS: list[tuple[Any, ...]] = [  # a cause, a death, and the facts where there a
         raised("torch.distributed.DistNetworkError",
         "The server socket has failed to listen on any local network address. port: 59851, useIpv6: false,"
         " code: -98, name: EADDRINUSE, message: address already in use")),
+    ("no such interface", raised("RuntimeError", "ifa != nullptr. Unable to find address for: ^lo")),
+    ("no such interface",  # NCCL's bootstrap.cc
+        raised("torch.distributed.DistBackendError",
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, internal error - please report this issue to the"
+        " NCCL developers, NCCL version 2.26.2\nLast error:\nBootstrap : no socket interface found")),
     ("host name resolves to loopback",
         raised("RuntimeError",
         "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out"
@@ -212,6 +217,10 @@ ROWS: list[tuple[Any, ...]] = [  # a cause, a death, and the facts where there a
         "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
         " [127.0.0.1]:9634.")),
     ("bus error", end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=7 * GIB)),
+    ("crash of torch's own checks",
+        end(signal=SIGSEGV,
+        tail="Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f1470fc6b80 (most recent call first):\n"
+        '  File "/env/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", line 1473 in _ddp_init_helper\n')),
     ("segmentation fault", end(signal=SIGSEGV, tail="Fatal Python error: Segmentation fault\n")),
     ("illegal instruction", end(signal=SIGILL)),
     ("aborted at its end",

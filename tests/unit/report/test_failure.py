@@ -288,7 +288,8 @@ def test_an_abort_in_compiled_code() -> None:
         "Fatal Python error: Aborted\n\nCurrent thread 0x00007f0cf6dedb80 (most recent call first):\n"
         f'  File "{CWD}/train.py", line 88 in train_step\n'
     )
-    assert report(end(1, signal=SIGABRT, tail=tail), stopped(0)) == expect("""
+    facts = Evidence(workers=2, program="train.py")
+    assert report(end(1, signal=SIGABRT, tail=tail), stopped(0), facts=facts) == expect("""
     error: rank 1 failed: killed by SIGABRT   (after 4 s)
 
       last stderr output:
@@ -302,7 +303,7 @@ def test_an_abort_in_compiled_code() -> None:
       logs logs/rank-1.err
       the other worker was stopped by SIGTERM in 0.1 s
 
-    hint: the ranks call different collectives: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first that differs
+    hint: the ranks call different collectives: `ddplaunch check --world-size 2 train.py` runs each alone, and names the lines
     """)
 
 
@@ -319,12 +320,91 @@ def test_an_abort_in_a_thread_without_python_frames() -> None:
       last stderr output:
         terminate called after throwing an instance of 'c10::DistBackendError'
 
+      stack of the main thread, innermost frame first:
+        train.py:88 in train_step
+
       rank 1   pid 4701  cuda:1
       logs logs/rank-1.err
       the other worker was stopped by SIGTERM in 0.1 s
 
     hint: compiled code called abort(); the reason is in the last stderr output
     """)
+
+
+# torch 2.6 (github.com/huggingface/open-r1/issues/620), and the dump as CPython writes it of a thread that it does not know
+WATCHDOG = """\
+[rank3]:[E329 03:35:46 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=4, OpType=ALLREDUCE, NumelIn=112, NumelOut=112, Timeout(ms)=1800000) ran for 1800011 milliseconds \
+before timing out.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated with exception: [Rank 3] \
+Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, NumelIn=112, NumelOut=112, \
+Timeout(ms)=1800000) ran for 1800011 milliseconds before timing out.
+Exception raised from checkTimeout at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:632 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f5a9616c1b6 in /opt/torch/lib/libc10.so)
+frame #1: c10d::ProcessGroupNCCL::ncclCommWatchdog() + 0x14d (0x7f5a4441eced in /opt/torch/lib/libtorch_cuda.so)
+
+Fatal Python error: Aborted
+
+Thread 0x00007fa0f51fd640 (most recent call first):
+  File "/opt/lib/python3.11/threading.py", line 324 in wait
+  File "/opt/lib/python3.11/site-packages/tqdm/_monitor.py", line 60 in run
+
+Thread 0x00007fa1f51fd640 (most recent call first):
+  File "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2501 in all_reduce
+  File "CWD/train.py", line 88 in train_step
+  File "CWD/train.py", line 120 in <module>
+  File "/opt/lib/python3.11/site-packages/ddplaunch/worker/bootstrap.py", line 34 in <module>
+
+Extension modules: numpy.core._multiarray_umath, torch._C, torch._C._fft (total: 3)
+""".replace("CWD", CWD)
+
+
+def test_an_abort_by_the_watchdog_of_nccl_names_the_collective_and_the_line_of_the_main_thread() -> None:
+    shown = report(end(3, signal=SIGABRT, tail=WATCHDOG), stopped(0))
+    assert (
+        """
+  NCCL's watchdog ended it: all_reduce #4 had run for 30 min
+
+  stack of the main thread, innermost frame first:
+    torch/distributed/distributed_c10d.py:2501 in all_reduce
+    train.py:88 in train_step
+    train.py:120
+
+"""
+        in shown
+    )
+    assert "a rank did not call the same collective" in shown
+    assert "frame #" not in shown
+    assert "Extension modules" not in shown
+
+
+def test_an_error_that_the_watchdog_of_nccl_has_found_has_the_number_of_its_collective() -> None:
+    """As torch 2.5 writes it: github.com/pytorch/pytorch/issues/126544 and ProcessGroupNCCL.cpp."""
+    tail = (
+        "[rank3]:[E ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 3] Exception (either an error or timeout) "
+        "detected by watchdog at work: 7, last enqueued NCCL work: 9, last completed NCCL work: 6.\n"
+        "Fatal Python error: Aborted\n\n"
+    )
+    assert "it found the failure at collective #7\n" in report(end(3, signal=SIGABRT, tail=tail), stopped(0))
+
+
+@pytest.mark.parametrize("at", [3, 20])
+def test_of_a_deep_stack_the_line_of_the_script_is_shown(at: int) -> None:
+    frames = [
+        f'  File "/opt/lib/python3.11/site-packages/torch/nn/modules/module.py", line {line} in f\n'
+        for line in range(30)
+    ]
+    frames[at] = f'  File "{CWD}/train.py", line 88 in train_step\n'
+    tail = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n" + "".join(frames)
+    assert "    train.py:88 in train_step\n" in report(end(3, signal=SIGSEGV, tail=tail), stopped(0))
+
+
+def test_ranks_that_the_watchdog_of_nccl_has_ended_alike_failed_with_the_same_error() -> None:
+    other = WATCHDOG.replace("Rank 3", "Rank 0").replace("1800011", "1800012").replace("umath, ", "")
+    assert "both ranks failed with the same error" in report(
+        end(3, signal=SIGABRT, tail=WATCHDOG), end(0, signal=SIGABRT, tail=other)
+    )
 
 
 def test_equal_failures_are_shown_once() -> None:
@@ -351,6 +431,16 @@ def test_equal_failures_are_shown_once() -> None:
 
     hint: cuda:3 is full: a smaller batch per worker, or end other programs that use it (`nvidia-smi` lists them)
     """)
+
+
+def test_ranks_that_were_stopped_while_they_exited_with_the_same_usage_error_failed_with_it() -> None:
+    usage = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --lr\n"
+    others = [replace(stopped(rank), stderr_tail=usage) for rank in (1, 2)]
+    shown = report(end(0, code=2, tail=usage), *others)
+    assert "all 3 ranks failed with the same error\n" in shown
+    assert "were stopped" not in shown
+    silent = report(end(0, code=2, tail=usage), others[0], stopped(2))
+    assert "ranks 0-1 failed with the same error\n  rank 2 was stopped" in silent
 
 
 def test_the_log_below_the_home_folder_is_shown_as_a_shell_takes_it() -> None:

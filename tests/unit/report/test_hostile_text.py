@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from ddplaunch.report import causes, error_file
 from ddplaunch.report.causes import CAUSES, Evidence, Row, classify
+from ddplaunch.report.dump import parse_crash
 from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.report.paint import Paint
-from ddplaunch.report.stack import fault_frames, frames_of, syntax_error_lines
+from ddplaunch.report.stack import frames_of, syntax_error_lines
 from ddplaunch.supervise import first_failure
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 from tests.unit.builders import worker_exit
@@ -113,7 +114,7 @@ def test_stacks_are_soon_found_in_any_text(piece: str) -> None:
         for of in (long, f'  File "a", line 1, in f\n{long}', f"Fatal Python error:\nCurrent thread\n{long}"):
             error = WorkerError(type="SyntaxError", message="", traceback=of)
             assert_quick(piece, frames_of, error, limit=READING)
-            assert_quick(piece, fault_frames, of, limit=READING)
+            assert_quick(piece, parse_crash, of, limit=READING)
             assert_quick(piece, syntax_error_lines, of, limit=READING)
 
 

@@ -1,7 +1,6 @@
 import pytest
 
 from ddplaunch.report.stack import (
-    fault_frames,
     frames_of,
     is_library,
     location,
@@ -103,20 +102,6 @@ def test_recorded_frames_go_before_the_text() -> None:
     recorded = (frame("a.py"),)
     error = WorkerError(type="E", message="", traceback='  File "b.py", line 1, in f\n', frames=recorded)
     assert frames_of(error) == recorded
-
-
-@pytest.mark.parametrize("named", ["", " [python]"], ids=["3.11", "3.14"])
-def test_the_current_thread_is_found_in_a_dump_of_faulthandler(named: str) -> None:
-    tail = (
-        "noise\nFatal Python error: Segmentation fault\n\n"
-        'Thread 0x1 (most recent call first):\n  File "t.py", line 2 in run\n\n'
-        f"Current thread 0x2{named} (most recent call first):\n"
-        '  File "/w/train.py", line 15 in inner\n  File "/w/train.py", line 17 in <module>\n'
-        '  File "/opt/lib/python3.11/site-packages/ddplaunch/worker/bootstrap.py", line 54 in <module>\n\n'
-        "Extension modules: numpy (total: 1)\n"
-    )
-    assert fault_frames(tail) == (frame("/w/train.py", 15, "inner"), frame("/w/train.py", 17, "<module>"))
-    assert fault_frames('  File "/w/train.py", line 15 in inner\n') == ()
 
 
 def test_a_syntax_error_shows_where_it_points_to() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.inspect.take import MOST_FRAMES, MOST_THREADS, parse_dump
+from ddplaunch.report.dump import MOST_FRAMES, MOST_THREADS, parse_crash, parse_dump, shortened
 from ddplaunch.supervise.outcome import Frame
 
 OF_3_11 = """\
@@ -112,3 +112,64 @@ def test_a_dump_is_bounded_and_keeps_the_main_thread():
 def test_no_text_is_too_strange(lines):
     for thread in parse_dump("\n".join(lines)):
         assert all(isinstance(frame, Frame) and len(frame.file) <= 512 for frame in thread.frames)
+
+
+# --- of a process that a signal ended
+
+OF_OTHERS = "".join(
+    f"Thread 0x{number:x} (most recent call first):\n"
+    + '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n' * 90
+    + "\n"
+    for number in range(1, 9)
+)
+LONE = """\
+Thread 0x00007f1a6a1f5740 (most recent call first):
+  File "/home/me/train.py", line 88 in train_step
+  File "/opt/ddplaunch/worker/bootstrap.py", line 84 in <module>
+
+Extension modules: numpy (total: 1)
+"""
+
+
+def lines_of(frames: tuple[Frame, ...]) -> list[int]:
+    return [frame.line for frame in frames]
+
+
+@pytest.mark.parametrize("text", [OF_3_11, OF_3_14], ids=["3.11", "3.14"])
+def test_the_thread_that_crashed_is_the_current_one(text):
+    crash = parse_crash(f"noise\nFatal Python error: Segmentation fault\n\n{text}")
+    assert lines_of(crash.current)[0] == 88
+
+
+def test_of_a_crash_in_a_thread_that_python_does_not_know_the_main_thread_is_told():
+    crash = parse_crash(f"Fatal Python error: Aborted\n\n{OF_OTHERS}{LONE}")
+    assert (lines_of(crash.current), lines_of(crash.main)) == ([], [88])
+
+
+def test_of_a_crash_in_a_thread_of_pythons_both_are_told():
+    loader = 'Current thread 0x1 (most recent call first):\n  File "/home/me/load.py", line 3 in run\n\n'
+    crash = parse_crash(f"Fatal Python error: Aborted\n\n{loader}{LONE}")
+    assert (lines_of(crash.current), lines_of(crash.main)) == ([3], [88])
+
+
+def test_of_a_list_that_was_cut_off_before_the_main_thread_no_thread_is_taken_for_it():
+    crash = parse_crash(f"Fatal Python error: Aborted\n\n{OF_OTHERS}...\n")
+    assert (crash.current, crash.main) == ((), ())
+
+
+def test_a_dump_that_ended_no_process_is_no_crash():
+    assert parse_crash(OF_3_11) == parse_crash("")
+
+
+def test_however_long_the_stacks_of_others_are_what_was_said_before_a_crash_is_kept():
+    said = "terminate called after throwing\n  what():  reason\n" + "frame #1: c10d::f() + 0x1 (0x1 in lib.so)\n" * 300
+    text = f"{said}Fatal Python error: Aborted\n\n{OF_OTHERS}{LONE}"
+    short = shortened(text, 4096)
+    assert len(short) <= 4096
+    assert short.startswith("terminate called after throwing\n  what():  reason\nFatal Python error: Aborted\n")
+    assert parse_crash(short) == parse_crash(text)
+
+
+@pytest.mark.parametrize("text", ["a line\n" * 2000, "x" * 9000, f"Fatal Python error: {'x' * 9000}", OF_OTHERS])
+def test_the_end_of_any_other_text_is_kept_in_lines(text):
+    assert len(shortened(text, 4096)) <= 4096
