@@ -62,15 +62,18 @@ MAX_AGENTS = 65536
 MAX_RANKS = 2**31 - 1  # of a job; ranks are C ints in torch
 
 
+Buffer = bytes | memoryview
+
+
 class Malformed(Exception):
     """What has arrived is no message of ours: why, in printable characters."""
 
 
-def decoder(kind: Any) -> Callable[[bytes | bytearray | memoryview], Any]:
+def decoder(kind: Any) -> Callable[[Buffer], Any]:
     """Return the decoder for messages of a type, which raises nothing but `Malformed`, whatever arrives."""
-    decode: Callable[[bytes | bytearray | memoryview], Any] | None = None
+    decode: Callable[[Buffer], Any] | None = None
 
-    def checked(payload: bytes | bytearray | memoryview) -> Any:
+    def checked(payload: Buffer) -> Any:
         """Return the message in `payload`, checked; the decoder is made at the first call."""
         nonlocal decode
         if decode is None:  # it takes milliseconds to make one, and an agent receives what one side alone does

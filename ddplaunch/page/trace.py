@@ -105,8 +105,8 @@ def _collectives(run: Run) -> Iterator[Entry]:
     for life in run.lives:
         for began, ended in _life_pieces(run, life):
             pieces.setdefault(life.rank, []).append((_ts(run, began), _ts(run, ended), life.node))
-    for times in pieces.values():
-        times.sort()
+    for of_rank in pieces.values():
+        of_rank.sort()
     calls: dict[int, list[int]] = {}
     for one in run.collectives:
         for rank, came in one.came.items():
@@ -124,10 +124,7 @@ def _collectives(run: Run) -> Iterator[Entry]:
         about = {"ranks": one.members[:_LONGEST], "last": one.last, "missing": one.missing_text(_LONGEST)}
         for rank, came in one.came.items():
             at = _ts(run, came)
-            of_rank = pieces.get(rank, ())
-            began, ended, node = (
-                of_rank[max(0, bisect_right(of_rank, at, key=itemgetter(0)) - 1)] if of_rank else _NOWHERE
-            )
+            began, ended, node = _piece_at(pieces.get(rank, []), at)
             if not began <= at < ended:
                 continue
             following = bisect_right(calls[rank], at)
@@ -152,6 +149,12 @@ def _collectives(run: Run) -> Iterator[Entry]:
                 arrow = {"cat": "collective", "name": "last to come", "id": number}
                 yield {"ph": "s", "ts": last_came, **arrow, **start}
                 yield {"ph": "f", "bp": "e", "ts": last_came + 1, **arrow, **waits}
+
+
+def _piece_at(pieces: list[tuple[int, int, int]], at: int) -> tuple[int, int, int]:
+    """Return the last piece that began by then; one in which nothing happens if there is none."""
+    before = bisect_right(pieces, at, key=itemgetter(0))
+    return pieces[before - 1] if before else _NOWHERE
 
 
 def _counters(run: Run) -> Iterator[Entry]:

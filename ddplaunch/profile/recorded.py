@@ -149,7 +149,7 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
         Malformed: it is not what a worker of ours sends.
     """
     end_of_head = data.find(b"\n") + 1
-    first = data[:end_of_head]
+    first = bytes(data[:end_of_head])
     check_density(first)
     head: _Head = _head(first)
     check_density(data, end_of_head, container=_OF_EVENT, times=_TIMES)

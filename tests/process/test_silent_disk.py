@@ -35,6 +35,12 @@ class JobOnDisk(Job):
         return Result(done.returncode, done.stdout, done.stderr, 0.0)
 
     @property
+    def name(self) -> str:
+        """The name of its only run: other tests have runs, too."""
+        (name,) = os.listdir(self.disk.seen / "state/ddplaunch/runs")
+        return name
+
+    @property
     def runs(self) -> str:
         return f"{self.disk.place}/state/ddplaunch/runs"
 
@@ -110,7 +116,7 @@ def test_who_does_not_read_the_logs_at_once_is_no_disk_that_hangs(job):
     script = job.home / "prints.py"
     script.write_text("for at in range(200_000): print(at)\n")
     job.run("--nproc-per-node", 2, "--output", "none", script).expect(0)
-    reader = subprocess.Popen(job.argv("logs"), env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    reader = subprocess.Popen(job.argv("logs", job.name), env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     looks_at = child(reader.pid)
     until(lambda: stat(looks_at)[0] == "S" and stat(reader.pid)[0] == "S", "a pipe that is full")
     with pytest.raises(subprocess.TimeoutExpired):
@@ -122,7 +128,9 @@ def test_who_does_not_read_the_logs_at_once_is_no_disk_that_hangs(job):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_verb_as_any_command(job, signum):
     job.behave("all=default")
-    following = subprocess.Popen(job.argv("logs", "-f"), env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    following = subprocess.Popen(
+        job.argv("logs", "-f", job.name), env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert following.stderr is not None
     assert b"logs of" in following.stderr.readline()
     following.send_signal(signum)
