@@ -75,7 +75,7 @@ def shell(plan: Plan) -> str:
     redactor = Redactor()
     redactor.argv(plan.workers[0].argv)
     if redactor.hidden:
-        lines.append("# the arguments of the script hold what looks like a secret")
+        lines.append("# the arguments of the script seem to hold a secret")
     for worker in plan.workers:
         variables = environment({}, plan, worker, generation=0, port=port)
         shown = sorted((name, value) for name, value in variables.items() if name not in plan.secret)

@@ -100,7 +100,7 @@ def _warn_of_secrets(job: Sequence[str]) -> None:
     redactor.argv(job)
     if redactor.hidden:
         what = (
-            "what looks like a secret" if redactor.hidden == 1 else f"{redactor.hidden} values that look like secrets"
+            "a likely secret" if redactor.hidden == 1 else f"{redactor.hidden} values that look like secrets"
         )
         tell(
             f"ddplaunch: warning: the script holds {what}, and Slurm keeps a copy of it: "
