@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -283,3 +284,37 @@ def test_each_rank_stops_under_pydevd_as_pycharm_starts_it(debug: Debug) -> None
     assert done(result.expect(0).out) == DONE
     assert (ide.hits, ide.connections) == (2, 3)
     debug.job.nothing_left()
+
+
+def test_a_command_that_looks_for_something_is_no_program_to_debug_and_a_fork_of_ours_traces_nothing(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        dedent("""
+        import os, subprocess, sys
+        from debugpy._vendored import force_pydevd  # as debugpy has it
+        import pydevd
+        from _pydev_bundle import pydev_monkey
+        from ddplaunch.process import command, fork
+        print(fork.is_followed())
+        pydev_monkey.patch_new_process_functions()
+        pydevd.SetupHolder.setup = {"client": "127.0.0.1", "port": 9, "server": False, "multiprocess": True}
+        print(fork.is_followed())
+        ask = [sys.executable, "-c", "import sys; print('pydevd' in sys.modules)"]
+        theirs = subprocess._fork_exec
+        print(command.run(ask, dict(os.environ), 60).out.strip(), subprocess._fork_exec is theirs)
+        pydevd.PyDB()
+        if sys.version_info < (3, 12):
+            sys.settrace(lambda *_: None)
+        if (pid := fork.fork()) == 0:
+            print(sys.gettrace(), pydevd.get_global_debugger(), pydevd.SetupHolder.setup["ppid"] == os.getppid(), flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os._exit(0)
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, "-u", str(program)], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert done.stdout.splitlines() == ["False", "True", "False True", "None None True"], done.stderr
