@@ -27,9 +27,9 @@ def last_sign(folder: str, parts: Iterable[tuple[str, float, float]]) -> float:
 
     `parts` are the folders of its nodes, the offset of each node's CLOCK_MONOTONIC, and the time of its last event.
     """
-    parts = list(parts)
-    signs = [_last_sample(f"{part}/{SAMPLES}") + offset for part, offset, last in parts if last]
-    if all(_is_original(f"{part}/events.jsonl", last) for part, _, last in parts):
+    told = [each for each in parts if each[2]]  # a node without events has no clock that is known
+    signs = [_last_sample(f"{part}/{SAMPLES}") + offset for part, offset, _ in told]
+    if all(_is_original(f"{part}/events.jsonl", last) for part, _, last in told):
         signs += (_modified(path) for log in logs_of(folder) for path in _segments(f"{log.folder}/{log.name}"))
     return max(signs, default=0.0)
 

@@ -29,6 +29,11 @@ def is_killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def sends_more():
+    """Call another collective: a thread of gloo's in rank 0, which has less room, throws and aborts."""
+    dist.all_reduce(torch.ones(4000))
+
+
 def is_done():
     sys.exit()
 

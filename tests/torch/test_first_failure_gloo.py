@@ -51,6 +51,16 @@ def test_a_rank_that_raised_and_is_slow_to_end_is_blamed_with_its_line_for_the_v
     assert "Connection closed" not in report
 
 
+def test_an_abort_in_a_thread_of_gloo_has_the_line_of_the_main_thread_and_leads_to_a_check(fail, program):
+    result, report = fail("sends_more")
+    assert result.status == 134
+    assert report.startswith("rank 0 failed: killed by SIGABRT   (")
+    assert "Received data size doesn't match expected size." in report
+    assert "\n  stack of the main thread, innermost frame first:\n" in report
+    assert f"torch_fail.py:{line_of(program('torch_fail'), 'dist.all_reduce(total)')} in step\n" in report
+    assert re.search(r"hint: .*`ddplaunch check --world-size 2 \S*torch_fail\.py", report)
+
+
 def test_a_rank_that_is_killed_is_blamed_and_the_file_that_they_met_at_is_removed(fail, job):
     result, report = fail("is_killed", "--init-method", f"file:{job.home / 'meet'}")
     assert result.status == 137
