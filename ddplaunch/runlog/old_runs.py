@@ -33,7 +33,7 @@ AGAIN_AFTER = 3600.0  # seconds: no job need look again at thousands of runs tha
 
 SKEW = 3600.0  # seconds by which two clocks may differ that agree
 LEAP = 14 * DAY  # a time in which no job has looked here, which is as likely that of a clock that is wrong
-_KEEP_ALL = "`--keep-runs 0` keeps all runs, whatever the clocks say"
+_KEEP_ALL = "`--keep-runs 0` keeps all runs at any time"
 
 _COUNTS_FOR = 256 << 10  # bytes, at least: so many that they are slow to list are too many however small each is
 _LONG = 600.0  # seconds
@@ -90,7 +90,7 @@ def doubt(now: float, of_disk: float, looks: Looks) -> tuple[str, Looks]:
     leap = of_disk - looks.last
     if looks.last and not -SKEW <= leap <= LEAP:
         since = f"{duration(abs(leap))} {'after' if leap > 0 else 'before'} the last job here, by its clock"
-        return f"this is {since}; if the clock is right, old runs go from tomorrow on", Looks(of_disk, of_disk)
+        return f"this is {since}. If the clock is right, old runs go from tomorrow on", Looks(of_disk, of_disk)
     if looks.leapt and 0 <= of_disk - looks.leapt < DAY:
         return "the clock has leapt by many days since yesterday", Looks(of_disk, looks.leapt)
     return "", Looks(of_disk)

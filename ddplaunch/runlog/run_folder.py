@@ -162,7 +162,7 @@ class RunFolder:
             what = "its logs wait"
             if not self.is_made:
                 what += f". `ddplaunch ps`, `stop` and `logs` do not find it: {_ELSEWHERE}"
-            return f"warning: the log folder {self.path}{on} does not answer; the job goes on, and {what}"
+            return f"warning: the log folder {self.path}{on} does not answer. The job goes on, and {what}"
         lines = self.files.dropped_lines
         dropped = [f"{count(lines, 'line')} of log were dropped meanwhile"] if lines else []
         return "; ".join([f"the log folder {self.path}{on} answers again", *dropped])

@@ -68,7 +68,7 @@ def test_a_job_starts_without_its_folder_and_says_so(job, program, requests):
     job.disk.hang(requests)
     result = job.run("--nproc-per-node", 2, program("behave"), "all=done").expect(0)
     assert f"warning: the log folder {job.runs}/" in result.err
-    assert "does not answer; the job goes on" in result.err
+    assert "does not answer. The job goes on" in result.err
     assert "`export XDG_STATE_HOME=FOLDER` or `--log-dir FOLDER`" in result.err
     assert "logs in" not in result.err
 
