@@ -20,6 +20,12 @@ BLOCK = 10  # ports of one job: MASTER_PORT, and those where the agents may meet
 ENOUGH = 30.0  # seconds, on a machine that has other things to do
 
 
+def catches(proc: Path, signum: int) -> bool:
+    """Whether a process has a handler for a signal; `proc` is its folder in /proc."""
+    mask = (proc / "status").read_text().partition("SigCgt:")[2].split()[0]
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
 @dataclass
 class Node:
     """The command on one node; what it prints goes to files, so that nobody has to read it."""
@@ -41,7 +47,9 @@ class Node:
     @property
     def agent(self) -> int:
         """The pid of its agent."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        proc = Path(f"/proc/{self.process.pid}")
+        until(lambda: catches(proc, signal.SIGTERM), "a front that handles signals")  # earlier children ask a disk
+        children = proc / "task" / proc.name / "children"
         return int(until(lambda: children.read_text().split(), "an agent")[-1])
 
     @property

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import posix
 import resource
 import time
 
@@ -94,7 +95,7 @@ def test_without_room_for_a_process_a_question_is_answered_at_once(loop, monkeyp
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     answers: list[int] = []
-    monkeypatch.setattr(os, "fork", refuse)
+    monkeypatch.setattr(posix, "fork", refuse)
     fds = os.listdir("/proc/self/fd")
     assert loop.ask(lambda: 1, 7, answers.append).answer == 7
     assert answers == [7]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import posix
 import signal
 import socket
 import subprocess
@@ -316,7 +317,7 @@ def test_without_room_for_a_process_the_answers_are_there_at_once_and_those_of_n
     def refuse(*_):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr(posix if call == "fork" else os, call, refuse)
     answered = []
     Resolver(loop, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
     assert child_of(loop) is None
