@@ -57,7 +57,7 @@ def test_the_plan_shows_no_secret_and_its_commands_are_whole(job: Job, program) 
         assert "DB_PASSWORD" in shown
     commands = job.run("plan", "--sh", *line, env=SECRETS).expect(0).out
     assert "# export first, with their values, which are not shown: DB_PASSWORD" in commands
-    assert "# the arguments of the script hold what looks like a secret" in commands
+    assert "# the arguments of the script seem to hold a secret" in commands
     assert "--hf-token hush-1 --api-key=hush-2" in commands
     assert "hush-5" not in commands
 
@@ -77,7 +77,7 @@ def test_a_batch_script_is_whole_and_a_warning_says_so(job: Job, program) -> Non
     script = program("knows_secrets")
     result = job.run("submit", "--print", "--", script, "--hf-token", "hush-1").expect(0)
     assert "--hf-token hush-1" in result.out
-    assert "the script holds what looks like a secret" in result.err
+    assert "the script holds a likely secret" in result.err
     assert "hush" not in result.err
     assert job.run("submit", "--print", "--", script, "--max-tokens", "5").expect(0).err == ""
 
