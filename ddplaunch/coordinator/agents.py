@@ -223,15 +223,13 @@ class Agents:
 
         So an agent only chooses among the names that this node knows for its own. Else the near end of its connection counts.
         """
-        names = self._terms.names
-        found = [
-            reached if (reached := self.hellos[id].reached) in names else self.connections.local_address(id)
-            for id in order
-            if id != SELF_ID
-        ]
-        # the loopback address is that of agents on this host, which reach its other addresses too
-        found = [one for one in found if not is_loopback(one)] or found or [*names, LOOPBACK][:1]
-        return Counter(found).most_common(1)[0][0]
+        names, reached = self._terms.names, []
+        for id in order:
+            # at the loopback address are agents on this host, which reach its other addresses too
+            if id != SELF_ID and not is_loopback(near := self.connections.local_address(id)):
+                name = self.hellos[id].reached
+                reached.append(name if name in names else near)
+        return Counter(reached or [*names, LOOPBACK][:1]).most_common(1)[0][0]
 
     def begin(self, order: Sequence[int], generation: Generation) -> None:
         """Have these agents begin, each told its index in `order`."""

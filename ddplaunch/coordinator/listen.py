@@ -78,9 +78,11 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
     rendezvous, spec, allocation = request.rendezvous, request.spec, request.allocation
 
     def listen_at(ports: Sequence[int]) -> Agents:
+        given = allocation.endpoint.address
+        is_any = given is not None and is_same_host(given, "localhost")  # which each host calls itself
         terms = replace(
             _terms(request, coordinator),
-            address=allocation.endpoint.address or spec.local_addr,
+            address=(None if is_any else given) or spec.local_addr,
             names=_own_names(rendezvous.addresses),
             ports=ports,
         )

@@ -47,7 +47,8 @@ _KINDS = (
         ),
         only_with_rank=True,
     ),
-    _Kind(rank="PMIX_RANK", prefixes=("PMIX_",), settings=("PMIX_MCA_",)),
+    # a PMIx that was moved is found by PMIX_PREFIX, until version 4 by PMIX_INSTALL_PREFIX
+    _Kind(rank="PMIX_RANK", prefixes=("PMIX_",), settings=("PMIX_MCA_", "PMIX_PREFIX", "PMIX_INSTALL_PREFIX")),
     _Kind(  # Hydra, of MPICH and Intel MPI; Cray's PMI; srun --mpi=pmi2
         rank="PMI_RANK",
         size="PMI_SIZE",
@@ -69,7 +70,7 @@ _KINDS = (
     _Kind(
         rank="SLURM_PROCID",
         size="SLURM_STEP_NUM_TASKS",
-        prefixes=("SLURM_PMI",),
+        prefixes=("SLURM_PMI_", "SLURM_PMI2_", "SLURM_PMIX_MAPPING_"),
         names=_named("SLURM_", "LOCALID GTIDS TASK_PID"),
     ),
 )

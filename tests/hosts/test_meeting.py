@@ -1,5 +1,7 @@
 """How hosts find each other at the start, in whatever order they come, and what they say when one does not."""
 
+import json
+
 import pytest
 
 from tests.conftest import until
@@ -28,6 +30,16 @@ def test_hosts_that_lag_meet(job, program):
         job.bed.lag(host, 200, loss_percent=5)
     job.by_hand(program("place"))
     all_end_with(job, 0)
+
+
+def test_workers_of_others_meet_node_0_where_it_is_if_it_was_told_that_it_is_at_localhost(job, program):
+    """As older versions of Kubeflow tell the master of a PyTorchJob."""
+    for rank, host in enumerate(HOSTS):
+        pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "RANK": str(rank), "WORLD_SIZE": "3", "MASTER_PORT": "23456"}
+        job.start(program("place"), host=host, env={**pod, "MASTER_ADDR": HOSTS[0] if rank else "localhost"})
+    all_end_with(job, 0)
+    told = [json.loads((job.home / "signs" / f"place-{rank}").read_text())["variables"] for rank in range(3)]
+    assert {one["MASTER_ADDR"] for one in told} == {job.bed.address("node0")}
 
 
 @pytest.mark.parametrize("state", ["off", "cut", "without ddplaunch"])

@@ -13,7 +13,7 @@ __all__ = ["one_cluster"]
 
 @pytest.mark.parametrize("way", ["", "srun --ntasks-per-node=1 "], ids=["a step for each node", "one step of all"])
 def test_all_nodes_of_an_allocation_are_examined(job: SlurmJob, way: str) -> None:
-    command = f"{way}{job.ddplaunch} doctor --json --only limits"
+    command = f"{way}{job.ddplaunch} doctor --json --only limits --write-hosts {job.home}/good.txt"
     result = job.salloc(command, f"--nodes={NODES}")
     report = json.loads(result.out)
     assert len({one["host"] for one in report["nodes"]}) == NODES
@@ -21,6 +21,7 @@ def test_all_nodes_of_an_allocation_are_examined(job: SlurmJob, way: str) -> Non
     assert facts["nodes"] == f"{NODES} of {NODES} nodes answered to the end"
     assert re.search(r"/s and .* for a round trip, in \d pair", facts["network"])
     assert [one for one in report["findings"] if one["severity"] == "broken"] == []
+    assert (job.home / "good.txt").read_text().split() == [one["host"] for one in report["nodes"]]
     job.nothing_left(10)
 
 

@@ -72,8 +72,8 @@ def examine_nodes(
             stack.callback(gathering.close)
             gathering.expect(nodes.joining)
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
-    if allocation.rendezvous is None:
-        return report, [allocation.start[node] for node in good]
+    if allocation.rendezvous is None or len(allocation.hosts) == len(named.start):
+        return report, [named.start[node] for node in good]  # who has started the nodes has named them
     # where a later job is to run is no word of these nodes: another host could have the name that one gives itself
     addresses = {node: one.address for node, one in nodes.joining.items()}
     return report, [Host(name=addresses.get(node) or socket.gethostname()) for node in good]
