@@ -15,6 +15,7 @@ _BEFORE = r"(?<![A-Za-z0-9])"
 # the beginning of each, then what is long enough to be no word
 _TOKENS = (
     r"hf_[A-Za-z0-9]{16,}", r"api_org_[A-Za-z0-9]{16,}", r"sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*",
+    r"sk-(?:ant|proj|svcacct|admin|or-v1)-[\w-]{16,}",
     r"[spr]k_(?:live|test)_[A-Za-z0-9]{12,}", r"gh[opusr]_[A-Za-z0-9]{12,}", r"github_pat_\w{12,}",
     r"gl(?:pat|dt|rt|cbt|ptt|soat|ft)-[\w-]{12,}", r"xox[a-z]-[\w-]{8,}", r"xapp-[\w-]{12,}",
     r"A(?:KI|SI|RO|ID)A[A-Z0-9]{12,}", r"AIza[\w-]{20,}", r"ya29\.[\w-]{12,}", r"GOCSPX-[\w-]{12,}",
@@ -23,16 +24,17 @@ _TOKENS = (
     r"pplx-[A-Za-z0-9]{16,}", r"xai-[A-Za-z0-9]{16,}", r"tgp_v1_[\w-]{16,}", r"do[opr]_v1_[a-f0-9]{16,}",
     r"lin_api_[A-Za-z0-9]{16,}", r"ATATT[\w=-]{16,}", r"PMAK-[\w-]{16,}", r"hv[sbr]\.[\w-]{12,}", r"tskey-[\w-]{12,}",
     r"AGE-SECRET-KEY-[A-Z0-9]{12,}", r"wandb_v1_\w{12,}", r"dapi[a-f0-9]{32}", r"eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?",
-    r"\d{8,10}:AA[\w-]{30,}", r"EAA[A-Za-z0-9]{40,}", r"sq0[a-z]{3}-[\w-]{16,}", r"key-[a-f0-9]{32}",
+    r"(?:bot)?\d{8,10}:AA[\w-]{30,}", r"ntn_[A-Za-z0-9]{20,}", r"secret_[A-Za-z0-9]{40,}", r"GR1348941[\w-]{12,}",
+    r"EAA[A-Za-z0-9]{40,}", r"sq0[a-z]{3}-[\w-]{16,}", r"key-[a-f0-9]{32}",
 )  # fmt: skip
 # addresses to which whoever knows them may write
 _WEBHOOKS = (
-    r"(?<=hooks\.slack\.com/)[\w/-]{8,}", r"(?<=/api/webhooks/)[\w/-]{8,}", r"(?<=\.webhook\.office\.com/)[\w/@-]{8,}",
+    r"(?<=hooks\.slack\.com/)[\w/-]{8,}", r"(?<=/webhooks/)\d{3,}/[\w-]{4,}", r"(?<=\.webhook\.office\.com/)[\w/@-]{8,}",
     r"(?<=hooks\.zapier\.com/)[\w/-]{8,}",
 )  # fmt: skip
 _SIGNED = r"(?<=[?&;])(?:sig|signature|key|code|x-(?:amz|goog)-(?:signature|credential|security-token))=([^\s&#\"'<>]+)"
 _SCHEMES = r"\b(?:Bearer|Basic|ApiKey)\s+([A-Za-z0-9._~+/=-]{8,})"
-_USER = r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256})|([^\s/?#@:\"'<>,;]{8,256}))@"
+_USER = r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256}(?:@[^\s/?#@\"'<>]{1,128}){0,3})|([^\s/?#@:\"'<>,;]{8,256}))@"
 _RUN = r"[A-Za-z0-9+/_-]{24,}={0,2}"
 _NEXT_LINE = r"\n[+\- ]?[ \t]*[\"']?([A-Za-z0-9+/]{4,}={0,2})(?=[\"'\\,; \t]*(?:\n|\Z))"
 _SAMPLE = 4096  # characters from which a long text is judged
