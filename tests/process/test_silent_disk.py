@@ -126,6 +126,21 @@ def test_who_does_not_read_the_logs_at_once_is_no_disk_that_hangs(job):
     assert (reader.returncode, out.count(b"\n")) == (0, 400_000)
 
 
+def test_a_report_waits_for_the_reader_of_a_named_pipe(job):
+    job.behave("all=done")
+    job.wait().expect(0)
+    pipe = job.home / "pipe"
+    os.mkfifo(pipe)
+    writer = subprocess.Popen(
+        job.argv("report", job.name, "--out", pipe), env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        writer.wait(7)  # it takes so long to give a disk up
+    assert pipe.read_text().startswith("<!DOCTYPE html>")
+    writer.communicate(timeout=PATIENCE)
+    assert writer.returncode == 0
+
+
 def test_a_pipe_that_does_not_block_gets_the_logs_whole(job):
     script = job.home / "prints.py"
     script.write_text("for at in range(100_000): print(at)\n")
