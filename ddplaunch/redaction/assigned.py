@@ -45,7 +45,7 @@ _OPENS = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?={_QUOTED}))"
 _LITERAL = r"(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>\\{0,3}(?:\"\"\"|'''|[\"'`]))"
 _ADDED = rf"[ \t]*+(?:\+[ \t]*+)?(?:\\[ \t]*+{_EOL})?(?={_QUOTED})"
 _ADDED_INSIDE = rf"[ \t]*+[+,]?[ \t]*+{_EOL}{{0,3}}(?:\+[ \t]*+)?(?={_QUOTED})"
-_SCHEME = r"(?i:Bearer|Basic|Token|ApiKey|Digest)[ \t]++"
+_SCHEME = r"(?i:Bearer|Basic|Token|ApiKey|Digest)[ \t]++(?!(?:if|or|and|else|for|in|is|not)\b)"
 _BLOCK = r"[|>][+-]?\d?[ \t]*+(?:#[^\n]*)?(?=\n)"
 _CALL = rf"{_NAME}\("
 _TARGETS = r"[+\- ]?[ \t]*+(?:[\w.]++[ \t]*+,[ \t]*+)+"  # user, password = "...", "..."
@@ -138,7 +138,8 @@ def _value(text: str, start: int, at: int, name: str, syntax: Syntax, *, is_assi
     inside = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
     first = opened.end() if opened else at
     if (literal := _pattern(_LITERAL).match(text, first)) is not None:
-        if _closes(text, start, first, literal["quote"]):
+        is_docstring = opened is not None and opened[0].startswith("\n") and len(literal["quote"]) == 3
+        if is_docstring or _closes(text, start, first, literal["quote"]):
             return
         of_several = _pattern(_TARGETS).fullmatch(_before(text, start)) is not None
         yield from _literals(text, first, name, inside=inside or of_several)
@@ -273,7 +274,7 @@ def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator
     before, between = _before(text, start), text[start:at]
     is_inside = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
     begins = not is_inside and _pattern(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
-    is_header = name.lower().endswith("cookie")
+    is_header = name.lower() in ("cookie", "set-cookie")
     if (scheme := _pattern(_SCHEME).match(text, at)) is not None:
         at, begins, is_header = scheme.end(), False, True
     end = _end_of_line(text, at) if begins else _end(text, at, _HEADER if is_header and scheme is None else _WORD)

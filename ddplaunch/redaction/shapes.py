@@ -54,7 +54,7 @@ def tokens(text: str) -> Iterator[Span]:
 def headers(text: str) -> Iterator[Span]:
     """Find what follows the scheme of a login: "Bearer ...", but no word of prose."""
     for found in _pattern(_SCHEMES).finditer(text):
-        if not (found[1].isalpha() and (found[1].islower() or found[1].istitle())):
+        if _pattern(r"[A-Za-z]?[a-z]*(?:[/.-][A-Za-z]?[a-z]*)*").fullmatch(found[1]) is None:
             yield found.span(1)
 
 
