@@ -35,6 +35,7 @@ _WEBHOOKS = (
 _SIGNED = r"(?<=[?&;])(?:sig|signature|key|code|x-(?:amz|goog)-(?:signature|credential|security-token))=([^\s&#\"'<>]+)"
 _SCHEMES = r"\b(?:Bearer|Basic|ApiKey)\s+([A-Za-z0-9._~+/=-]{8,})"
 _USER = r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256}(?:@[^\s/?#@\"'<>]{1,128}){0,3})|([^\s/?#@:\"'<>,;]{8,256}))@"
+_AROUND = " \t\n\"'`=(,:[<"  # what may stand before a path
 _RUN = r"[A-Za-z0-9+/_-]{24,}={0,2}"
 _NEXT_LINE = r"\n[+\- ]?[ \t]*[\"']?([A-Za-z0-9+/]{4,}={0,2})(?=[\"'\\,; \t]*(?:\n|\Z))"
 _SAMPLE = 4096  # characters from which a long text is judged
@@ -84,7 +85,8 @@ def blobs(text: str) -> Iterator[Span]:
     """Find text that looks random, and the lines of base64 that continue it."""
     end = 0
     for found in _pattern(_RUN).finditer(text):
-        if found.start() < end or not is_random(found[0]) or _is_digest(text, found.start()):
+        start = found.start()
+        if start < end or not is_random(found[0]) or _is_digest(text, start) or _is_path(text, start, found[0]):
             continue
         end = found.end()
         yield found.span()
@@ -102,6 +104,14 @@ def _line_end(text: str, at: int) -> int:
 def _is_digest(text: str, at: int) -> bool:
     """Whether what begins here is written as a digest: "sha256-..." of a lock file, "SHA256:..." of a public key."""
     return _pattern(r"sha\d{1,3}[-:]?\Z", re.IGNORECASE).search(text[max(0, at - 8) : at]) is not None
+
+
+def _is_path(text: str, at: int, found: str) -> bool:
+    """Whether what is found here is a path, absolute or of a file: a message names it, and it is no secret."""
+    is_absolute = found.startswith("/") and not found.startswith("//") and found.count("/") > 1
+    is_of_file = "/" in found and _pattern(r"\.[a-z]\w{0,5}\b").match(text, at + len(found)) is not None
+    before = text[at - 1 : at] if at else ""
+    return (is_absolute and before in ("", *_AROUND, "~", ".")) or (is_of_file and before in ("", *_AROUND))
 
 
 def is_random(text: str) -> bool:

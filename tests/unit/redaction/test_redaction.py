@@ -142,6 +142,8 @@ STAYS = [
     "error: --auth kerberos is not known", "auth = munge", "bad token: 'foo' at line 3", "SyntaxError: unexpected token: '}'",
     "token = token if token is not None else key", 'class HfToken:\n    """A long docstring."""', "Basic Origin/Host comparisons",
     "f(target, skip_cookie=True, search_ns=False)", "a Matrix of Basic expressions.",
+    f"error: /scratch/{LONG}/x.py does not exist", f"logs in ~/runs/{LONG}", f"/data/{LONG}/a.bin: no such file",
+    f"--data=/data/{LONG}/a", f"error: nope/{LONG}/x.py does not exist",
     "api_key = cfg.get('api_key') or ask()", "language_token = 'english'", "a, b = 'one', 'two'",
     'parser.add_argument("--token", help="it")\nparser.add_argument("--name", default="bert")',
     'parser.add_argument(\n    "--token",\n    help="it",\n)\nparser.add_argument(\n    "--name",\n    default="bert",\n)',
