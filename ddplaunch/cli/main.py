@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -97,6 +98,8 @@ def watch_disk(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and give the exit status; `argv` is without the name of the command."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # by the caller: nobody could wait for a child of ours
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
     except LaunchError as error:

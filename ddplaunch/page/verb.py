@@ -72,7 +72,7 @@ def _put(path: str, text: str, *, private: bool) -> None:
         if private and os.path.islink(path):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         if not private and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-            with open(path, "wb") as pipe:  # or a terminal, as /dev/stdout is
+            with waiting(), open(path, "wb") as pipe:  # or a terminal, as /dev/stdout is; its reader may come late
                 pipe.write(data)
             return
         with replaced(path, 0o600 if private else 0o666) as file:

@@ -111,7 +111,12 @@ class _Relay:
     def _pass_on(self, data: bytes) -> None:
         self.waits = True
         while data:
-            data = data[os.write(self._descriptors[0], data) :]
+            try:
+                data = data[os.write(self._descriptors[0], data) :]
+            except BlockingIOError:  # the caller has made its pipe so
+                poll = select.poll()
+                poll.register(self._descriptors[0], select.POLLOUT)
+                poll.poll()
         self.waits = False
 
 

@@ -9,6 +9,7 @@ import os
 import selectors
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from ddplaunch.process import clock
@@ -39,11 +40,17 @@ def ask(question: Callable[[], T], timeout: float) -> T:
         received = _read(answers, clock.now() + timeout)
     finally:
         os.close(answers)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0 if received else os.WNOHANG)
+    end_asked(pid, has_answered=bool(received))
     if received is None:
         raise TimeoutError(f"no answer in {timeout:g} s")
     return unpack(received)  # type: ignore[no-any-return]  # what `question` gave
+
+
+def end_asked(pid: int, *, has_answered: bool) -> None:
+    """Kill a child that was asked, and wait for its end if it `has_answered`: else it may be in uninterruptible sleep."""
+    with suppress(ProcessLookupError, ChildProcessError):  # a caller of ours may ignore SIGCHLD: its children vanish
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0 if has_answered else os.WNOHANG)
 
 
 def fork_asked(

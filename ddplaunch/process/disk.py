@@ -52,7 +52,7 @@ def answer(question: Callable[[], T], path: str, what: str, hint: str | None = N
 
 def _exist(paths: Sequence[str], what: str) -> bool:
     """Ask for one byte, which takes none of the imports of `answer`: each first start on a machine comes here."""
-    from ddplaunch.process.ask import fork_to_answer
+    from ddplaunch.process.ask import end_asked, fork_to_answer
 
     us = os.getpid()
     try:
@@ -63,8 +63,7 @@ def _exist(paths: Sequence[str], what: str) -> bool:
     poll.register(answers, select.POLLIN)
     received = os.read(answers, 1) if poll.poll(WITHIN * 1000) else b""
     os.close(answers)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0 if received else os.WNOHANG)
+    end_asked(pid, has_answered=bool(received))
     if received not in (_THERE, _MISSING):
         raise LaunchError(f"{what} cannot be used: {paths[0]}: {_SILENT}")
     return received == _THERE

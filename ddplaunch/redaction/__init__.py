@@ -22,7 +22,9 @@ __all__ = ["HIDDEN", "Redactor", "Syntax", "is_secret", "literals"]
 _SHORTEST, _SHORT, _WORD = 6, 8, 12  # characters of a value that is hidden wherever it stands: mixed, any, a word
 _LONG = 16  # characters of a word that may be a token
 # of secrets that may be in shorter words, besides the parts of names
-_SIGNS = ("://", "-----", "bearer", "basic", "login", "curl", "wget", "mysql", "mariadb", "identified", "-cli", "mongo")
+_SIGNS = (
+    "://", "-----", "bearer", "basic", "login", "curl", "wget", "mysql", "mariadb", "identified", "-cli", "mongo", "ldap", "zip",
+)  # fmt: skip
 
 
 def literals(env: Mapping[str, str]) -> tuple[str, ...]:

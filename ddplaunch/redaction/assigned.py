@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from enum import Enum
 from functools import cache
 
-from ddplaunch.redaction.names import LONGEST, PARTS, is_secret, is_value
+from ddplaunch.redaction.names import LONGEST, PARTS, TEXTS, is_secret, is_value
 from ddplaunch.redaction.shapes import Span
 
 
@@ -37,7 +37,7 @@ _GIVES = (
     rf"(?P<assigns>(?:{_QUOTE})?[ \t]*+\]?[ \t]*+(?:=>|<-|[:?+]=|[!=]==?|[=:](?![=:]))[ \t]*+)",
     rf"(?P<pairs>(?:{_QUOTE})?[ \t]*+,?[ \t]*+{_EOL}?(?:{_QUOTE})?(?P<value>\bvalue(?:{_QUOTE})?[ \t]*+[:=][ \t]*+))",
     rf"(?P<lists>{_QUOTE}[ \t]*+,[ \t]*+{_EOL}?(?=[rbfu]{{0,2}}\\{{0,3}}[\"']))",
-    rf"(?P<defaults>{_QUOTE}[ \t]*+,[^\n]{{0,300}}?\bdefault[ \t]*+=[ \t]*+(?={_QUOTED}))",
+    rf"(?P<defaults>{_QUOTE}[ \t]*+,(?:[^\n]|(?<=,)\n){{0,300}}?\bdefault[ \t]*+=[ \t]*+(?={_QUOTED}))",
     rf"(?P<tags>(?:{_QUOTE})?[ \t]*+>)",
     r"(?P<follows>[ \t]++(?:['\"](?=[^'\"\n]*['\"]))?(?=[^\s=:]))",
 )
@@ -45,9 +45,10 @@ _OPENS = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?={_QUOTED}))"
 _LITERAL = r"(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>\\{0,3}(?:\"\"\"|'''|[\"'`]))"
 _ADDED = rf"[ \t]*+(?:\+[ \t]*+)?(?:\\[ \t]*+{_EOL})?(?={_QUOTED})"
 _ADDED_INSIDE = rf"[ \t]*+[+,]?[ \t]*+{_EOL}{{0,3}}(?:\+[ \t]*+)?(?={_QUOTED})"
-_SCHEME = r"(?:Bearer|Basic|Token|ApiKey|Digest|token|bearer)[ \t]++"
+_SCHEME = r"(?i:Bearer|Basic|Token|ApiKey|Digest)[ \t]++(?!(?:if|or|and|else|for|in|is|not)\b)"
 _BLOCK = r"[|>][+-]?\d?[ \t]*+(?:#[^\n]*)?(?=\n)"
 _CALL = rf"{_NAME}\("
+_TARGETS = r"[+\- ]?[ \t]*+(?:[\w.]++[ \t]*+,[ \t]*+)+"  # user, password = "...", "..."
 _REFERS = (
     r"(?:.*\.)?(?:getenv|getpass|input|open|Path|get_secret\w*|read_text|prompt|path|join|environ|Depends|ask|field)\("
 )
@@ -80,11 +81,17 @@ def values(text: str, syntax: Syntax) -> Iterator[Span]:
         start, end = _name(text, hit.start(), done)
         done = end
         name = text[max(start, end - LONGEST) : end]
-        if not is_secret(name):
+        if not is_secret(name) or (name.lower() == "token" and _is_of_text(text, start)):
             continue
         for span in _beside(text, start, end, name, syntax):
             done = max(done, span[1])
             yield span
+
+
+def _is_of_text(text: str, start: int) -> bool:
+    """Whether the word before a token says that it is one of a text: `unexpected token: "}"`."""
+    before = _pattern(r"([A-Za-z]+) \Z").search(text, max(0, start - 20), start)
+    return before is not None and before[1].lower() in TEXTS
 
 
 def _name(text: str, at: int, low: int) -> Span:
@@ -131,9 +138,11 @@ def _value(text: str, start: int, at: int, name: str, syntax: Syntax, *, is_assi
     inside = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
     first = opened.end() if opened else at
     if (literal := _pattern(_LITERAL).match(text, first)) is not None:
-        if _closes(text, start, first, literal["quote"]):
+        is_docstring = opened is not None and opened[0].startswith("\n") and len(literal["quote"]) == 3
+        if is_docstring or _closes(text, start, first, literal["quote"]):
             return
-        yield from _literals(text, first, name, inside=inside)
+        of_several = _pattern(_TARGETS).fullmatch(_before(text, start)) is not None
+        yield from _literals(text, first, name, inside=inside or of_several)
         yield from _alternatives(text, _closing(text, literal.end(), literal["quote"]), name)
         return
     if (block := _pattern(_BLOCK).match(text, at)) is not None:
@@ -219,16 +228,18 @@ def _arguments(text: str, at: int, name: str) -> Iterator[Span]:
             return
         if found.start() >= at:
             end = _closing(text, found.end(), found["quote"])
-            if end - found.end() >= _SHORTEST:
+            if end - found.end() >= _SHORTEST and not is_secret(text[found.end() : end]):  # get("api_key")
                 yield from _if_value(found.end(), end, text, name)
             at = end + len(found["quote"])
 
 
 def _alternatives(text: str, at: int, name: str) -> Iterator[Span]:
-    """Find what an expression takes instead, in its line: `... or "..."`, `... else "..."`."""
+    """Find what an expression takes instead, in its line: `... or "..."`, `... else "..."`, `field(default="...")`."""
     line = text.find("\n", at, at + _ROUND)
     until = line if line >= 0 else at + _ROUND
-    for found in _pattern(rf"(?:\bor\b|\belse\b|\|\||\?\?)[ \t]*+{_LITERAL}").finditer(text, at, until):
+    for found in _pattern(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_LITERAL}").finditer(
+        text, at, until
+    ):
         yield from _if_value(found.end(), _closing(text, found.end(), found["quote"]), text, name)
 
 
@@ -263,7 +274,7 @@ def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator
     before, between = _before(text, start), text[start:at]
     is_inside = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
     begins = not is_inside and _pattern(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
-    is_header = name.lower().endswith("cookie")
+    is_header = name.lower() in ("cookie", "set-cookie")
     if (scheme := _pattern(_SCHEME).match(text, at)) is not None:
         at, begins, is_header = scheme.end(), False, True
     end = _end_of_line(text, at) if begins else _end(text, at, _HEADER if is_header and scheme is None else _WORD)

@@ -17,6 +17,9 @@ _TAKES = (
     rf"\bsshpass[ \t]+-p[ \t]*{_WORD}",
     rf"\b(?:mysql\w*|mariadb[\w-]*){_BETWEEN}-p{_WORD}",
     rf"\b(?:curl|wget|http){_BETWEEN}(?:-u|--user|--proxy-user)[ \t=]*[\"']?[^\s:\"'|;]{{0,99}}:{_BARE}",
+    rf"\bcurl{_BETWEEN}(?:-b|--cookie)[ \t=]+[\"']?[\w.-]{{1,99}}={_BARE}",
+    rf"\bldap\w+{_BETWEEN}-w[ \t]+{_WORD}",
+    rf"\bzip{_BETWEEN}-P[ \t]+{_WORD}",
     rf"\b(?:redis-cli){_BETWEEN}-a[ \t]+{_WORD}",
     rf"\b(?:mongo\w*|(?:docker|podman|helm|az|oc)\b[^\n|;]{{0,80}}?[ \t]login){_BETWEEN}-p[ \t]+{_WORD}",
     rf"\bwandb[ \t]+login[ \t]+(?:--[\w-]+[ \t]+){{0,5}}(?!-){_WORD}",
@@ -26,6 +29,8 @@ _TAKES = (
     rf"\bconfigure[ \t]+set[ \t]+[\w.-]{{0,80}}(?:secret|token)[\w.-]{{0,80}}[ \t]+{_WORD}",
     rf"\b(?:IDENTIFIED[ \t]+BY|(?i:password))[ \t]+{_QUOTED}",
     rf"\blogin\([ \t]*(?:key[ \t]*=[ \t]*)?[rbfu]?{_QUOTED}",
+    rf"\blogin\([ \t]*[^\n,()]{{1,200}},[ \t]*[rbfu]?{_QUOTED}",
+    rf"[\"']wandb[\"'],[ \t]*[\"']login[\"'],[ \t]*{_QUOTED}",
 )
 
 

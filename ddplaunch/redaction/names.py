@@ -45,20 +45,22 @@ _KEYS_OF = frozenset((
     "master", "service", "deploy", "client", "storage", "app", "application", "webhook", "ssh", "gpg", "pgp", "aes",
     "hmac", "rsa", "license", "subscription", "wandb", "openai", "hf", "huggingface", "anthropic", "aws", "gcp", "azure",
     "google", "github", "gitlab", "comet", "neptune", "mlflow", "stripe", "cookie", "jwt", "crypto", "admin", "consumer",
-    "ssl", "tls", "fernet", "refresh", "vault", "server", "s3", "minio", "host",
+    "ssl", "tls", "fernet", "refresh", "vault", "server", "s3", "minio", "host", "kaggle",
 ))  # fmt: skip
 _PASS_OF = frozenset((
     "db", "database", "user", "smtp", "mail", "email", "ftp", "login", "admin", "root", "redis", "mysql", "postgres",
-    "pg", "mongo", "rabbitmq", "ldap",
+    "pg", "mongo", "rabbitmq", "ldap", "ssh", "sudo", "become", "proxy",
 ))  # fmt: skip
 # tokens of a text, not of a login
-_TEXTS = frozenset((
+TEXTS = frozenset((
     "max", "min", "num", "n", "no", "pad", "eos", "bos", "unk", "cls", "sep", "mask", "masked", "special", "image",
     "video", "audio", "next", "last", "first", "per", "prev", "previous", "stop", "start", "end", "begin", "text",
     "patch", "vision", "visual", "query", "target", "source", "src", "tgt", "input", "output", "add", "register", "each",
     "total", "sub", "word", "char", "byte", "single", "every", "any", "current", "cur", "generated", "prompt",
     "completion", "expected", "unexpected", "invalid", "pred", "predicted", "eot", "eod", "eom", "sos", "learnable",
-    "class", "global", "prefix", "suffix", "bad", "good", "tool", "think",
+    "class", "global", "prefix", "suffix", "bad", "good", "tool", "think", "mem", "memory", "latent", "noise", "task", "lang",
+    "language", "domain", "sentinel", "separator", "newline", "blank", "space", "null", "empty", "gist", "answer", "label",
+    "reg", "draft", "fim", "soft", "time", "action", "illegal", "unknown",
 ))  # fmt: skip
 _LOGINS = frozenset((
     "access", "api", "auth", "secret", "bearer", "refresh", "github", "gitlab", "hf", "id", "session", "security",
@@ -95,9 +97,11 @@ def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
     if word in _PASSWORDS or word.endswith((*_ENDINGS, *_KEYS)) or word in ("jwt", "authorization"):
         return True
     if word.endswith("token"):
-        return before not in _TEXTS and (is_last or is_constant)  # TOKEN_GITHUB, but not TokenClassificationOutput
+        return before not in TEXTS and (is_last or is_constant)  # TOKEN_GITHUB, but not TokenClassificationOutput
     if word == "tokens":
         return before in _LOGINS
+    if word == "keys":
+        return is_last and before in ("api", "access", "secret", "private")
     if word == "key":
         return before in _KEYS_OF and (is_last or words[at + 1] == "id")
     if not is_last:
@@ -116,7 +120,8 @@ _NOTHING = frozenset((
     "none", "null", "nil", "true", "false", "yes", "no", "on", "off", "undefined", "nan", "default", "required",
     "optional", "str", "int", "float", "bool", "bytes", "object", "any", "dict", "list", "tuple", "string", "number",
     "boolean", "text", "secretstr", "path", "auto", "token", "tokens", "password", "secret", "passwd", "key", "hidden",
-    "redacted", "masked", "todo",
+    "redacted", "masked", "todo", "munge", "basic", "digest", "kerberos", "gssapi", "negotiate", "ntlm", "oauth2", "ldap",
+    "anonymous", "shared",
 ))  # fmt: skip
 # what stands for a value: $NAME, ${NAME}, {name}, <name>, %(name)s, [PAD], @NAME@, xxxx, ***, "..."
 _PLACEHOLDER = (

@@ -15,6 +15,7 @@ _BEFORE = r"(?<![A-Za-z0-9])"
 # the beginning of each, then what is long enough to be no word
 _TOKENS = (
     r"hf_[A-Za-z0-9]{16,}", r"api_org_[A-Za-z0-9]{16,}", r"sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*",
+    r"sk-(?:ant|proj|svcacct|admin|or-v1)-[\w-]{16,}",
     r"[spr]k_(?:live|test)_[A-Za-z0-9]{12,}", r"gh[opusr]_[A-Za-z0-9]{12,}", r"github_pat_\w{12,}",
     r"gl(?:pat|dt|rt|cbt|ptt|soat|ft)-[\w-]{12,}", r"xox[a-z]-[\w-]{8,}", r"xapp-[\w-]{12,}",
     r"A(?:KI|SI|RO|ID)A[A-Z0-9]{12,}", r"AIza[\w-]{20,}", r"ya29\.[\w-]{12,}", r"GOCSPX-[\w-]{12,}",
@@ -23,16 +24,18 @@ _TOKENS = (
     r"pplx-[A-Za-z0-9]{16,}", r"xai-[A-Za-z0-9]{16,}", r"tgp_v1_[\w-]{16,}", r"do[opr]_v1_[a-f0-9]{16,}",
     r"lin_api_[A-Za-z0-9]{16,}", r"ATATT[\w=-]{16,}", r"PMAK-[\w-]{16,}", r"hv[sbr]\.[\w-]{12,}", r"tskey-[\w-]{12,}",
     r"AGE-SECRET-KEY-[A-Z0-9]{12,}", r"wandb_v1_\w{12,}", r"dapi[a-f0-9]{32}", r"eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?",
-    r"\d{8,10}:AA[\w-]{30,}", r"EAA[A-Za-z0-9]{40,}", r"sq0[a-z]{3}-[\w-]{16,}", r"key-[a-f0-9]{32}",
+    r"(?:bot)?\d{8,10}:AA[\w-]{30,}", r"ntn_[A-Za-z0-9]{20,}", r"secret_[A-Za-z0-9]{40,}", r"GR1348941[\w-]{12,}",
+    r"EAA[A-Za-z0-9]{40,}", r"sq0[a-z]{3}-[\w-]{16,}", r"key-[a-f0-9]{32}",
 )  # fmt: skip
 # addresses to which whoever knows them may write
 _WEBHOOKS = (
-    r"(?<=hooks\.slack\.com/)[\w/-]{8,}", r"(?<=/api/webhooks/)[\w/-]{8,}", r"(?<=\.webhook\.office\.com/)[\w/@-]{8,}",
+    r"(?<=hooks\.slack\.com/)[\w/-]{8,}", r"(?<=/webhooks/)\d{3,}/[\w-]{4,}", r"(?<=\.webhook\.office\.com/)[\w/@-]{8,}",
     r"(?<=hooks\.zapier\.com/)[\w/-]{8,}",
 )  # fmt: skip
 _SIGNED = r"(?<=[?&;])(?:sig|signature|key|code|x-(?:amz|goog)-(?:signature|credential|security-token))=([^\s&#\"'<>]+)"
 _SCHEMES = r"\b(?:Bearer|Basic|ApiKey)\s+([A-Za-z0-9._~+/=-]{8,})"
-_USER = r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256})|([^\s/?#@:\"'<>,;]{8,256}))@"
+_USER = r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256}(?:@[^\s/?#@\"'<>]{1,128}){0,3})|([^\s/?#@:\"'<>,;]{8,256}))@"
+_AROUND = " \t\n\"'`=(,:[<"  # what may stand before a path
 _RUN = r"[A-Za-z0-9+/_-]{24,}={0,2}"
 _NEXT_LINE = r"\n[+\- ]?[ \t]*[\"']?([A-Za-z0-9+/]{4,}={0,2})(?=[\"'\\,; \t]*(?:\n|\Z))"
 _SAMPLE = 4096  # characters from which a long text is judged
@@ -52,7 +55,7 @@ def tokens(text: str) -> Iterator[Span]:
 def headers(text: str) -> Iterator[Span]:
     """Find what follows the scheme of a login: "Bearer ...", but no word of prose."""
     for found in _pattern(_SCHEMES).finditer(text):
-        if not (found[1].isalpha() and (found[1].islower() or found[1].istitle())):
+        if _pattern(r"[A-Za-z]?[a-z]*(?:[/.-][A-Za-z]?[a-z]*)*").fullmatch(found[1]) is None:
             yield found.span(1)
 
 
@@ -82,7 +85,8 @@ def blobs(text: str) -> Iterator[Span]:
     """Find text that looks random, and the lines of base64 that continue it."""
     end = 0
     for found in _pattern(_RUN).finditer(text):
-        if found.start() < end or not is_random(found[0]) or _is_digest(text, found.start()):
+        start = found.start()
+        if start < end or not is_random(found[0]) or _is_digest(text, start) or _is_path(text, start, found[0]):
             continue
         end = found.end()
         yield found.span()
@@ -100,6 +104,14 @@ def _line_end(text: str, at: int) -> int:
 def _is_digest(text: str, at: int) -> bool:
     """Whether what begins here is written as a digest: "sha256-..." of a lock file, "SHA256:..." of a public key."""
     return _pattern(r"sha\d{1,3}[-:]?\Z", re.IGNORECASE).search(text[max(0, at - 8) : at]) is not None
+
+
+def _is_path(text: str, at: int, found: str) -> bool:
+    """Whether what is found here is a path, absolute or of a file: a message names it, and it is no secret."""
+    is_absolute = found.startswith("/") and not found.startswith("//") and found.count("/") > 1
+    is_of_file = "/" in found and _pattern(r"\.[a-z]\w{0,5}\b").match(text, at + len(found)) is not None
+    before = text[at - 1 : at] if at else ""
+    return (is_absolute and before in ("", *_AROUND, "~", ".")) or (is_of_file and before in ("", *_AROUND))
 
 
 def is_random(text: str) -> bool:

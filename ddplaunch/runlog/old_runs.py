@@ -115,12 +115,12 @@ def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
         except OSError:
             pass  # a file system without locks: two jobs may do the same at once
         _shorten_list(runs)
-        why, looks = doubt(time.time(), time_of_disk(os.path.dirname(runs)), _looks(marker))
+        why, looks = doubt(time.time(), time_of_disk(os.path.dirname(runs)), _looks(marker, before))
         if why:
             yield f"no old runs are removed: {why}. {_KEEP_ALL}"
         os.pwrite(marker, b"%017.3f %017.3f\n" % (looks.last, looks.leapt), 0)
-        if not before:
-            os.utime(marker, (0, 0))  # a job that is too short to look at all runs leaves it so
+        if not (why and before):
+            os.utime(marker, (before, before))  # a job that is too short to look at all runs leaves it so
         gone = yield from _tidy(runs, days, by_age=not why)
         if gone:
             yield f"removed {count(gone, 'run')} no longer kept (--keep-runs {days}); `ddplaunch logs RUN` says why"
@@ -130,11 +130,12 @@ def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
         os.close(marker)
 
 
-def _looks(marker: int) -> Looks:
-    """Return what stands in the marker, if anything."""
+def _looks(marker: int, tidied: float) -> Looks:
+    """Return what stands in the marker; in that of an older version stands nothing, and it was written when it was `tidied`."""
     with suppress(ValueError):
-        return Looks(*map(float, os.pread(marker, 100, 0).split()[:2]))
-    return Looks()
+        if found := os.pread(marker, 100, 0).split()[:2]:
+            return Looks(*map(float, found))
+    return Looks(tidied)
 
 
 def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:

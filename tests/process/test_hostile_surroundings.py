@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -254,6 +255,33 @@ def test_ignored_sigpipe_is_not_handed_down(job):
     """Python ignores SIGPIPE; a worker that writes to a closed pipe must end as it would without us."""
     result = job.run("--nproc-per-node", 2, "--no-python", "/bin/sh", "-c", "yes | head -1; kill -PIPE $$; exit 0")
     assert result.status == 128 + signal.SIGPIPE
+
+
+def ignore_children() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def test_a_caller_that_waits_for_no_child_has_the_same_job(job, program):
+    result = job.run("--nproc-per-node", 2, program("behave"), "all=done", preexec_fn=ignore_children).expect(0)
+    assert "error" not in result.err
+
+
+def test_a_program_that_waits_for_no_child_may_launch_functions(job):
+    script = job.home / "launches.py"
+    script.write_text(
+        "import os, ddplaunch\n"
+        "def rank(): return os.environ['RANK']\n"
+        "if __name__ == '__main__': print(ddplaunch.launch(rank, nproc_per_node=2))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=job.home,
+        env=job.env,
+        preexec_fn=ignore_children,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"['0', '1']\n"), done.stderr
 
 
 def test_a_current_folder_that_was_removed_is_no_obstacle(job, program):

@@ -1,5 +1,6 @@
 """The disk of all runs answers nothing, from any moment on: a job starts without it, and every command ends and says where."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -123,6 +124,35 @@ def test_who_does_not_read_the_logs_at_once_is_no_disk_that_hangs(job):
         reader.wait(7)  # it takes so long to give a disk up
     out, _ = reader.communicate(timeout=PATIENCE)
     assert (reader.returncode, out.count(b"\n")) == (0, 400_000)
+
+
+def test_a_report_waits_for_the_reader_of_a_named_pipe(job):
+    job.behave("all=done")
+    job.wait().expect(0)
+    pipe = job.home / "pipe"
+    os.mkfifo(pipe)
+    writer = subprocess.Popen(
+        job.argv("report", job.name, "--out", pipe), env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        writer.wait(7)  # it takes so long to give a disk up
+    assert pipe.read_text().startswith("<!DOCTYPE html>")
+    writer.communicate(timeout=PATIENCE)
+    assert writer.returncode == 0
+
+
+def test_a_pipe_that_does_not_block_gets_the_logs_whole(job):
+    script = job.home / "prints.py"
+    script.write_text("for at in range(100_000): print(at)\n")
+    job.run("--output", "none", script).expect(0)
+    ours, its = os.pipe()
+    os.set_blocking(its, False)
+    fcntl.fcntl(its, fcntl.F_SETPIPE_SZ, 4096)
+    reader = subprocess.Popen(job.argv("logs", job.name), env=job.env, stdout=its, stderr=subprocess.DEVNULL)
+    os.close(its)
+    with open(ours, "rb") as file:
+        assert file.read().count(b"\n") == 100_000
+    assert reader.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

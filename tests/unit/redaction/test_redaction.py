@@ -72,6 +72,12 @@ HIDES = [
     '<entry key="db.password">hush</entry>', "machine api.wandb.ai\n  login user\n  password hush", "logger={api_key:hush1}",
     "git clone https://oauth2:hush@gitlab.com/a/b", "sbatch --export=ALL,HF_TOKEN=hush x", "Cookie: a=hush; b=hush",
     "const token = `hush`;",
+    # each of these was missed once
+    'parser.add_argument(\n    "--hf-token",\n    type=str,\n    default="hush",\n)',
+    "api_key: str = field(default='hush', repr=False)",
+    'user, password = "me", "hush"', 'smtp.login("me", "hush")', 'run(["wandb", "login", "hush"])', 'API_KEYS = ["hush", "hush"]',
+    "extraheader = AUTHORIZATION: basic hush", "curl -b 'session=hush' x", "ldapsearch -D me -w hush", "zip -P hush a.zip b",
+    "KAGGLE_KEY=hush", "ansible_ssh_pass: hush", "https://discord.com/api/v10/webhooks/123/hush", "redis://:p@hush@host",
     # in texts within texts
     '"{\\"token\\": \\"hush\\"}"', "'{\"password\": \"hush\"}'", '+    "api_key": "hush",', "-export HF_TOKEN=hush",
     "+password: hush",
@@ -87,6 +93,7 @@ SHAPES = [
     "xoxp-123456789012-abcdefgh", "AKIAIOSFODNN7EXAMPLE", "ASIAIOSFODNN7EXAMPLE", "AIzaSyA1234567890abcdefghijklmnopqrstu",
     "npm_abcdefghijklmnopqrst0123456789abcdef", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", JWT, LONG, f"{LONG}+/{LONG}==",
     "123456789:AAabcdefghijklmnopqrstuvwxyz0123456", "gsk_abcdefghijklmnop1234", "nvapi-abcdefghijklmnop1234",
+    "sk-ant-api03-abcDEF_ghi-jklmnop", "sk-proj-abc-defghijklmnop", "bot123456789:AAabcdefghijklmnopqrstuvwxyz0123456",
     "hvs.CAESIabcdefghijk",
     "SG.abcdefghijklmnop.qrstuvwxyz012345", "pypi-AgEIcHlwaS5vcmcCJabcdef", "sk_live_abcdefghijklmnop",
     "dckr_pat_abcdefghijklmnop",
@@ -132,6 +139,14 @@ STAYS = [
     "(secret.SCREEN, screen.text, secret.hidden(spec))",
     "/dev/disk/by-id/nvme-Samsung_SSD_980_PRO", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
     "DistributedDataParallelKwargs2WithBuffers",
+    "error: --auth kerberos is not known", "auth = munge", "bad token: 'foo' at line 3", "SyntaxError: unexpected token: '}'",
+    "token = token if token is not None else key", 'class HfToken:\n    """A long docstring."""', "Basic Origin/Host comparisons",
+    "f(target, skip_cookie=True, search_ns=False)", "a Matrix of Basic expressions.",
+    f"error: /scratch/{LONG}/x.py does not exist", f"logs in ~/runs/{LONG}", f"/data/{LONG}/a.bin: no such file",
+    f"--data=/data/{LONG}/a", f"error: nope/{LONG}/x.py does not exist",
+    "api_key = cfg.get('api_key') or ask()", "language_token = 'english'", "a, b = 'one', 'two'",
+    'parser.add_argument("--token", help="it")\nparser.add_argument("--name", default="bert")',
+    'parser.add_argument(\n    "--token",\n    help="it",\n)\nparser.add_argument(\n    "--name",\n    default="bert",\n)',
 ]  # fmt: skip
 
 

@@ -85,6 +85,17 @@ def test_a_disk_whose_clock_leaps_with_ours_keeps_the_runs_for_a_day(runs, monke
     assert (runs / "young").exists()
 
 
+def test_the_marker_of_an_older_version_tells_when_a_job_has_last_looked(runs, monkeypatch):
+    run_of(runs, "young")
+    (runs.parent / "runs-tidied").touch()
+    clock_of_disk = old_runs.time_of_disk
+    monkeypatch.setattr(old_runs, "time_of_disk", lambda folder: clock_of_disk(folder) + 60 * DAY)
+    monkeypatch.setattr(time, "time", lambda: CLOCK() + 60 * DAY)
+    told = [text for text in old_runs.tidy(str(runs), 30) if text is not None]
+    assert ["60 d after the last job here" in text for text in told] == [True]
+    assert (runs / "young").exists()
+
+
 def test_a_wrong_clock_forgets_no_failures_of_others(tmp_path):
     path, now = str(tmp_path / "nodes.jsonl"), time.time()
     bad_nodes.remember(path, [bad_nodes.Failure(host="a", kind="lost", at=now)], now)

@@ -256,6 +256,22 @@ def test_while_one_job_tidies_up_another_does_not(runs: Path) -> None:
     assert not [*runs.iterdir()]
 
 
+def test_a_job_too_short_to_look_at_all_runs_leaves_that_to_the_next_one(runs: Path) -> None:
+    tidy(runs)
+    marker, long_ago = runs.parent / "runs-tidied", time.time() - 2 * DAY
+    os.utime(marker, (long_ago, long_ago))
+    for number in range(5):
+        run_of(runs, f"{number}", days=40)
+    short = old_runs.tidy(str(runs), 30)
+    next(short)
+    short.close()
+    assert old_runs.last_tidied(str(runs)) == pytest.approx(long_ago)
+    for _ in old_runs.tidy(str(runs), 30):
+        pass
+    assert not [*runs.iterdir()]
+    assert old_runs.last_tidied(str(runs)) > long_ago + DAY
+
+
 def test_a_removal_that_was_cut_short_shows_no_half_of_a_run_and_is_carried_on(runs: Path) -> None:
     for number in range(3):
         run_of(runs, f"{number}", days=40)
