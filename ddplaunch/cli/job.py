@@ -66,7 +66,8 @@ _SELF = (
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
 )
-_INTO_RUNS = ("ps, top, logs, stacks, profile, attach, stop", "Look into your running jobs, and end them.")
+_BEFORE_RUNS = ("check, doctor", "Find faults before the job starts.")
+_INTO_RUNS = ("ps, top, logs, stacks, profile, attach, report, stop", "Look into your jobs, and end them.")
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -225,8 +226,8 @@ class JobCommand(Command):
             first = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
             rows = [options[name].row(text or f"{first[name]}.") for name, text in _COMMON.items()]
             formatter.rows("Options", rows)
-            shown = [(verb, VERBS[verb][1]) for verb in ("plan", "submit", "completion")]
-            formatter.rows("Verbs", [*shown, _INTO_RUNS])
+            shown = [(verb, VERBS[verb][1]) for verb in ("plan", "submit")]
+            formatter.rows("Verbs", [*shown, _BEFORE_RUNS, _INTO_RUNS])
             formatter.rows("More", [*_SELF[1:], ("VERB --help", "The help of a verb.")])
             return
         formatter.examples((*EXAMPLES, *_MORE_EXAMPLES))

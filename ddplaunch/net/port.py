@@ -204,7 +204,7 @@ def _look_for_holder(port: int) -> str:
     _, task = min(found)
     pid = int(task.split("/")[2])
     words = content(f"{task}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
-    command = " ".join(Redactor().argv(words))
+    command = " ".join(" ".join(Redactor().argv(words)).split())  # of `python -c` too it stays in one line
     process = look(pid)
     return f" by pid {pid} ({command[:_COMMAND] or (process.name if process else '?')})"
 

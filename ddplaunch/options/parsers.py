@@ -134,12 +134,8 @@ def nproc_per_node(value: str) -> int | str:
     if value in ("gpu", "cpu", "auto"):
         return value
     count = digits(value)
-    if count is None:
-        raise BadValue('expected a number, "gpu", "cpu" or "auto"')
-    if count == 0:
-        raise BadValue("a job has at least one worker")
-    if count > MOST:
-        raise BadValue(f"a node has at most {MOST} workers")
+    if count is None or not 1 <= count <= MOST:
+        raise BadValue(f'expected a number from 1 to {MOST}, "gpu", "cpu" or "auto"')
     return count
 
 

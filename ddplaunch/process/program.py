@@ -102,7 +102,7 @@ def _missing_hint(target: str, path: str | None) -> str | None:
         return f"did you mean `{os.path.join(folder, meant)}`?"
     if not folder and any(_is_program(file) for file in _on_path(name, path)):
         return f"to run a command that is no Python script, type `ddplaunch --no-python {name} ...`"
-    return f"looked in {working_directory() or '.'}"
+    return None if os.path.isabs(target) else f"looked in {working_directory() or '.'}"
 
 
 def _directory_hint(target: str) -> str:

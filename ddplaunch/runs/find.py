@@ -385,6 +385,8 @@ def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb:
         option = {"logs": "-r", "stacks": "-r", "attach": "-r", "profile": "-r"}.get(verb)
         return LaunchError(what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if option else _SHOWS)
     like = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
+    if not like and verb in ("logs", "report") and (kept := runs_folder(env)):  # `ps` shows none that has ended
+        return LaunchError(what, hint=f"`ls {shlex.quote(kept)}` shows the runs that are kept")
     return _none(env, what, (), (verb, *options), like)
 
 

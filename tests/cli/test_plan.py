@@ -257,7 +257,7 @@ REFUSED = [
     (
         "--nproc-per-node 0 train.py",
         "",
-        "--nproc-per-node 0: a job has at least one worker",
+        '--nproc-per-node 0: expected a number from 1 to 65536, "gpu", "cpu" or "auto"',
         "type for example `--nproc-per-node 4`",
     ),
 ]

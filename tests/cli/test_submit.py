@@ -140,7 +140,7 @@ def test_a_script_that_is_called_like_a_verb_is_no_verb(shown, folder: Path) -> 
 
 REFUSED = [
     ("-- trian.py", "trian.py does not exist", "did you mean `train.py`?"),
-    ("-- --nproc-per-node four train.py", '--nproc-per-node four: expected a number, "gpu", "cpu" or "auto"',
+    ("-- --nproc-per-node four train.py", '--nproc-per-node four: expected a number from 1 to 65536, "gpu", "cpu" or "auto"',
      "type for example `--nproc-per-node 4`"),
     ("-- --partition gpu train.py", "--partition is not an option of ddplaunch, but one of sbatch",
      "type it before --: ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]..."),
@@ -174,6 +174,7 @@ REFUSED = [
     ("-e %x/%j.err -- train.py", "output %x/%j.err: the folder train does not exist, and Slurm does not create it",
      "type `mkdir -p train`"),
     ("--chdir nowhere -- train.py", "--chdir nowhere: there is no such folder", "looked in FOLDER"),
+    ("--chdir /nowhere -- train.py", "--chdir /nowhere: there is no such folder", None),
     ("--follow -a 1-2 -- train.py", "--follow shows the output of one job, not of an array",
      "type --wait, and read the files of its elements with tail -F"),
     ("--follow --print -- train.py", "--follow and --print do not go together",

@@ -44,7 +44,7 @@ REFUSED = [
     ("--nporc-per-node=2 train.py", "--nporc-per-node is not an option", "did you mean `--nproc-per-node`?"),
     ("--simul train.py", "--simul is not an option", "did you mean `--simulate`?"),
     ("--max-re 3 train.py", "--max-re is not an option", "did you mean `--max-restarts`?"),
-    ("-np four x", '-np four: expected a number, "gpu", "cpu" or "auto"', "type for example `-np 4`"),
+    ("-np four x", '-np four: expected a number from 1 to 65536, "gpu", "cpu" or "auto"', "type for example `-np 4`"),
     ("-n 2 --np 2 x", "-n 2 and --np 2 are the same option", "leave one out"),
     ("--nproc-per-node 2 --num_gpus=2 x", "--nproc-per-node 2 and --num-gpus 2 are the same option", "leave one out"),
     ("-j 2x4 x", "-j is not an option", "did you mean `--nnodes 2 --nproc-per-node 4`?"),
@@ -189,7 +189,9 @@ def test_only_the_first_word_can_be_a_verb() -> None:
 def test_the_command_says_it_on_stderr_and_ends_with_2(job: Job) -> None:
     result = job.run("--nproc-per-node", "four", "train.py")
     assert (result.status, result.out) == (2, "")
-    assert result.err.startswith('error: --nproc-per-node four: expected a number, "gpu", "cpu" or "auto"\n')
+    assert result.err.startswith(
+        'error: --nproc-per-node four: expected a number from 1 to 65536, "gpu", "cpu" or "auto"\n'
+    )
     assert not (job.home / "state" / "ddplaunch").exists()
 
 

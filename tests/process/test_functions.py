@@ -258,8 +258,8 @@ def test_a_result_that_cannot_come_back_is_an_error_that_names_the_rank(what, ki
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        ({"nproc_per_node": 0}, ValueError, "nproc_per_node=0: a job has at least one worker"),
-        ({"nproc_per_node": -1}, ValueError, 'expected a number, "gpu", "cpu" or "auto"'),
+        ({"nproc_per_node": 0}, ValueError, "nproc_per_node=0: expected a number from 1 to 65536"),
+        ({"nproc_per_node": -1}, ValueError, 'expected a number from 1 to 65536, "gpu", "cpu" or "auto"'),
         ({"nproc_per_node": 1.5}, ValueError, "nproc_per_node="),
         ({"nproc_per_node": True}, TypeError, "nproc_per_node=True: expected a string or a number, not bool"),
         ({"nproc": 2}, TypeError, "unexpected keyword argument 'nproc'"),

@@ -2,7 +2,9 @@
 
 import os
 import socket
+import sys
 from signal import SIGTERM
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -71,6 +73,18 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder(job, program, li
     assert result.err.startswith(f"error: --master-port {port} is taken by pid {os.getpid()} (")
     assert "hint: leave --master-port out" in result.err
     assert not job.has_sign("ready-0")
+
+
+def test_the_command_of_a_holder_stays_in_one_line(job, program):
+    listen = "import socket, sys\nserver = socket.create_server(('', 0))\nprint(server.getsockname()[1], flush=True)\ninput()"
+    holder = Popen([sys.executable, "-c", listen], stdin=PIPE, stdout=PIPE)
+    with holder:
+        port = int(holder.stdout.readline())
+        result = job.run("--master-port", port, program("behave"), "all=done").expect(2)
+        holder.stdin.close()
+    first, blank, *_ = result.err.splitlines()
+    assert first.startswith(f"error: --master-port {port} is taken by pid {holder.pid} (")
+    assert (first.endswith("input())"), blank) == (True, "")
 
 
 def test_without_a_control_channel_another_port_has_to_be_named(job, program, listening):

@@ -237,7 +237,7 @@ def test_what_cannot_be_done_is_said(session, pytester):
             "the fixture capsys cannot be sent to the workers of @pytest.mark.ddplaunch: *",
             "@pytest.mark.ddplaunch takes keywords only: nproc=2?",
             "@pytest.mark.ddplaunch got an unexpected keyword argument 'nprocs'*",
-            "nproc_per_node=0: a job has at least one worker*",
+            "nproc_per_node=0: expected a number from 1 to 65536*",
             "@pytest.mark.ddplaunch: nproc and nproc_per_node are the same: leave one out",
         ]
     )

@@ -67,7 +67,8 @@ def draft(
     """Check the request and write the script, in which `command` starts ddplaunch, which has these verbs."""
     folder = request.value("chdir")
     if folder is not None and not os.path.isdir(folder):
-        raise LaunchError(f"--chdir {folder}: there is no such folder", hint=f"looked in {os.getcwd()}")
+        hint = None if os.path.isabs(folder) else f"looked in {os.getcwd()}"
+        raise LaunchError(f"--chdir {folder}: there is no such folder", hint=hint)
     with chdir(folder or os.curdir):
         job_env = exported(environment(env), request.value("export") or env.get("SBATCH_EXPORT"))
         job = request.job[1:] if request.job[:1] == ("run",) and not os.path.lexists("run") else request.job

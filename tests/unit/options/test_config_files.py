@@ -86,7 +86,7 @@ WRONG_FILES = [
     (
         "nproc-per-node = 'four'",
         (
-            'error: nproc-per-node = "four" in ddplaunch.toml: expected a number, "gpu", "cpu" or "auto"\n\n'
+            'error: nproc-per-node = "four" in ddplaunch.toml: expected a number from 1 to 65536, "gpu", "cpu" or "auto"\n\n'
             'hint: type for example `nproc-per-node = "4"`\n'
         ),
     ),

@@ -83,11 +83,11 @@ RIGHT = [
 
 NOT_A_SIGNAL = '"TREM" is not a signal'
 WRONG = [
-    (parsers.nproc_per_node, "four", 'expected a number, "gpu", "cpu" or "auto"'),
-    (parsers.nproc_per_node, "-1", 'expected a number, "gpu", "cpu" or "auto"'),
-    (parsers.nproc_per_node, "2.0", 'expected a number, "gpu", "cpu" or "auto"'),
-    (parsers.nproc_per_node, "9" * 5000, 'expected a number, "gpu", "cpu" or "auto"'),
-    (parsers.nproc_per_node, "0", "a job has at least one worker"),
+    (parsers.nproc_per_node, "four", 'expected a number from 1 to 65536, "gpu", "cpu" or "auto"'),
+    (parsers.nproc_per_node, "-1", 'expected a number from 1 to 65536, "gpu", "cpu" or "auto"'),
+    (parsers.nproc_per_node, "2.0", 'expected a number from 1 to 65536, "gpu", "cpu" or "auto"'),
+    (parsers.nproc_per_node, "9" * 5000, 'expected a number from 1 to 65536, "gpu", "cpu" or "auto"'),
+    (parsers.nproc_per_node, "0", 'expected a number from 1 to 65536, "gpu", "cpu" or "auto"'),
     (parsers.number(1), "0", "expected a number from 1"),
     (parsers.number(1), "1_0", "expected a number from 1"),
     (parsers.number(1), "+1", "expected a number from 1"),

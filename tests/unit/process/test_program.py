@@ -76,6 +76,7 @@ SCRIPTS = [
         "tool does not exist\n\nhint: to run a command that is no Python script, type `ddplaunch --no-python tool ...`",
     ),
     ("unlike", "unlike does not exist\n\nhint: looked in {folder}"),
+    ("/unlike", "/unlike does not exist"),
     ("dangling.py", "dangling.py is a link to gone.py, which does not exist"),
     ("scripts", "scripts is a directory without __main__.py\n\nhint: name the script in it, such as scripts/main.py"),
     ("empty", "empty is a directory without __main__.py\n\nhint: python runs a directory by the __main__.py in it"),

@@ -88,6 +88,13 @@ def test_what_there_is_not_is_said_in_one_error(run, capfdbinary, named, options
     assert raised.value.hint
 
 
+def test_a_run_that_is_not_there_points_to_those_that_are_kept(run, capfdbinary):
+    """`ddplaunch ps` shows none that has ended."""
+    with pytest.raises(LaunchError) as raised:
+        shown(capfdbinary, run, "other")
+    assert raised.value.hint == f"`ls {run.parent}` shows the runs that are kept"
+
+
 def test_a_folder_that_is_none_of_a_run_has_no_heading(run, tmp_path):
     said: list[str] = []
     want = logs.wanted(None, None, None, follow=False, now=NOW)
