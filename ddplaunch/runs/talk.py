@@ -139,6 +139,9 @@ def _typed(prompt: str, sock: socket.socket) -> str | None:
                 return None
             except KeyboardInterrupt:
                 sys.stdout.write("\n")  # the line is thrown away, as by any pdb
+            except SystemError as error:  # a handler of signals has raised just when input() had its result
+                if not isinstance(error.__cause__, KeyboardInterrupt):
+                    raise _Lost from error
     finally:
         fcntl.fcntl(sock, fcntl.F_SETFL, 0)
 
