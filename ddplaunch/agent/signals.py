@@ -36,7 +36,7 @@ from ddplaunch.agent.pipes import (
 )
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.terminal import Standing, standing
-from ddplaunch.process.tree import is_stopped
+from ddplaunch.process.tree import look, state_of
 from ddplaunch.supervise import node
 from ddplaunch.supervise.repeated_stop import Meaning, StopRequests, Typed
 
@@ -252,14 +252,18 @@ class SignalSource:
         """Kill a front that is stopped and shows no sign of life, and report its loss. Called by the loop.
 
         Looks are counted, so a pause of both processes gives nobody up. A front that does not ask for another reason writes to
-        a disk that hangs. One that a shell has stopped, with the workers or as a job in the background, may go on at any time.
+        a disk that hangs. One that may go on at any time is left alone: a shell has stopped it, with the workers or as a job in
+        the background, or a batch system has suspended the script that calls it, which may not reach sessions such as ours.
         """
         self._look_at.set(self._loop.now() + self._interval)
         self._front_silent = 0 if self._front_asks else self._front_silent + 1
         self._front_asks = False
         if self._front_silent <= self._most_silent or not self._goes_on or os.getppid() != self._front:
             return
-        if is_stopped(self._front) and standing(self._front) is not Standing.BACKGROUND:
+        front = look(self._front)
+        if front is None or front.state != "T" or state_of(front.parent) == "T":
+            return
+        if standing(self._front) is not Standing.BACKGROUND:
             os.kill(self._front, signal.SIGKILL)
             self._lose_front()
 
