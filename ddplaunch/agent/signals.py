@@ -38,7 +38,7 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.process.terminal import Standing, standing
 from ddplaunch.process.tree import look, state_of
 from ddplaunch.supervise import node
-from ddplaunch.supervise.repeated_stop import Meaning, StopRequests, Typed
+from ddplaunch.supervise.repeated_stop import POLITE, Meaning, StopRequests, Typed
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.loop.loop import Pending
@@ -104,6 +104,7 @@ class SignalDeduplicator:
             signum,
             at,
             escalates=escalates and source is SignalOrigin.FRONT,
+            asks_first=meaning is Meaning.FIRST and signum in POLITE and typed is not Typed.YES,
             taken_for=self._requests.first if meaning is Meaning.SAME and decided is None else 0,
         )
 
