@@ -174,7 +174,9 @@ class Watch:
         self._unanswered = self._unanswered + counts if is_judged and not answered else 0.0
         self._without_loop = self._without_loop + counts if is_judged and not loop_answered else 0.0
         self.silent = self.silent + self.interval if is_judged and not loop_answered else 0.0
-        ask(self._agent, self._pipes)
+        self._pipes.request(IS_RUNNING)
+        if not loop_answered:  # a signal wakes the agent once more
+            ask_handler(self._agent)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 
     @property
@@ -191,6 +193,11 @@ def watch_interval(heartbeat_timeout: float) -> float:
 def ask(agent: int, pipes: FrontPipes) -> None:
     """Ask the agent's loop and its signal handler whether they run."""
     pipes.request(IS_RUNNING)
+    ask_handler(agent)
+
+
+def ask_handler(agent: int) -> None:
+    """Ask the agent's signal handler alone."""
     with suppress(ProcessLookupError):
         os.kill(agent, ASKS)
 

@@ -155,8 +155,7 @@ class SignalSource:
         self._quit_kills = False  # whether SIGQUIT is taken, and stops the job
         self._direct = -1  # what signals to this process write to
         self._front_waits = False  # whether it is to stop, and does so last
-        self._front_asks = False  # whether it has asked since the last look
-        self._front_silent = 0  # looks in a row before which it had not
+        self._front_silent = 0  # looks since it has asked, which come only if it does not ask
         self._interval = watch_interval(heartbeat_timeout)
         self._most_silent = PATIENCE * heartbeat_timeout / self._interval
         self._look_at = loop.timer(None, self._look_at_front, may_rest=True)
@@ -257,9 +256,8 @@ class SignalSource:
         the background, or a batch system has suspended the script that calls it, which may not reach sessions such as ours.
         """
         self._look_at.set(self._loop.now() + self._interval)
-        self._front_silent = 0 if self._front_asks else self._front_silent + 1
-        self._front_asks = False
-        if self._front_silent <= self._most_silent or not self._goes_on or os.getppid() != self._front:
+        self._front_silent += 1
+        if self._front_silent < self._most_silent or not self._goes_on or os.getppid() != self._front:
             return
         front = look(self._front)
         if front is None or front.state != "T" or state_of(front.parent) == "T":
@@ -302,7 +300,9 @@ class SignalSource:
                     self._on_front_signals()  # its SIGTSTP is in the other pipe
                 self._front_waits = True
             elif request == IS_RUNNING:
-                self._front_asks = True
+                self._front_silent = 0
+                if self._look_at.is_set:
+                    self._look_at.set(self._loop.now() + 2 * self._interval)
                 self._reply(RUNS)
         self._post_if_front_waits()
 
