@@ -18,7 +18,7 @@ from ddplaunch.process import clock
 from ddplaunch.process.fork import fork
 from ddplaunch.process.linux import become_subreaper, check_kernel, of_open_files, return_freed_memory, signal_at_end_of
 from ddplaunch.process.tidying import let_tidy, tidies
-from ddplaunch.process.tree import Process, descendants, is_stopped, look, reap, signal_process
+from ddplaunch.process.tree import Process, descendants, reap, signal_process, state_of
 from ddplaunch.supervise.node import TIDY_TIMEOUT
 
 INTERVAL = 0.5  # seconds from one question to the next
@@ -31,6 +31,9 @@ _WITHOUT_LOOP = 30.0  # seconds in which only the handler answers, longer than a
 _MOST_WITHOUT_LOOP = round(_WITHOUT_LOOP / INTERVAL)
 # heartbeat timeouts until front and agent give each other up: the other nodes have said before that this one is silent
 PATIENCE = 1.5
+# what a question without an answer counts by the state of the agent, which goes on by itself: a debugger holds it, or its disk
+# does not answer, as of a file server that starts again
+_COUNTS = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 2.5  # seconds from one question of a watch to the next
 
 
@@ -145,17 +148,18 @@ class Watch:
     """
 
     def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
-        """Ask the first time. An agent without any answer for `within` seconds, more than the heartbeat timeout, does not run."""
+        """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run."""
         self.interval = watch_interval(heartbeat_timeout)
-        self.within = PATIENCE * heartbeat_timeout
+        self._within = PATIENCE * heartbeat_timeout
         self._agent = agent
         self._pipes = pipes
         self._replies = replies
-        self._most_unanswered = ceil(self.within / self.interval)
-        self._most_without_loop = ceil(max(self.within, _WITHOUT_LOOP) / self.interval)
+        self._most_unanswered = ceil(self._within / self.interval)
+        self._most_without_loop = ceil(max(self._within, _WITHOUT_LOOP) / self.interval)
         self._has_begun = False  # the loop has answered once: before, the agent's files may have to come from far
-        self._unanswered = 0  # questions in a row without any answer
-        self._without_loop = 0  # questions in a row that the loop has not answered
+        self._unanswered = 0.0  # questions in a row without any answer, as they count
+        self._without_loop = 0.0  # the same, those in a row that the loop has not answered
+        self.silent = 0.0  # seconds in which the loop has not answered
         ask(agent, pipes)
 
     def look(self) -> bool:
@@ -164,11 +168,21 @@ class Watch:
         loop_answered, answered = self._replies.has(RUNS), self._replies.has(RUNS + LIVES)
         self._replies.forget(RUNS + LIVES)
         self._has_begun = self._has_begun or loop_answered
-        is_judged = self._has_begun or is_stopped(self._agent)
-        self._unanswered = self._unanswered + 1 if is_judged and not answered else 0
-        self._without_loop = self._without_loop + 1 if is_judged and not loop_answered else 0
-        ask(self._agent, self._pipes)
+        state = "" if loop_answered else state_of(self._agent)
+        is_judged = self._has_begun or state == "T"
+        counts = 1.0 if answered else _COUNTS.get(state, 1.0)
+        self._unanswered = self._unanswered + counts if is_judged and not answered else 0.0
+        self._without_loop = self._without_loop + counts if is_judged and not loop_answered else 0.0
+        self.silent = self.silent + self.interval if is_judged and not loop_answered else 0.0
+        self._pipes.request(IS_RUNNING)
+        if not loop_answered:  # a signal wakes the agent once more
+            ask_handler(self._agent)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
+
+    @property
+    def within(self) -> float:
+        """The seconds without any answer after which the agent is given up, if it stays in the state that it is in."""
+        return self._within / _COUNTS.get(state_of(self._agent), 1.0)
 
 
 def watch_interval(heartbeat_timeout: float) -> float:
@@ -179,15 +193,23 @@ def watch_interval(heartbeat_timeout: float) -> float:
 def ask(agent: int, pipes: FrontPipes) -> None:
     """Ask the agent's loop and its signal handler whether they run."""
     pipes.request(IS_RUNNING)
+    ask_handler(agent)
+
+
+def ask_handler(agent: int) -> None:
+    """Ask the agent's signal handler alone."""
     with suppress(ProcessLookupError):
         os.kill(agent, ASKS)
 
 
 def describe_silence(agent: int) -> str:
     """Say why an agent does not run, as far as its state tells; "" if that tells nothing."""
-    process = look(agent)
-    states = {"T": " (it is stopped, as by SIGSTOP)", "D": " (it is in uninterruptible sleep)"}
-    return states.get(process.state, "") if process is not None else ""
+    states = {
+        "T": " (it is stopped, as by SIGSTOP)",
+        "t": " (a debugger holds it)",
+        "D": " (it is in uninterruptible sleep)",
+    }
+    return states.get(state_of(agent), "")
 
 
 class Question:

@@ -36,9 +36,9 @@ from ddplaunch.agent.pipes import (
 )
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.terminal import Standing, standing
-from ddplaunch.process.tree import is_stopped
+from ddplaunch.process.tree import look, state_of
 from ddplaunch.supervise import node
-from ddplaunch.supervise.repeated_stop import Meaning, StopRequests, Typed
+from ddplaunch.supervise.repeated_stop import POLITE, Meaning, StopRequests, Typed
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.loop.loop import Pending
@@ -104,6 +104,7 @@ class SignalDeduplicator:
             signum,
             at,
             escalates=escalates and source is SignalOrigin.FRONT,
+            asks_first=meaning is Meaning.FIRST and signum in POLITE and typed is not Typed.YES,
             taken_for=self._requests.first if meaning is Meaning.SAME and decided is None else 0,
         )
 
@@ -154,8 +155,7 @@ class SignalSource:
         self._quit_kills = False  # whether SIGQUIT is taken, and stops the job
         self._direct = -1  # what signals to this process write to
         self._front_waits = False  # whether it is to stop, and does so last
-        self._front_asks = False  # whether it has asked since the last look
-        self._front_silent = 0  # looks in a row before which it had not
+        self._front_silent = 0  # looks since it has asked, which come only if it does not ask
         self._interval = watch_interval(heartbeat_timeout)
         self._most_silent = PATIENCE * heartbeat_timeout / self._interval
         self._look_at = loop.timer(None, self._look_at_front, may_rest=True)
@@ -252,14 +252,17 @@ class SignalSource:
         """Kill a front that is stopped and shows no sign of life, and report its loss. Called by the loop.
 
         Looks are counted, so a pause of both processes gives nobody up. A front that does not ask for another reason writes to
-        a disk that hangs. One that a shell has stopped, with the workers or as a job in the background, may go on at any time.
+        a disk that hangs. One that may go on at any time is left alone: a shell has stopped it, with the workers or as a job in
+        the background, or a batch system has suspended the script that calls it, which may not reach sessions such as ours.
         """
         self._look_at.set(self._loop.now() + self._interval)
-        self._front_silent = 0 if self._front_asks else self._front_silent + 1
-        self._front_asks = False
-        if self._front_silent <= self._most_silent or not self._goes_on or os.getppid() != self._front:
+        self._front_silent += 1
+        if self._front_silent < self._most_silent or not self._goes_on or os.getppid() != self._front:
             return
-        if is_stopped(self._front) and standing(self._front) is not Standing.BACKGROUND:
+        front = look(self._front)
+        if front is None or front.state != "T" or state_of(front.parent) == "T":
+            return
+        if standing(self._front) is not Standing.BACKGROUND:
             os.kill(self._front, signal.SIGKILL)
             self._lose_front()
 
@@ -297,7 +300,9 @@ class SignalSource:
                     self._on_front_signals()  # its SIGTSTP is in the other pipe
                 self._front_waits = True
             elif request == IS_RUNNING:
-                self._front_asks = True
+                self._front_silent = 0
+                if self._look_at.is_set:
+                    self._look_at.set(self._loop.now() + 2 * self._interval)
                 self._reply(RUNS)
         self._post_if_front_waits()
 

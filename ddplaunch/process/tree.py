@@ -67,10 +67,10 @@ def look(pid: int) -> Process | None:
     return Process(pid, name.decode(errors="replace"), state, parent, group, threads, started)
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, as by SIGSTOP; one that a debugger holds is not."""
+def state_of(pid: int) -> str:
+    """Return the state of a process as in proc_pid_stat(5): "T" if it is stopped, "t" if a debugger holds it; "" if gone."""
     process = look(pid)
-    return process is not None and process.state == "T"
+    return process.state if process is not None else ""
 
 
 def _stat(path: str) -> tuple[bytes, list[bytes]]:

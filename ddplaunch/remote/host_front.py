@@ -166,7 +166,7 @@ class HostFront:
         self._look_at.set(self._loop.now() + self._watch.interval)
         if self._question is None and not self._watch.look():
             self._is_stuck = True
-            silence = f"did not respond for {duration(self._watch.within)}{child.describe_silence(self._agent)}"
+            silence = f"did not respond for {duration(self._watch.silent)}{child.describe_silence(self._agent)}"
             self._output.put(OURS, f"ddplaunch: the agent on {self._host} (pid {self._agent}) {silence}\n".encode())
 
     def _look_whether_stuck(self) -> None:

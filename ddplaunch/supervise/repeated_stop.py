@@ -16,7 +16,7 @@ ECHO_WINDOW = 0.5  # seconds in which a wrapper passes on a signal that we have 
 SAME_REQUEST = (
     5.0  # seconds in which the same signal, sent by a program, repeats the request: later, the first has not helped
 )
-_POLITE = frozenset({SIGINT, SIGTERM, SIGHUP})  # signals of which a sender tries one after another before it kills
+POLITE = frozenset({SIGINT, SIGTERM, SIGHUP})  # signals of which a sender tries one after another before it kills
 
 
 class Typed(Enum):
@@ -79,7 +79,7 @@ class StopRequests:
     def _is_passed_on(self, signum: int, at: float, typed: Typed) -> bool:
         """Whether a wrapper may have passed on the signal before this one, which it does once for each."""
         repeats_latest = signum == self._latest and at - self._times[signum] < ECHO_WINDOW
-        return repeats_latest and signum in _POLITE and signum not in self._passed_on and typed is not Typed.YES
+        return repeats_latest and signum in POLITE and signum not in self._passed_on and typed is not Typed.YES
 
     def _judge(self, signum: int, at: float, typed: Typed) -> Meaning:
         """Return SAME or INSISTS for a signal that no wrapper has passed on."""
@@ -90,6 +90,6 @@ class StopRequests:
             return Meaning.SAME
         is_third = self._counted >= 2 or signum in self._passed_on
         is_sent_later = before is not None and at - before >= SAME_REQUEST
-        if signum not in _POLITE or is_third or is_sent_later:
+        if signum not in POLITE or is_third or is_sent_later:
             return Meaning.INSISTS
         return Meaning.SAME

@@ -90,7 +90,7 @@ def test_the_timeout_of_another_node_is_not_counted(nodes, program):
 
 def test_ctrl_c_while_node_0_is_looked_for_ends_at_once(nodes, program):
     node = nodes.node(*nodes.static(2, 1), program("place"))
-    assert node.agent
+    node.says("looking for node 0")
     node.process.send_signal(SIGINT)
     assert nodes.statuses() == [130]
 

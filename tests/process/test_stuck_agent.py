@@ -65,6 +65,57 @@ def test_a_front_that_is_stopped_is_killed_and_the_workers_end(job):
     assert [job.got(rank) for rank in range(2)] == [["SIGTERM"]] * 2
 
 
+def test_a_front_that_is_suspended_with_the_script_that_calls_it_is_left_alone(job):
+    """As PBS, SGE and LSF do: they reach the session or the process group of the script."""
+    job.command = ["sh", "-c", '"$@"; exit $?', "sh", *job.command]
+    process = job.behave("all=polite", options=SILENT, start_new_session=True)
+    os.killpg(process.pid, signal.SIGSTOP)
+    time.sleep(4)  # nothing is to happen in this time
+    os.killpg(process.pid, signal.SIGCONT)
+    assert not job.events("front_lost")
+    os.kill(child(process.pid), signal.SIGTERM)
+    job.wait().expect(143)
+
+
+def test_an_agent_that_a_debugger_holds_for_a_while_goes_on(job):
+    process = job.behave("all=polite", options=SILENT)
+    with held(child(process.pid)):
+        time.sleep(4)  # nothing is to happen in this time
+    process.send_signal(signal.SIGTERM)
+    job.wait().expect(143)
+
+
+ASLEEP = """
+import os, sys
+from ddplaunch.agent import child
+from ddplaunch.agent.pipes import RUNS, Replies
+
+def agent(pipes):
+    # until the child has opened its stdin, which it never has, its parent is in the sleep of vfork(2)
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
+
+pid, pipes = child.start(agent, ())
+while child.state_of(pid) != "D":
+    pass
+reader, writer = os.pipe()
+os.set_blocking(reader, False)
+os.write(writer, RUNS)
+watch = child.Watch(pid, pipes, Replies(reader), 10.0)
+print(sum(iter(watch.look, False)), watch.silent)
+child.kill(pid)
+child.reap_agent(pid, pipes)
+"""
+
+
+def test_an_agent_whose_disk_does_not_answer_has_minutes(tmp_path):
+    """As the disk of a file server that starts again: the agent may have modules to import from there."""
+    os.mkfifo(tmp_path / "fifo")
+    done = run(
+        [sys.executable, "-c", ASLEEP, tmp_path / "fifo"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.stderr) == ("96 240.0\n", "")
+
+
 def test_a_front_that_a_debugger_holds_is_left_alone(job):
     process = job.behave("all=polite", options=SILENT)
     with held(process.pid):

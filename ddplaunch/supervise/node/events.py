@@ -65,6 +65,9 @@ class SignalReceived(Struct, frozen=True):
     signum: int
     at: float
     escalates: bool = True  # a second signal kills; False for a copy of the first
+    asks_first: bool = (
+        False  # a program's first request to stop, which leaves a stop that has another reason its grace period
+    )
     is_copy: bool = False  # another process of ddplaunch has passed it on
     taken_for: int = (
         0  # the signal whose request to stop it repeats, in place of making a second one; 0: it repeats none

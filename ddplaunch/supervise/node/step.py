@@ -170,6 +170,7 @@ def _report_notice(state: State, signum: int) -> Result:
 def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     """Stop the job at the first signal to stop. At a later one kill the workers, if it is a second signal and no copy.
 
+    While workers end for another reason, a failure or a time limit, the first signal of a program leaves them time to save.
     A signal may also come when there are no workers yet, when they have all ended, or while another node has the stop begun.
     """
     signum, at = event.signum, event.at
@@ -188,7 +189,7 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     if state.why is Why.COORDINATOR and not state.signum:
         # a scheduler signals all nodes: another node has reported this signal first, so this is no second signal
         return replace(state, signum=signum, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
-    if event.escalates:
+    if event.escalates and not (event.asks_first and state.phase is Phase.STOPPING):
         state, then = teardown.escalate(state, at)
         return state, (*then, actions.Escalate(signum))
     if state.halted or state.why in _NO_FURTHER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from math import inf
 
@@ -10,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.agent.child import Question, Watch
-from ddplaunch.agent.pipes import GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
+from ddplaunch.agent.pipes import ASKS, GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
 from ddplaunch.process import clock
 from ddplaunch.process.tree import Process
 
@@ -89,6 +90,17 @@ def test_a_watched_agent_may_be_silent_for_somewhat_longer_than_the_heartbeat_ti
 
 def test_a_watched_agent_whose_loop_does_not_come_by_has_half_a_minute(pipes, watch):
     assert looks(pipes, watch, LIVES) == 11
+
+
+def test_a_watched_agent_gets_a_signal_only_if_its_loop_has_not_answered(pipes, watch):
+    came: list[int] = []
+    before = signal.signal(ASKS, lambda signum, _: came.append(signum))
+    try:
+        os.write(pipes.replies[1], RUNS)
+        assert (watch.look(), came) == (True, [])
+        assert (watch.look(), came) == (True, [ASKS])
+    finally:
+        signal.signal(ASKS, before)
 
 
 @pytest.mark.parametrize("reply", [RUNS, RUNS + LIVES])

@@ -50,6 +50,22 @@ def test_what_another_process_has_decided_is_decided_and_still_the_first_request
     assert [event.taken_for for event in (first, plain, second, other)] == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("signum", "typed", "asks"),
+    [
+        (SIGTERM, Typed.NO, True),
+        (SIGINT, Typed.PERHAPS, True),
+        (SIGINT, Typed.YES, False),
+        (SIGQUIT, Typed.NO, False),
+        (SIGUSR1, Typed.NO, False),
+    ],
+)
+def test_the_first_request_of_a_program_says_so_and_no_other_one_does(signum, typed, asks):
+    repeats = SignalDeduplicator(STOPS)
+    first, second = repeats.take(signum, 1.0, FRONT, typed=typed), repeats.take(signum, 9.0, FRONT, typed=typed)
+    assert (first.asks_first, second.asks_first) == (asks, False)
+
+
 def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
     assert hurries((1.0, SIGINT, FRONT), (9.0, SIGINT, PROCESS)) == [True, False]
 

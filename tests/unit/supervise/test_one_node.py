@@ -307,6 +307,15 @@ def test_a_stop_signal_during_the_stop_after_a_failure_means_no_restart():
     assert one_node(*history, *rest, NOTHING_LEFT, max_restarts=9)[1] == [Exit(3)]
 
 
+def test_a_program_that_asks_first_during_the_stop_after_a_failure_kills_nobody_and_its_second_request_does():
+    asks = SignalReceived(SIGTERM, 1.1, asks_first=True)
+    history = (*STARTED, ended(1, code=3), asks)
+    assert one_node(*history, max_restarts=9)[1] == []
+    assert one_node(*history, SignalReceived(SIGTERM, 9.1), max_restarts=9)[1] == [KillWorkers(ALL)]
+    rest = [ended(rank, 1.2, code=0, stopped_with=SIGTERM, stopped_at=1.1) for rank in (0, 2)]
+    assert one_node(*history, *rest, NOTHING_LEFT, max_restarts=9)[1] == [Exit(3)]
+
+
 def test_a_stop_signal_while_what_is_left_is_swept_means_no_restart():
     history = (*FAILED_ONCE[:-1], LEFT, SignalReceived(SIGINT, 1.1))
     assert one_node(*history, max_restarts=9)[1] == [Sweep(SIGKILL, sparing=False)]
