@@ -274,9 +274,9 @@ def _exit_status() -> str:
         "back into the queue or not, or after a notice of `--notice-file` or `--notice-command`. A script that checks the status "
         "does not go on with unfinished training.",
         "With `--max-restarts`, the status is that of the last generation.",
-        "With several nodes every node ends with the same status. A node that was not let in ends with 2, one that lost the others "
-        "with 121 before the start and 122 after it. A spare that was not needed ends with 0, however the job ended. 121 is also the "
-        "status if a host cannot be reached over ssh, or has no ddplaunch. "
+        "With several nodes every node ends with the same status. A node that was not let in ends with 2, one that lost the "
+        "others with 121 before the start and 122 after it. A spare that was not needed ends with 0, however the job ended. "
+        "121 is also the status if a host cannot be reached over ssh, or has no ddplaunch. "
         "[One job, one fate](../concepts/one-fate.md#what-happens-when) says when each status is given.",
     )
 

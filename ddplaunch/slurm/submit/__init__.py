@@ -99,9 +99,7 @@ def _warn_of_secrets(job: Sequence[str]) -> None:
     redactor = Redactor()
     redactor.argv(job)
     if redactor.hidden:
-        what = (
-            "a likely secret" if redactor.hidden == 1 else f"{redactor.hidden} values that look like secrets"
-        )
+        what = "a likely secret" if redactor.hidden == 1 else f"{redactor.hidden} values that look like secrets"
         tell(
             f"ddplaunch: warning: the script holds {what}, and Slurm keeps a copy of it: "
             "`--env-file FILE` keeps secrets out of it, else let its file have mode 0700\n"
