@@ -269,14 +269,14 @@ def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     waits = _waits(groups, ranks)
     explained = [_lines_of(wait, groups, waits, ranks, cwd, located=True) for wait in waits[:_MOST]]
     named = frozenset[int]().union(*(of_ranks for _, of_ranks in explained))
-    elsewhere: dict[str, list[int]] = {}
+    elsewhere: dict[tuple[str, str], list[int]] = {}
     for sample in alive:
         if sample.rank not in named and (sample.main or sample.state):
-            text = f"{'in ' if sample.main else ''}{where(sample, cwd)}"
-            elsewhere.setdefault(text, []).append(sample.rank)
+            elsewhere.setdefault((sample.state, where(sample, cwd)), []).append(sample.rank)
+    # what is known instead of a stack may be a sentence: "its script has ended"
     locations = [
-        f"{these_ranks(who)} {'was' if len(who) == 1 else 'were'} {text}"
-        for text, who in list(elsewhere.items())[:_MOST]
+        these_ranks(who) + (f": {state}" if state else f" {'was' if len(who) == 1 else 'were'} in {text}")
+        for (state, text), who in list(elsewhere.items())[:_MOST]
     ]
     if more := [rank for who in list(elsewhere.values())[_MOST:] for rank in who]:
         locations.append(f"{these_ranks(more)} {'was' if len(more) == 1 else 'were'} elsewhere")

@@ -24,7 +24,11 @@ _MOST = 8  # errors, and children, that are named
 def last_error(stderr: str) -> str:
     """Return the last traceback, or dump of a crash, in what a process and its children have printed; "" if there is none."""
     at = max(stderr.rfind(_TRACEBACK), stderr.rfind(FATAL))
-    return stderr[at : at + LONGEST] if at >= 0 else ""
+    if at < 0:
+        return ""
+    # "  | " of an exception in a group, as of asyncio.TaskGroup; "[rank3]: " of torch
+    margin = stderr[stderr.rfind("\n", 0, at) + 1 : at].replace("+ Exception Group ", "| ")
+    return stderr[at : at + LONGEST].replace(f"\n{margin}", "\n")
 
 
 def reasons(samples: Sequence[Sample], cwd: str) -> list[str]:

@@ -81,7 +81,10 @@ def without_other_places(env: Mapping[str, str], rank: int | None, world_size: i
 
     `rank` is that of the only worker of the command; None: it has several.
     """
-    foreign = [kind for kind in _KINDS if not _is_true(kind, env, rank, world_size)]
+    sized = [kind for kind in _KINDS if kind.size and kind.rank in env]
+    # a rank without a size, as PMIx has it, is believed as far as the launcher is that has set both
+    is_denied = bool(sized) and not any(_is_true(kind, env, rank, world_size) for kind in sized)
+    foreign = [kind for kind in _KINDS if (is_denied and not kind.size) or not _is_true(kind, env, rank, world_size)]
     return {name: value for name, value in env.items() if not any(kind.is_of(name) for kind in foreign)}
 
 

@@ -265,7 +265,7 @@ CAUSES: tuple[Row, ...] = (
         "LOCAL_RANK to the port"),
     Row("host name resolves to loopback", matches(r"connectFullMesh failed.{0,999}\[127\.0\.(?:1\.\d+|0\.(?!1\])\d+)\]"),
         "a host's own name resolves to loopback: set GLOO_SOCKET_IFNAME to its network interface, or fix /etc/hosts"),
-    Row("no such interface", matches(r"Unable to find address for: (?P<interface>[^\s]{1,99})"),
+    Row("no such interface", matches(r"Unable to find address for: (?P<interface> {0,9}[^\s]{1,99})"),
         "GLOO_SOCKET_IFNAME takes whole names, and `{interface}` is none with an address here. "
         + WITHOUT_INTERFACE.format(variable="GLOO_SOCKET_IFNAME")),
     Row("no such interface", matches(r"\bno socket interface found"),

@@ -105,6 +105,15 @@ def test_of_a_rank_that_has_no_frame_any_more_nothing_is_said():
     assert at_the_end(replace(at(1), state=f"{NOT_BEGUN}, in nfs_wait (read)")) != ()
 
 
+def test_what_is_known_in_place_of_a_stack_is_said_as_it_is():
+    over = "its script has ended, and Python waits for a thread: train.py:3 in upload"
+    silent = "it does not answer, in nfs_wait (read)"
+    assert at_the_end(replace(at(0, OWN), state=over), replace(at(1), state=silent), replace(at(2), state=silent)) == (
+        f"rank 0: {over}",
+        f"ranks 1-2: {silent}",
+    )
+
+
 def test_many_places_are_not_a_page():
     found = at_the_end(*(at(rank, replace(OWN, line=rank)) for rank in range(40)))
     assert len(found) == 17

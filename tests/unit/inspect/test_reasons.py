@@ -25,6 +25,20 @@ Fatal Python error: Segmentation fault
 Current thread 0x1 (most recent call first):
   File "/home/me/load.py", line 9 in decode
 """
+OF_A_GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/home/me/train.py", line 3, in main
+  |     async with asyncio.TaskGroup() as group:
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+"""
+IN_A_GROUP = """\
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/home/me/train.py", line 5, in prefetch
+    |     raise OSError("shard 17 is gone")
+    | OSError: shard 17 is gone
+    +------------------------------------
+"""
 CWD = "/home/me"
 
 
@@ -43,6 +57,12 @@ def child(of: int, how: str, name: str = "python") -> Sample:
         (OF_A_THREAD, "OSError: shard 17 is gone   (train.py:5 in prefetch)"),
         (f"a\n{OF_A_THREAD}step 7\nstep 8\n", "OSError: shard 17 is gone   (train.py:5 in prefetch)"),
         (OF_A_THREAD.replace("17", "16") + OF_A_THREAD, "OSError: shard 17 is gone   (train.py:5 in prefetch)"),
+        (
+            "".join(f"[rank3]: {line}" for line in OF_A_THREAD.splitlines(True)),
+            "OSError: shard 17 is gone   (train.py:5 in prefetch)",
+        ),
+        (OF_A_GROUP + IN_A_GROUP, "OSError: shard 17 is gone   (train.py:5 in prefetch)"),
+        (OF_A_GROUP, "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)   (train.py:3 in main)"),
         (OF_A_CRASH, "Fatal Python error: Segmentation fault   (load.py:9 in decode)"),
         (OF_A_THREAD + OF_A_CRASH, "Fatal Python error: Segmentation fault   (load.py:9 in decode)"),
         ("Traceback (most recent call last):\nValueError\n", "ValueError"),

@@ -55,6 +55,22 @@ def test_each_launcher_is_judged_by_itself():
     assert without_other_places({**batch_script, **PLACES["Open MPI"]}, 1, 2) == PLACES["Open MPI"]
 
 
+def test_a_rank_without_a_size_is_believed_only_with_one_that_has_a_size():
+    mpirun = {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "1",
+        "PMIX_RANK": "0",
+        "PMIX_NAMESPACE": "prterun-vm-1@1",
+    }
+    assert without_other_places({**SETTINGS, **mpirun}, 0, 2) == SETTINGS
+    assert without_other_places(mpirun, 0, 1) == mpirun
+    batch_script = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert without_other_places({**batch_script, **PLACES["Open MPI"], **PLACES["PMIx"]}, 1, 2) == {
+        **PLACES["Open MPI"],
+        **PLACES["PMIx"],
+    }
+
+
 def test_what_forbids_a_process_of_open_mpi_to_be_alone_is_a_users_where_no_mpirun_set_it():
     settings = {"OMPI_MCA_ess": "singleton", "OMPI_MCA_pmix": "ext3x"}
     assert without_other_places(settings, None, 4) == settings

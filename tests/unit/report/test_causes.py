@@ -100,6 +100,7 @@ ROWS: list[tuple[Any, ...]] = [  # a cause, a death, and the facts where there a
         "The server socket has failed to listen on any local network address. port: 59851, useIpv6: false,"
         " code: -98, name: EADDRINUSE, message: address already in use")),
     ("no such interface", raised("RuntimeError", "ifa != nullptr. Unable to find address for: ^lo")),
+    ("no such interface", raised("RuntimeError", "ifa != nullptr. Unable to find address for:  lo")),
     ("no such interface",  # NCCL's bootstrap.cc
         raised("torch.distributed.DistBackendError",
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, internal error - please report this issue to the"
