@@ -34,7 +34,7 @@ PATIENCE = 1.5
 # what a question without an answer counts by the state of the agent, which goes on by itself: a debugger holds it, or its disk
 # does not answer, as of a file server that starts again
 _COUNTS = {"t": 1 / 16, "D": 1 / 16}
-_LONGEST_INTERVAL = 2.5  # seconds from one question of a watch to the next
+_LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next
 
 
 def start(
@@ -187,7 +187,7 @@ class Watch:
 
 def watch_interval(heartbeat_timeout: float) -> float:
     """Return the seconds from one question of a front to the next."""
-    return min(heartbeat_timeout / 4, _LONGEST_INTERVAL)
+    return min(heartbeat_timeout / 2, _LONGEST_INTERVAL)
 
 
 def ask(agent: int, pipes: FrontPipes) -> None:

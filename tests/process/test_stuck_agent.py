@@ -113,7 +113,7 @@ def test_an_agent_whose_disk_does_not_answer_has_minutes(tmp_path):
     done = run(
         [sys.executable, "-c", ASLEEP, tmp_path / "fifo"], capture_output=True, text=True, timeout=120, check=False
     )
-    assert (done.stdout, done.stderr) == ("96 240.0\n", "")
+    assert (done.stdout, done.stderr) == ("48 240.0\n", "")
 
 
 def test_a_front_that_a_debugger_holds_is_left_alone(job):
