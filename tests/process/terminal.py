@@ -182,8 +182,19 @@ class Shell(Terminal):
 
 
 def child(pid: int) -> int:
-    """The last child of a process as soon as there is one, as the agent of a front."""
+    """The last child of a process as soon as there is one."""
     return int(until(Path(f"/proc/{pid}/task/{pid}/children").read_text, "a child").split()[-1])
+
+
+def agent_of(pid: int) -> int:
+    """The agent of a front, which has a session of its own; a child that asks a disk may come before it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+
+    def last() -> int:
+        found = children.read_text().split()
+        return int(found[-1]) if found and os.getsid(int(found[-1])) != os.getsid(pid) else 0
+
+    return int(until(last, "an agent"))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import PATIENCE, Job, until
 from tests.process.disk import Disk, missing
-from tests.process.terminal import child, stat
+from tests.process.terminal import agent_of, stat
 
 HUNG = "does not answer"
 
@@ -115,7 +115,7 @@ def test_what_waits_for_the_disk_when_the_agent_is_killed_ends_when_that_answers
     job.disk.freeze()
     (job.home / "signs" / "frozen").touch()
     until(lambda: stat(waiting)[0] == "D", "uninterruptible sleep")
-    os.kill(child(process.pid), signal.SIGKILL)
+    os.kill(agent_of(process.pid), signal.SIGKILL)
     result = job.wait().expect(122)
     assert f"could not be ended: pid {waiting} (python) in uninterruptible sleep\n" in result.err
     job.disk.thaw()

@@ -19,11 +19,12 @@ import psutil
 import pytest
 
 from ddplaunch.forking import show, warm
-from ddplaunch.process.tree import look
+from ddplaunch.process.tidying import tidies
+from ddplaunch.process.tree import descendants, look
 from ddplaunch.runlog import run_socket
 from tests.conftest import PATIENCE, Job, Result, until
 from tests.process import keeping
-from tests.process.terminal import child, typed
+from tests.process.terminal import agent_of, typed
 from tests.process.test_fork_server import LIMITED, few_files, limited_files
 
 PTRACE_SEIZE = 0x4206  # linux/ptrace.h
@@ -283,7 +284,7 @@ def test_whatever_is_killed_only_what_is_kept_is_left(keep, job):
         keep.start(WAITS)
         guard, interpreter = keep.parents()
         front = job.process.pid
-        agent = child(front)
+        agent = agent_of(front)
         if who != "front":
             os.kill(guard, signal.SIGSTOP)
         for pid in [front] * ("front" in who) + [agent] * ("agent" in who):
@@ -313,7 +314,8 @@ def test_whatever_is_killed_the_names_that_workers_have_shared_are_removed(keep,
     keep.start(WORKER.replace("    def sign", shares + "def sign") + "    signs and time.sleep(600)\n")
     guard, _ = keep.parents()
     assert keep.job.process is not None
-    os.kill(guard if who == "the guard" else child(keep.job.process.pid), signal.SIGKILL)
+    until(lambda: sum(map(tidies, descendants(guard))) == 2, "the trackers of two workers")  # their exec takes a moment
+    os.kill(guard if who == "the guard" else agent_of(keep.job.process.pid), signal.SIGKILL)
     keep.job.wait()
     until(lambda: not list(Path("/dev/shm").glob(f"{name}*")), "the end of what removes the names")
     until(lambda: set(keep.job.left()) <= keep.interpreters, "the end of all that the run has started")

@@ -14,7 +14,7 @@ import pytest
 from ddplaunch.agent.services import START_TIMEOUT
 from tests.conftest import PROGRAMS, Job, until
 from tests.fake_nvml import made_up
-from tests.process.terminal import child
+from tests.process.terminal import agent_of
 
 STAND_IN = PROGRAMS / "mps"
 PATH = f"{STAND_IN}{os.pathsep}{os.environ['PATH']}"
@@ -82,7 +82,7 @@ def test_its_folder_goes_with_an_agent_that_is_killed(job, machine, program):
     job.signs("ready", 2)
     [folder] = Path("/dev/shm").glob(f"ddplaunch-errors-{job.folder.name}-*")
     assert (folder / "mps-0" / "pipe").is_dir()
-    os.kill(child(job.process.pid), signal.SIGKILL)
+    os.kill(agent_of(job.process.pid), signal.SIGKILL)
     job.wait()
     assert not folder.exists()
 

@@ -17,7 +17,7 @@ from ddplaunch.process.tree import children, look
 from ddplaunch.runlog.events import SCHEMA
 from ddplaunch.runlog.old_runs import last_tidied
 from tests.conftest import PATIENCE, Job, events_in, until
-from tests.process.terminal import child, held, stopped
+from tests.process.terminal import agent_of, held, stopped
 from tests.runs import aged, run_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md"
@@ -398,7 +398,7 @@ def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later
     """As one in FUSE, for which nobody waits in uninterruptible sleep."""
     process = job.behave("all=raises_when_told", workers=1)
     until(lambda: job.events("worker_started"), "the folder")
-    (writer,) = {*children(child(process.pid))} - {*job.pids().values()}
+    (writer,) = {*children(agent_of(process.pid))} - {*job.pids().values()}
     with held(writer):
         if signum:
             process.send_signal(signum)
@@ -413,7 +413,7 @@ def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later
 
 def test_a_writer_that_is_killed_is_named_with_what_follows_and_the_job_goes_on(job):
     process = job.behave("all=done_when_told")
-    (writer,) = {*children(child(process.pid))} - {*job.pids().values()}
+    (writer,) = {*children(agent_of(process.pid))} - {*job.pids().values()}
     os.kill(writer, signal.SIGKILL)
     until(lambda: (now := look(writer)) is None or now.state in "ZX", "the end of the writer")
     (job.home / "signs" / "go").touch()

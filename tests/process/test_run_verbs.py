@@ -18,7 +18,7 @@ from ddplaunch.runs import find
 from ddplaunch.runs.client import SocketPath
 from tests.conftest import Job, Result, until
 from tests.nodes import ENOUGH
-from tests.process.terminal import child, stat, stopped
+from tests.process.terminal import agent_of, stat, stopped
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def socket_of(job: Job) -> str:
 def test_the_logs_of_a_run_that_was_killed_say_so_below_what_they_hold(job, program, verb):
     job.behave()
     name = socket_of(job)
-    agent = child(job.process.pid)
+    agent = agent_of(job.process.pid)
     job.process.kill()
     os.kill(agent, signal.SIGKILL)
     job.wait()

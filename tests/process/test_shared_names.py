@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.process.tidying import end_all, others_by_group, tidies
 from ddplaunch.process.tree import descendants, look
 from tests.conftest import PATIENCE, until
-from tests.process.terminal import child
+from tests.process.terminal import agent_of
 
 TRACKER = "from multiprocessing.resource_tracker import main;main(0)"
 SHARES = """
@@ -69,7 +69,7 @@ def test_a_signal_that_stops_the_workers_leaves_the_names_to_be_removed(job, pro
 def test_whatever_is_killed_from_outside_leaves_no_name(job, program, name, killed):
     process = job.start("--nproc-per-node", 2, "--grace-period", "0.5s", program("shares_names"), name)
     job.signs("ready", 2)
-    agent = child(process.pid)
+    agent = agent_of(process.pid)
     victims = {"a worker": [job.pids()[1]], "the agent": [agent], "the front": [process.pid]}
     for pid in victims.get(killed, [process.pid, agent]):
         os.kill(pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.supervise.repeated_stop import ECHO_WINDOW
 from tests.conftest import PATIENCE, insist, let_the_echo_die, until
-from tests.process.terminal import child, held
+from tests.process.terminal import agent_of, held
 
 # of the only task of a step, as Slurm sets them: outside of a step the command would start one
 SLURM_STEP = {
@@ -160,7 +160,7 @@ def test_workers_may_save_before_they_end(job, start):
 @pytest.mark.parametrize("first", ["front", "agent"])
 def test_a_user_signal_to_front_and_agent_at_once_reaches_every_worker_once_and_the_job_goes_on(job, start, first):
     process = start("all=polite")
-    pids = [process.pid, child(process.pid)]
+    pids = [process.pid, agent_of(process.pid)]
     for pid in pids if first == "front" else reversed(pids):
         os.kill(pid, SIGUSR1)
     for rank in range(2):
@@ -261,7 +261,7 @@ def test_when_the_front_is_killed_workers_get_the_grace_period(job, start):
 
 def test_when_the_agent_is_killed_everything_ends_and_the_status_is_122(job, start):
     start(*KINDS)
-    os.kill(child(job.process.pid), SIGKILL)
+    os.kill(agent_of(job.process.pid), SIGKILL)
     result = job.wait().expect(122)
     assert "was killed by SIGKILL" in result.err
     assert not list(Path("/dev/shm").glob(f"ddplaunch-errors-{job.folder.name}-*"))
@@ -275,7 +275,7 @@ def test_when_the_agent_is_killed_a_terminal_that_nobody_reads_does_not_delay_th
     process = start("all=chatter", stdout=writer, stderr=-3)
     os.close(writer)
     until(lambda: "pipe_w" in wchan(process.pid), "the front to block")
-    os.kill(child(job.process.pid), SIGKILL)
+    os.kill(agent_of(job.process.pid), SIGKILL)
     until(lambda: [pid for pid in job.left() if pid != process.pid] == [], "the workers' end")
     os.close(reader)
     assert process.wait(PATIENCE) == 122
@@ -289,7 +289,7 @@ def wchan(pid: int) -> str:
 
 def test_when_both_are_killed_at_once_the_workers_are_gone(job, start):
     process = start("all=stubborn", stdout=-3, stderr=-3)
-    for pid in (child(job.process.pid), process.pid):
+    for pid in (agent_of(job.process.pid), process.pid):
         os.kill(pid, SIGKILL)
     process.wait()
     job.nothing_left(patience=PATIENCE)
@@ -304,7 +304,7 @@ def has_taken(pid: int, signum: int) -> bool:
 def test_a_signal_that_comes_twice_at_once_is_no_second_one(job, start):
     """timeout(1) signals the command, then its whole process group; pkill -f front and agent."""
     process = start("all=polite", options=("--grace-period", "600"))
-    with held(child(process.pid)):  # a busy machine may need longer from one to the other than those who mean it
+    with held(agent_of(process.pid)):  # a busy machine may need longer from one to the other than those who mean it
         for _ in range(2):
             process.send_signal(SIGTERM)
             until(lambda: has_taken(process.pid, SIGTERM), "the front to pass it on")

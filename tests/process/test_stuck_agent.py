@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.conftest import PATIENCE, until
-from tests.process.terminal import child, held, stat
+from tests.process.terminal import agent_of, child, held, stat
 
 
 def stop_process(pid: int) -> None:
@@ -26,7 +26,7 @@ def test_a_stop_signal_says_that_the_agent_does_not_run_and_a_sigquit_ends_every
     with open(said, "w") as err:
         process = job.start(*options, program("behave"), "all=default", stderr=err)
     job.signs("ready", 2)
-    agent = child(process.pid)
+    agent = agent_of(process.pid)
     stop_process(agent)
     process.send_signal(signal.SIGINT)
     silent = f"ddplaunch: the agent (pid {agent}) does not respond (it is stopped, as by SIGSTOP). "
@@ -43,7 +43,7 @@ SILENT = ("--heartbeat-timeout", "1s")
 
 def test_an_agent_that_is_stopped_is_killed_with_its_workers(job):
     process = job.behave("all=stubborn", options=SILENT)
-    agent = child(process.pid)
+    agent = agent_of(process.pid)
     stop_process(agent)
     result = job.wait(30).expect(122)
     line = f"error: ddplaunch's agent (pid {agent}) did not respond for 1.5 s (it is stopped, as by SIGSTOP): killed, with its"
@@ -52,7 +52,7 @@ def test_an_agent_that_is_stopped_is_killed_with_its_workers(job):
 
 def test_a_stopped_agent_that_was_to_stop_the_job_is_killed_and_the_status_is_that_of_the_signal(job):
     process = job.behave("all=stubborn", options=SILENT)
-    stop_process(child(process.pid))
+    stop_process(agent_of(process.pid))
     process.send_signal(signal.SIGTERM)
     job.wait(30).expect(143)
 
@@ -79,7 +79,7 @@ def test_a_front_that_is_suspended_with_the_script_that_calls_it_is_left_alone(j
 
 def test_an_agent_that_a_debugger_holds_for_a_while_goes_on(job):
     process = job.behave("all=polite", options=SILENT)
-    with held(child(process.pid)):
+    with held(agent_of(process.pid)):
         time.sleep(4)  # nothing is to happen in this time
     process.send_signal(signal.SIGTERM)
     job.wait().expect(143)
@@ -127,8 +127,8 @@ def test_a_front_that_a_debugger_holds_is_left_alone(job):
 
 def agents_of(process: Popen[str]) -> list[int]:
     """The agents of simulated nodes, by node rank: each is the child of its host's front, which the dispatcher has started."""
-    fronts = sorted(one.pid for one in psutil.Process(child(process.pid)).children())
-    return [child(front) for front in fronts]
+    fronts = sorted(one.pid for one in psutil.Process(agent_of(process.pid)).children())
+    return [agent_of(front) for front in fronts]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_whatever_is_stopped_of_a_job_that_is_simulated_the_command_ends(job, pr
         "the agent of node 0": agents[0],
         "the agent of node 1": agents[1],
         "the front of node 0": psutil.Process(agents[0]).ppid(),
-        "the dispatcher": child(process.pid),
+        "the dispatcher": agent_of(process.pid),
     }[which]
     stop_process(pid)
     assert job.wait(60).status == 122
@@ -163,7 +163,7 @@ def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job):
 @pytest.mark.parametrize("how", ["stopped", "held"])
 def test_a_killed_command_needs_no_agent_that_runs(job, how):
     process = job.behave("all=default", stdout=DEVNULL, stderr=DEVNULL)
-    agent = child(process.pid)
+    agent = agent_of(process.pid)
     if how == "stopped":
         os.kill(agent, signal.SIGSTOP)
         until(lambda: stat(agent)[0] == "T", "the agent to stop")
@@ -354,7 +354,7 @@ def test_a_host_that_is_cut_off_waits_for_no_agent_that_does_not_run():
         try:
             assert front.stderr is not None
             assert front.stderr.readline() == b"ready\n"
-            agent = child(front.pid)
+            agent = agent_of(front.pid)
             until(lambda: stat(agent)[0] == "T", "the agent to stop")
             assert front.stdin is not None
             front.stdin.close()

@@ -20,7 +20,7 @@ from tests.process.terminal import (
     Screen,
     Shell,
     Terminal,
-    child,
+    agent_of,
     held,
     running,
     stat,
@@ -131,7 +131,7 @@ def test_the_shell_hears_of_the_stop_when_the_workers_have_stopped(job, program)
     """It takes its terminal back then: a worker that still read from it would take the shell's keys."""
     process = job.start("--nproc-per-node", 2, program("behave"), "all=default", process_group=0)
     workers = list(map(int, job.signs("ready", 2)))
-    with held(child(process.pid)):
+    with held(agent_of(process.pid)):
         process.send_signal(signal.SIGTSTP)
         time.sleep(0.2)  # nothing is to happen in this time
         assert not stopped([process.pid])
@@ -145,7 +145,7 @@ def test_the_shell_hears_of_the_stop_when_the_workers_have_stopped(job, program)
 
 def test_a_job_stops_also_if_a_lost_agent_never_answers(job):
     process = job.behave("all=default", process_group=0)
-    with held(child(process.pid)):
+    with held(agent_of(process.pid)):
         process.send_signal(signal.SIGTSTP)
         until(lambda: stopped([process.pid]), "the front to stop")
     process.send_signal(signal.SIGCONT)
@@ -155,7 +155,7 @@ def test_a_job_stops_also_if_a_lost_agent_never_answers(job):
 
 def test_a_command_that_still_writes_when_all_have_ended_stops_too(job):
     process = job.start("--nproc-per-node", 2, "--no-python", "seq", 8000, process_group=0)
-    agent = child(process.pid)
+    agent = agent_of(process.pid)
     until(lambda: stat(agent)[0] == "Z", "the end of the agent")
     process.send_signal(signal.SIGTSTP)
     until(lambda: stopped([process.pid]), "the front to stop", 10)
