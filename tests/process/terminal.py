@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shlex
+import signal
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pexpect
 
 from tests.conftest import PATIENCE, Job, until
 from tests.emulator import Emulator
+from tests.nodes import catches
 
 CTRL_A, CTRL_C, CTRL_D, CTRL_Z, CTRL_BACKSLASH = "\x01", "\x03", "\x04", "\x1a", "\x1c"
 ENTER, TAB, UP = "\r", "\t", "\x1b[A"
@@ -187,14 +189,9 @@ def child(pid: int) -> int:
 
 
 def agent_of(pid: int) -> int:
-    """The agent of a front, which has a session of its own; a child that asks a disk may come before it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-
-    def last() -> int:
-        found = children.read_text().split()
-        return int(found[-1]) if found and os.getsid(int(found[-1])) != os.getsid(pid) else 0
-
-    return int(until(last, "an agent"))
+    """The agent of a front: its last child once the front handles signals, since children that ask a disk come before."""
+    until(lambda: catches(Path(f"/proc/{pid}"), signal.SIGTERM), "a front that handles signals")
+    return child(pid)
 
 
 @contextmanager

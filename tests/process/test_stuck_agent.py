@@ -354,7 +354,7 @@ def test_a_host_that_is_cut_off_waits_for_no_agent_that_does_not_run():
         try:
             assert front.stderr is not None
             assert front.stderr.readline() == b"ready\n"
-            agent = agent_of(front.pid)
+            agent = child(front.pid)
             until(lambda: stat(agent)[0] == "T", "the agent to stop")
             assert front.stdin is not None
             front.stdin.close()
