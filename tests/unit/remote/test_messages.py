@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harml
 
 
 @given(st.binary(max_size=300))
-def test_arbitrary_bytes_are_refused_in_one_way(payload: bytes) -> None:
+def test_arbitrary_bytes_raise_nothing_but_one_error(payload: bytes) -> None:
     for decode in (messages.report, messages.order, messages.coordinator, messages.connect, messages.chunk):
-        with pytest.raises(Malformed):
+        with suppress(Malformed):  # of text that happens to be a message nothing is refused
             decode(payload)
