@@ -67,8 +67,8 @@ def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harml
 
 @given(st.binary(max_size=300) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps).map(str.encode))
 def test_arbitrary_bytes_raise_nothing_but_one_error(payload: bytes) -> None:
-    assert taken(requests.for_agent, payload) is None
-    assert taken(requests.for_client, payload) is None
+    taken(requests.for_agent, payload)
+    taken(requests.for_client, payload)
 
 
 def test_a_later_protocol_is_recognized_whatever_its_requests_look_like() -> None:

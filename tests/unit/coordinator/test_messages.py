@@ -183,8 +183,8 @@ def is_harmless(message: Any) -> None:
 
 @given(st.binary(max_size=300) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps).map(str.encode))
 def test_arbitrary_bytes_raise_nothing_but_one_error(payload: bytes) -> None:
-    assert taken(messages.for_coordinator, payload) is None
-    assert taken(messages.for_agent, payload) is None
+    taken(messages.for_coordinator, payload)
+    taken(messages.for_agent, payload)
 
 
 @pytest.mark.parametrize(
