@@ -50,19 +50,19 @@ class Gpus(Struct, frozen=True, kw_only=True):
 
 def read(subject: Subject) -> Gpus:
     """Ask the drivers; this process may hang in one for ever."""
+    try:
+        # first: it asks NVML in a child, which the driver refuses where its parent has it open
+        hardware = probe(subject.env, root=subject.root)
+    except LaunchError as error:
+        return Gpus(hardware=Hardware(), refused=(error.message, error.hint or ""))
     machine, problem = None, ""
     if has_nvidia(subject.env, subject.root):
         try:
-            # first, and left open: without persistence mode the driver would have to wake all GPUs for `probe` once more
             machine = read_nvml()
         except NvmlMissingError:
             pass
         except NvmlError as error:
             problem = str(error)
-    try:
-        hardware = probe(subject.env, root=subject.root)
-    except LaunchError as error:
-        return Gpus(hardware=Hardware(), refused=(error.message, error.hint or ""))
     gpus = machine.gpus if machine is not None else ()
     near = {gpu.index: read_cpulist(subject.root, f"/sys/bus/pci/devices/{gpu.pci}/local_cpulist") for gpu in gpus}
     return Gpus(

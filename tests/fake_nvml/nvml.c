@@ -19,8 +19,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum code { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, GPU_IS_LOST = 15 };
+enum code { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, GPU_IS_LOST = 15, OPERATING_SYSTEM = 17 };
 enum { MOST_GPUS = 16, MOST_INSTANCES = 7, MOST_USERS = 16 };
 
 struct thing {                       /* what a handle points to: a GPU, or one of its MIG instances */
@@ -38,6 +39,7 @@ struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char 
 
 static struct thing gpus[MOST_GPUS], slices[MOST_GPUS][MOST_INSTANCES];
 static unsigned count;
+static int opened_by; /* the process that has the driver open; a child that has closed all descriptors is refused */
 
 int nvmlInitWithFlags(unsigned flags)
 {
@@ -47,6 +49,9 @@ int nvmlInitWithFlags(unsigned flags)
     (void)flags;
     if (code && *code)
         return atoi(code);
+    if (opened_by && opened_by != getpid())
+        return OPERATING_SYSTEM;
+    opened_by = getpid();
     snprintf(copy, sizeof copy, "%s", words ? words : "");
     for (count = 0; count < MOST_GPUS && (word = strtok_r(rest, " ", &rest)); count++) {
         struct thing *gpu = &gpus[count];
@@ -68,7 +73,11 @@ int nvmlInitWithFlags(unsigned flags)
     return SUCCESS;
 }
 
-int nvmlShutdown(void) { return SUCCESS; }
+int nvmlShutdown(void)
+{
+    opened_by = 0;
+    return SUCCESS;
+}
 
 const char *nvmlErrorString(int code)
 {

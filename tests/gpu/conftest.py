@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.gpu.machine import PATIENCE, Machine, made_up_gpu, real_gpu, room
 
 HERE = Path(__file__).parent
 PLAYED = "made-up"
+LONGEST_TOLD = 110  # characters
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -133,5 +135,7 @@ def job(jobs: Callable[[str], Job]) -> Job:
 
 @pytest.fixture
 def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Notes down for the table what was seen, in words."""
-    return lambda text: request.node.user_properties.append(("told", text))
+    """Notes down for the table what was seen, in words, as many as a cell has room for."""
+    return lambda text: request.node.user_properties.append(
+        ("told", textwrap.shorten(text, LONGEST_TOLD, placeholder=" ..."))
+    )

@@ -66,7 +66,9 @@ def test_nccl_refuses_two_ranks_on_one_gpu(gpu, job, told):
 @pytest.mark.gpu
 @pytest.mark.claim("hint where NCCL's watchdog ends a worker whose collective is late", page="reference/causes.md")
 def test_the_watchdog_of_nccl_ends_a_worker_whose_collective_is_late(gpu, job, told):
-    done = gpu.run(job, *ONE, PROGRAMS / "fails.py", "collective_too_late")
+    # torch waits four times as long for what it writes down of a late collective: a minute by default
+    patience = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "2000"}
+    done = gpu.run(job, *ONE, PROGRAMS / "fails.py", "collective_too_late", **patience)
     assert done.status != 0
     says(done.err, r".*", r"a rank did not call the same collective", told)
 

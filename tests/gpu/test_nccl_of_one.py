@@ -60,7 +60,8 @@ def test_stacks_ends_with_what_ras_says(gpu, waiting, told):
     text = gpu.look(waiting, "stacks").expect(0).out
     _, found, ras = text.partition("NCCL's RAS service, asked at rank 0:")
     assert found, text
-    told(" / ".join(line.strip() for line in ras.splitlines() if line.strip())[:300])
+    [status] = re.findall(r"([A-Z]+) +(\S+)$", ras, re.MULTILINE)
+    told(f"1 communicator, {status[0]}, {status[1]}")
 
 
 def _nccl(gpu):
@@ -92,7 +93,6 @@ def test_a_profile_has_kernels_and_the_history_of_memory(gpu, job, told):
     sign(job, "trains-0")
     trace = job.home / "trace.json.gz"
     shown = gpu.look(job, "profile", "--seconds", 2, "--memory", "--out", trace)
-    told(" / ".join(shown.out.split("\n")[:2])[:300] if shown.status == 0 else shown.err[:300])
     shown.expect(0)
     entries = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     kernels = [entry for entry in entries if entry.get("cat") == "kernel"]
@@ -101,6 +101,7 @@ def test_a_profile_has_kernels_and_the_history_of_memory(gpu, job, told):
     [memory] = job.home.glob("trace*memory-0.pickle")
     history = pickle.loads(memory.read_bytes())
     assert history["device_traces"], history.keys()
+    told(f"{len(kernels)} kernels, {sum(map(len, history['device_traces']))} changes of memory")
     gpu.look(job, "stop")
 
 
@@ -112,6 +113,6 @@ def test_the_table_of_a_profile_counts_kernels(gpu, job, told):
     sign(job, "trains-0")
     shown = gpu.look(job, "profile", "--steps", 50).expect(0)
     row = next(line for line in shown.out.splitlines() if re.match(r" +0 ", line))
-    told(row.strip())
+    told(f"per step {row}")
     assert re.search(r"\d+ +[\d.]+ [mµu]?s +[\d.]+ [mµu]?s +\d+%", row), shown.out
     gpu.look(job, "stop")
