@@ -18,10 +18,15 @@ def start(job: HostsJob, *args: object, nodes: str = ",".join(NODES), host: str 
 
 
 def front_and_loop(bed: Bed, host: str) -> tuple[int, int]:
-    """The two processes of what was typed on a host; pids as they are outside, here as below."""
-    typed = [process for process in bed.processes(host) if "-m ddplaunch --hosts" in process.command]
-    front, loop = sorted(typed, key=lambda process: process.inside)
-    return front.pid, loop.pid
+    """The two processes of what was typed on a host, once it reaches its nodes; pids as they are outside, here as below.
+
+    Each may have a child that asks something, or that is not an ssh yet.
+    """
+    typed = {process.pid: process for process in bed.processes(host) if "-m ddplaunch --hosts" in process.command}
+    clients = {process.pid for process in bed.processes(host) if process.name == "ssh"}
+    (loop,) = [pid for pid in typed if clients & set(proc.children(pid))]
+    (front,) = [pid for pid in typed if loop in proc.children(pid)]
+    return front, loop
 
 
 def client(bed: Bed, host: str, node: str) -> int:
