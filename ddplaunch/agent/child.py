@@ -34,7 +34,8 @@ PATIENCE = 1.5
 # what a question without an answer counts by the state of the agent, which goes on by itself: a debugger holds it, or its disk
 # does not answer, as of a file server that starts again
 _COUNTS = {"t": 1 / 16, "D": 1 / 16}
-_LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next
+_LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
+_AT_REST = 3  # times as long while all is well: the kernel tells at once that an agent is stopped
 
 
 def start(
@@ -144,12 +145,14 @@ def kill(agent: int) -> None:
 class Watch:
     """Asks an agent, all its life, whether it runs, and gives up one that does not; by these questions the agent sees its front.
 
-    Has no timer: its owner calls `look` every `interval` seconds. Questions are counted, so a pause of both gives nobody up.
+    Has no timer: its owner calls `look` every `interval` seconds, or `wait` seconds after the last time. Questions are counted,
+    so a pause of both gives nobody up.
     """
 
     def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
         """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run."""
         self.interval = watch_interval(heartbeat_timeout)
+        self._waited = self.interval  # before the next look
         self._within = PATIENCE * heartbeat_timeout
         self._agent = agent
         self._pipes = pipes
@@ -173,11 +176,17 @@ class Watch:
         counts = 1.0 if answered else _COUNTS.get(state, 1.0)
         self._unanswered = self._unanswered + counts if is_judged and not answered else 0.0
         self._without_loop = self._without_loop + counts if is_judged and not loop_answered else 0.0
-        self.silent = self.silent + self.interval if is_judged and not loop_answered else 0.0
+        self.silent = self.silent + self._waited if is_judged and not loop_answered else 0.0
         self._pipes.request(IS_RUNNING)
         if not loop_answered:  # a signal wakes the agent once more
             ask_handler(self._agent)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
+
+    def wait(self) -> float:
+        """Return the seconds until `look` is to be called: more while all is well. The owner has SIGCHLD at the stop of an agent."""
+        is_well = not self.silent and not is_stopped(self._agent)
+        self._waited = self.interval * (_AT_REST if is_well else 1)
+        return self._waited
 
     @property
     def within(self) -> float:
@@ -186,8 +195,18 @@ class Watch:
 
 
 def watch_interval(heartbeat_timeout: float) -> float:
-    """Return the seconds from one question of a front to the next."""
+    """Return the seconds from one question of a front to the next, while there is no answer."""
     return min(heartbeat_timeout / 2, _LONGEST_INTERVAL)
+
+
+def longest_wait(heartbeat_timeout: float) -> float:
+    """Return the seconds in which the next question of a front comes, if that runs."""
+    return (_AT_REST + 1) * watch_interval(heartbeat_timeout)
+
+
+def is_stopped(agent: int) -> bool:
+    """Whether the agent is stopped, as by SIGSTOP."""
+    return state_of(agent) == "T"
 
 
 def ask(agent: int, pipes: FrontPipes) -> None:

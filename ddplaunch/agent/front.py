@@ -201,10 +201,14 @@ class _Front:
         return not self._replies.has(GOES_ON)
 
     def child_ended(self, _signum: int, _frame: object) -> None:
-        """End what a lost agent has left."""
-        if not self.is_done and has_ended(self._agent):
+        """End what a lost agent has left; look sooner at one that is stopped."""
+        if self.is_done:
+            return
+        if has_ended(self._agent):
             self.output.agent_has_ended = True
             child.sweep(self._agent, self._pipes)
+            self.watch_time()
+        elif child.is_stopped(self._agent) and not self._watch.silent:
             self.watch_time()
 
     def watch_time(self) -> None:
@@ -213,7 +217,7 @@ class _Front:
         if self._question is not None or (self.stopped_by and not has_agent):
             signal.setitimer(signal.ITIMER_REAL, child.INTERVAL)
         elif has_agent:
-            signal.setitimer(signal.ITIMER_REAL, self._watch.interval)
+            signal.setitimer(signal.ITIMER_REAL, self._watch.wait())
 
     def interval_passed(self, _signum: int, _frame: object) -> None:
         """Give up an agent that does not run, or output that nobody reads: the end of a stopped job waits for neither.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from ddplaunch.agent.child import PATIENCE, watch_interval
+from ddplaunch.agent.child import PATIENCE, longest_wait, watch_interval
 from ddplaunch.agent.events import ChildEnded, CoordinatorEnded, FrontWaits, OneFewer
 from ddplaunch.agent.pipes import (
     ASKS,
@@ -157,6 +157,7 @@ class SignalSource:
         self._front_waits = False  # whether it is to stop, and does so last
         self._front_silent = 0  # looks since it has asked, which come only if it does not ask
         self._interval = watch_interval(heartbeat_timeout)
+        self._longest_wait = longest_wait(heartbeat_timeout)
         self._most_silent = PATIENCE * heartbeat_timeout / self._interval
         self._look_at = loop.timer(None, self._look_at_front, may_rest=True)
         self._goes_on = True  # whether SIGCONT or a stop came after the last SIGTSTP
@@ -179,7 +180,7 @@ class SignalSource:
         self._loop.watch(self._from_front, self._on_front_signals)
         self._loop.watch(self._requests, self._on_requests)
         if self._most_silent < inf:
-            self._look_at.set(self._loop.now() + self._interval)
+            self._look_at.set(self._loop.now() + self._longest_wait)
 
     def wait(self, seconds: float) -> None:
         """Wait so long, whatever comes meanwhile."""
@@ -302,7 +303,7 @@ class SignalSource:
             elif request == IS_RUNNING:
                 self._front_silent = 0
                 if self._look_at.is_set:
-                    self._look_at.set(self._loop.now() + 2 * self._interval)
+                    self._look_at.set(self._loop.now() + self._longest_wait)
                 self._reply(RUNS)
         self._post_if_front_waits()
 

@@ -103,6 +103,13 @@ def test_a_watched_agent_gets_a_signal_only_if_its_loop_has_not_answered(pipes, 
         signal.signal(ASKS, before)
 
 
+def test_a_watched_agent_is_asked_less_often_while_it_answers(pipes, watch):
+    waited = [watch.wait()]
+    while watch.look():
+        waited.append(watch.wait())
+    assert (waited, watch.silent) == ([15, 5, 5], 25)
+
+
 @pytest.mark.parametrize("reply", [RUNS, RUNS + LIVES])
 def test_a_watched_agent_that_runs_is_never_given_up(pipes, watch, reply):
     assert looks(pipes, watch, reply) == 100
