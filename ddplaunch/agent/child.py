@@ -183,14 +183,17 @@ class Watch:
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 
     def wait(self) -> float:
-        """Return the seconds until `look` is to be called: more while all is well. The owner has SIGCHLD at the stop of an agent."""
+        """Return the seconds until `look` is to be called: more while all is well.
+
+        The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent.
+        """
         is_well = not self.silent and not is_stopped(self._agent)
         self._waited = self.interval * (_AT_REST if is_well else 1)
         return self._waited
 
     @property
     def within(self) -> float:
-        """The seconds without any answer after which the agent is given up, if it stays in the state that it is in."""
+        """The seconds without any answer after which the agent is given up, if its state does not change."""
         return self._within / _COUNTS.get(state_of(self._agent), 1.0)
 
 

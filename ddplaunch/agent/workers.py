@@ -300,7 +300,7 @@ def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
 
 
 def _shortened(stderr: str) -> str:
-    """Return the end of what a worker wrote to stderr: of a crash that which explains it."""
+    """Return the end of what a worker wrote to stderr; after a crash, the lines that explain the crash."""
     if len(stderr) <= _LAST_WORDS:
         return stderr
     try:

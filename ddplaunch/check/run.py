@@ -249,7 +249,7 @@ class _Runs:
                 self._loop.unwatch(one.output)
 
     def _kill(self, one: _Rank) -> None:
-        """Kill a rank; `_sweep` ends what it has started, once it is gone."""
+        """Kill a rank. Once the rank is gone, `_sweep` ends the processes that the rank has started."""
         one.was_killed = True
         with suppress(ProcessLookupError):
             os.kill(one.process.pid, signal.SIGKILL)

@@ -60,7 +60,7 @@ def from_files(folder: str) -> tuple[list[Given], list[str]]:
 
 
 def _from_files(upward: Sequence[str]) -> tuple[list[Given], list[str]]:
-    """Return what `from_files` does, from the first folder and those above it."""
+    """Return what `from_files` returns, from the first folder and all folders above."""
     given: list[Given] = []
     remarks: list[str] = []
     for file, source in _FILES.items():

@@ -92,7 +92,7 @@ class Tracebacks:
     """The stderr of all workers of a node, in whole lines."""
 
     def __init__(self, *, folds_following: bool = False, folds_equal: bool = False) -> None:
-        """`folds_following`: those that follow from another failure; `folds_equal`: those that another rank has shown."""
+        """`folds_following`: failures that follow from another one; `folds_equal`: failures that another rank has shown."""
         self._folds_following = folds_following
         self._folds_equal = folds_equal
         self._shown: dict[bytes, int] = {}  # the errors that were shown whole, and by which rank

@@ -126,7 +126,7 @@ def of_fork_server(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
 
 
 def without_worker_place(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process without those that a worker has, if it is in one, for a job of its own."""
+    """Return the variables of a process for a job of its own: in a worker, without the variables that ddplaunch has set."""
     if "TORCHELASTIC_RUN_ID" not in env:  # else RANK and its like are the user's
         return dict(env)
     return {name: value for name, value in env.items() if not (name in _OF_PLACE or name.startswith(_OF_GENERATION))}

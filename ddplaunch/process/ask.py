@@ -47,7 +47,7 @@ def ask(question: Callable[[], T], timeout: float) -> T:
 
 
 def end_asked(pid: int, *, has_answered: bool) -> None:
-    """Kill a child that was asked, and wait for its end if it `has_answered`: else it may be in uninterruptible sleep."""
+    """Kill a child that was asked; wait for the end of one that `has_answered`: another may be in uninterruptible sleep."""
     with suppress(ProcessLookupError, ChildProcessError):  # a caller of ours may ignore SIGCHLD: its children vanish
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0 if has_answered else os.WNOHANG)

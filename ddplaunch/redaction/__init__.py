@@ -28,7 +28,7 @@ _SIGNS = (
 
 
 def literals(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the secrets among these variables: they are hidden wherever they stand."""
+    """Return the secrets among these variables, which are hidden in any text."""
     found = set()
     for name, value in env.items():
         if is_secret(name) and is_value(value, name):
@@ -45,10 +45,10 @@ def _is_distinct(value: str) -> bool:
 
 
 class Redactor:
-    """Hides secrets in what it is given, and counts them."""
+    """Hides secrets in texts and values, and counts the secrets."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
-        """`known` are secrets that are hidden wherever they stand, as `literals` gives them."""
+        """`known` are secrets to be hidden in any text, as `literals` returns them."""
         self.hidden = 0  # values, so far
         self.known = tuple(known)
         self._literals: re.Pattern[str] | None = None

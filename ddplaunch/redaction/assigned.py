@@ -204,7 +204,7 @@ def _closing(text: str, at: int, quote: str) -> int:
 
 
 def _if_value(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
-    """Give this place, without the scheme of a login before it, if what stands there is a secret."""
+    """Yield this place, without the scheme of a login before the secret, if a secret stands there."""
     if (scheme := _pattern(_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
         begin = scheme.end()
     inner = text[begin:end].rstrip("\\")

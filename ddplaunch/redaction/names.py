@@ -92,7 +92,7 @@ def is_password(name: str) -> bool:
 
 
 def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
-    """Whether this word of a name makes it that of a secret, where it stands."""
+    """Whether this word, at its place in a name, makes the name that of a secret."""
     word, before, is_last = words[at], words[at - 1] if at else "", at == len(words) - 1
     if word in _PASSWORDS or word.endswith((*_ENDINGS, *_KEYS)) or word in ("jwt", "authorization"):
         return True

@@ -107,7 +107,7 @@ def _is_digest(text: str, at: int) -> bool:
 
 
 def _is_path(text: str, at: int, found: str) -> bool:
-    """Whether what is found here is a path, absolute or of a file: a message names it, and it is no secret."""
+    """Whether the text found here is a path, absolute or of a file: messages name paths, which are no secrets."""
     is_absolute = found.startswith("/") and not found.startswith("//") and found.count("/") > 1
     is_of_file = "/" in found and _pattern(r"\.[a-z]\w{0,5}\b").match(text, at + len(found)) is not None
     before = text[at - 1 : at] if at else ""

@@ -150,7 +150,7 @@ def _crash(first: WorkerExit, cwd: str) -> list[Line]:
 
 
 def _stack(title: str, frames: Sequence[Frame], cwd: str) -> list[Line]:
-    """Show a stack: its innermost frames, and of those left out the first one of the script; nothing if it has no frame."""
+    """Show the innermost frames of a stack, and the script's first frame if that is left out; nothing if there is no frame."""
     if not frames:
         return []
     shown, more = frames[:_STACK_FRAMES], frames[_STACK_FRAMES:]

@@ -131,7 +131,7 @@ def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
 
 
 def _looks(marker: int, tidied: float) -> Looks:
-    """Return what stands in the marker; in that of an older version stands nothing, and it was written when it was `tidied`."""
+    """Return the content of the marker. An older version left the marker empty, and wrote the file when it had `tidied`."""
     with suppress(ValueError):
         if found := os.pread(marker, 100, 0).split()[:2]:
             return Looks(*map(float, found))

@@ -130,7 +130,7 @@ class Loader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Execute a module, which finds the loader of its own where it looks for it."""
+        """Execute a module, which finds its own loader in `__loader__` and in its spec."""
         spec: Any = getattr(module, "__spec__", None)
         if spec is not None and spec.loader is self:  # else another stands in front of us
             spec.loader = self._loader

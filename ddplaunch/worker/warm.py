@@ -273,7 +273,7 @@ class _Children:
         self._woken = _signal.set_wakeup_fd(self._write)
 
     def close(self) -> None:
-        """Give SIGCHLD, and what signals write to, back to what imports had set."""
+        """Restore what imports had set: the handler of SIGCHLD, and the descriptor that signals write to."""
         _signal.set_wakeup_fd(self._woken)
         if self._handler is not None:  # None: C code had set it
             _signal.signal(_signal.SIGCHLD, self._handler)
