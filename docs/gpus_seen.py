@@ -41,9 +41,10 @@ def _link(page: str) -> str:
 
 
 def _outcome(claim: Mapping[str, str], run: Mapping[str, Any]) -> str:
-    told = claim["told"].replace("|", "\\|").replace("<", "&lt;")
+    told = claim["told"].replace("|", "\\|")
     if claim["outcome"] == "seen":
-        return told or "yes"
+        return f"`{told}`" if told else "yes"
+    told = told.replace("<", "&lt;")
     if claim["outcome"] == "failed":
         return f"**no**: {told}"
     return f"{_NOT_YET}: {told}" if "card" in run and told else _NOT_YET

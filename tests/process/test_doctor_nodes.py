@@ -20,9 +20,15 @@ def report_of(result: Any) -> dict[str, Any]:
 
 def programs(process: Any) -> list[psutil.Process]:
     """The programs that examine nodes, by node rank."""
-    return [
-        child for child in psutil.Process(process.pid).children() if "ddplaunch.doctor.nodes.host" in child.cmdline()
-    ]
+    return [child for child in psutil.Process(process.pid).children() if "ddplaunch.doctor.nodes.host" in words(child)]
+
+
+def words(process: psutil.Process) -> list[str]:
+    """The command line of a process; none of one that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_simulated_nodes_find_each_other(job):
