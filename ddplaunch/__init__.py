@@ -20,18 +20,18 @@ __all__ = [
 
 TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
-    from ddplaunch.functions import launch
-    from ddplaunch.functions.exceptions import JobError, JobTimeout, WorkerFailed
+    from ddplaunch.tools.functions import launch
+    from ddplaunch.tools.functions.exceptions import JobError, JobTimeout, WorkerFailed
     from ddplaunch.worker.api import device, init_process_group, should_stop
     from ddplaunch.worker.progress import progress
 else:  # hidden from type checkers, for which __getattr__ would make every name exist
     _MODULES = {
-        "JobError": "functions.exceptions",
-        "JobTimeout": "functions.exceptions",
-        "WorkerFailed": "functions.exceptions",
+        "JobError": "tools.functions.exceptions",
+        "JobTimeout": "tools.functions.exceptions",
+        "WorkerFailed": "tools.functions.exceptions",
         "device": "worker.api",
         "init_process_group": "worker.api",
-        "launch": "functions",
+        "launch": "tools.functions",
         "progress": "worker.progress",
         "should_stop": "worker.api",
     }

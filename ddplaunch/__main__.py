@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-import ddplaunch.interrupt  # noqa: F401 - before all else
+import ddplaunch.system.interrupt  # noqa: F401 - before all else
 
 # isort: split
 
@@ -18,7 +18,7 @@ import sys  # noqa: E402
 # msgspec would import it, and needs nothing of it since Python 3.11: 4 ms, and 0.5 MB in each process
 sys.modules["typing_extensions"] = None  # type: ignore[assignment]
 
-from ddplaunch.errors import LaunchError, own_imports, write_stderr  # noqa: E402
+from ddplaunch.system.errors import LaunchError, own_imports, write_stderr  # noqa: E402
 
 try:
     with own_imports():

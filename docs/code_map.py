@@ -139,12 +139,18 @@ def as_picture(layers: Layers) -> str:
     )
 
 
+def _text(module: Module, width: int) -> list[str]:
+    """Return the lines in the box of a module: its sentence, then the names of the folders in it."""
+    folders = "  ".join(folder.name for folder in module.folders)
+    return [*textwrap.wrap(module.sentence.replace("`", ""), width), *textwrap.wrap(folders, width)]
+
+
 def _row(layer: Sequence[Module], top: int) -> tuple[list[str], int]:
     """Draw the boxes of a layer; give them and their height."""
     alone = len(layer) == 1
     width = (_WIDTH - _LEFT - 2 - _GAP * (len(layer) - 1)) // len(layer)
     room = width - 20 - (_NAME if alone else 0)
-    texts = [textwrap.wrap(module.sentence.replace("`", ""), int(room / _LETTER)) for module in layer]
+    texts = [_text(module, int(room / _LETTER)) for module in layer]
     lines = max(map(len, texts)) + (0 if alone else 1)
     height = _LINE * lines + 13
     drawn: list[str] = []

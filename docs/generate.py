@@ -16,19 +16,19 @@ import click
 
 from ddplaunch.cli.command import VERBS, Command, Context
 from ddplaunch.cli.main import application
-from ddplaunch.cluster.by_flags import discover_local
-from ddplaunch.cluster.discover import KINDS
-from ddplaunch.devices import Device, Hardware
-from ddplaunch.devices.node import Node
-from ddplaunch.exitcodes import MEANINGS
-from ddplaunch.options.table import GROUPS, OPTIONS, Option
-from ddplaunch.options.token import VARIABLE as TOKEN
+from ddplaunch.launcher.tell.causes import CAUSES
 from ddplaunch.plan import Plan
+from ddplaunch.plan.cluster.by_flags import discover_local
+from ddplaunch.plan.cluster.discover import KINDS
+from ddplaunch.plan.devices import Device, Hardware
+from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.variables import environment
-from ddplaunch.report.causes import CAUSES
-from ddplaunch.runlog.events import SCHEMA, VERSION
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.record.events import SCHEMA, VERSION
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
+from ddplaunch.spec.options.table import GROUPS, OPTIONS, Option
+from ddplaunch.spec.options.token import VARIABLE as TOKEN
+from ddplaunch.system.exitcodes import MEANINGS
 from ddplaunch.worker import distributed
 from docs import code_map, gpus_seen
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from ddplaunch.supervise.repeated_stop import REPEAT_WINDOW
+from ddplaunch.reach.repeated_stop import REPEAT_WINDOW
 
 if TYPE_CHECKING:
     from tests.forks import Commands

@@ -67,7 +67,7 @@ class Commands:
     """Runs commands that start no process, so that nothing is to be seen of one but what it prints and its status."""
 
     def __init__(self) -> None:
-        self._forks = Forks("ddplaunch.__main__", "ddplaunch.launcher.preview", "ddplaunch.devices.nvidia")
+        self._forks = Forks("ddplaunch.__main__", "ddplaunch.launcher.start.preview", "ddplaunch.plan.devices.nvidia")
 
     def run(self, job: Job, *args: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Result:
         """Do what `Job.run` does, in a tenth of its time."""

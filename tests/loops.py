@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from ddplaunch.loop.loop import Loop
-from ddplaunch.process.clock import Clock
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.clock import Clock
 
 
 class _Sleepless(selectors.DefaultSelector):

@@ -14,15 +14,15 @@ import sys
 import time
 from math import inf
 
-from ddplaunch.control.dialer import Dialer
-from ddplaunch.control.handshake import key
-from ddplaunch.control.peer import Peer
-from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import Generation, JobEnd, NodeEnd
-from ddplaunch.loop import loop
-from ddplaunch.process.clock import Clock
-from ddplaunch.supervise.node import ReportStopping, StopOrdered
-from ddplaunch.supervise.outcome import Traces, Why, WorkerExit
+from ddplaunch.launcher.decide.node import ReportStopping, StopOrdered
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.orders import Generation, JobEnd, NodeEnd
+from ddplaunch.reach.channel.dialer import Dialer
+from ddplaunch.reach.channel.handshake import key
+from ddplaunch.reach.channel.peer import Peer
+from ddplaunch.spec.outcome import Traces, Why, WorkerExit
+from ddplaunch.system.loop import loop
+from ddplaunch.system.process.clock import Clock
 
 FACTS = messages.NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
 

@@ -11,15 +11,15 @@ import click
 
 from ddplaunch.cli.command import Once, show
 from ddplaunch.cli.job import JobCommand, checked
-from ddplaunch.errors import LaunchError, write_stderr
-from ddplaunch.exitcodes import OK
-from ddplaunch.options import parsers
-from ddplaunch.options.parsers import BadValue
-from ddplaunch.spec import JobSpec, ProgramKind
-from ddplaunch.words import count, duration, these_ranks
+from ddplaunch.spec.job import JobSpec, ProgramKind
+from ddplaunch.spec.options import parsers
+from ddplaunch.spec.options.parsers import BadValue
+from ddplaunch.system.errors import LaunchError, write_stderr
+from ddplaunch.system.exitcodes import OK
+from ddplaunch.system.words import count, duration, these_ranks
 
 if TYPE_CHECKING:
-    from ddplaunch.check import Trace
+    from ddplaunch.tools.check import Trace
 
 _WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked
@@ -62,13 +62,13 @@ def check(
     The exit status is 1 if ranks disagree or one fails. --timeout is for each rank, 5 minutes if it is not given. Takes the
     options of `ddplaunch --help-all`.
     """  # noqa: D205 - the help of a verb is one paragraph
-    from ddplaunch.check import run
-    from ddplaunch.check import show as shown
-    from ddplaunch.check.compare import compare
-    from ddplaunch.devices.node import inspect
-    from ddplaunch.options import token
-    from ddplaunch.process.program import working_directory
-    from ddplaunch.report.console import Look, written
+    from ddplaunch.plan.devices.node import inspect
+    from ddplaunch.spec.options import token
+    from ddplaunch.spec.program import working_directory
+    from ddplaunch.system.console.tables import Look, written
+    from ddplaunch.tools.check import run
+    from ddplaunch.tools.check import show as shown
+    from ddplaunch.tools.check.compare import compare
 
     spec, env = checked(ctx), ctx.obj
     if spec.program.kind is ProgramKind.COMMAND:
@@ -104,7 +104,7 @@ def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str
     Raises:
         LaunchError: a number is wrong, or there is no such rank.
     """
-    from ddplaunch.check.run import Wanted, default_ranks
+    from ddplaunch.tools.check.run import Wanted, default_ranks
 
     per_node = spec.nproc_per_node
     if isinstance(per_node, str):

@@ -14,15 +14,15 @@ from typing import Any
 import click
 
 from ddplaunch import __version__
-from ddplaunch.errors import LaunchError
-from ddplaunch.exitcodes import NOT_WRITTEN, OK, of_signal
-from ddplaunch.output.streams import use_colour
-from ddplaunch.words import did_you_mean, why_failed
+from ddplaunch.system.console.streams import use_colour
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.exitcodes import NOT_WRITTEN, OK, of_signal
+from ddplaunch.system.words import did_you_mean, why_failed
 
 Rows = Sequence[tuple[str, str]]
 
 # in the meta of a context
-WORDS = "ddplaunch.words"  # the arguments as they were typed
+WORDS = "ddplaunch.system.words"  # the arguments as they were typed
 FULL_HELP = "ddplaunch.full_help"  # whether all options are shown
 
 # the module of each verb, and what the verb is for

@@ -18,8 +18,8 @@ from click.shell_completion import (
 )
 
 from ddplaunch.cli.command import Command, show
-from ddplaunch.errors import LaunchError
-from ddplaunch.options.table import SHELLS
+from ddplaunch.spec.options.table import SHELLS
+from ddplaunch.system.errors import LaunchError
 
 _HINT = "type `ddplaunch completion bash`, zsh or fish"
 VARIABLE = "_DDPLAUNCH_COMPLETE"  # through which a shell asks

@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from ddplaunch.cli import job
 from ddplaunch.cli.command import Command, Once, Page, show
-from ddplaunch.errors import LaunchError, below, tell
-from ddplaunch.exitcodes import OK
-from ddplaunch.options import token
-from ddplaunch.options.table import BY_NAME
+from ddplaunch.spec.options import token
+from ddplaunch.spec.options.table import BY_NAME
+from ddplaunch.system.errors import LaunchError, below, tell
+from ddplaunch.system.exitcodes import OK
 
 if TYPE_CHECKING:  # the help needs none of it
-    from ddplaunch.cluster import Allocation
-    from ddplaunch.doctor import Report
-    from ddplaunch.spec import JobSpec
+    from ddplaunch.plan.cluster import Allocation
+    from ddplaunch.spec.job import JobSpec
+    from ddplaunch.tools.doctor import Report
 
 _BROKEN = 1  # the exit status if a job would fail here
 _WHERE = ("hosts", "hostfile", "nnodes", "node_rank", "master_addr", "rdzv_endpoint", "simulate", "cluster")
@@ -85,16 +85,16 @@ def doctor(
     env = ctx.obj
     line = job.typed(ctx)
     if nodes or forget is not None:
-        from ddplaunch.doctor import remembered
+        from ddplaunch.tools.doctor import remembered
 
         if line.program:
             takes = "--nodes takes no argument" if forget is None else "--forget takes one node"
             raise LaunchError(f"ddplaunch doctor {takes}: {line.program[0]}", hint="ddplaunch doctor --help")
         return show(remembered.show(env, forget, as_json=as_json))
-    from ddplaunch.devices import interpreter
-    from ddplaunch.doctor import show as shown
-    from ddplaunch.process.program import check, working_directory
-    from ddplaunch.report.console import Look, written
+    from ddplaunch.plan.devices import interpreter
+    from ddplaunch.spec.program import check, working_directory
+    from ddplaunch.system.console.tables import Look, written
+    from ddplaunch.tools.doctor import show as shown
 
     # a job without a script: the options of files and variables hold for this command too
     with_program = line if line.program else replace(line, program=("-",))
@@ -104,7 +104,7 @@ def doctor(
     allocation, env = _allocation(spec, env)
     rendezvous = None if allocation is None else allocation.rendezvous
     if allocation is not None and rendezvous is not None:
-        from ddplaunch.doctor.nodes import joined  # nodes that somebody else starts
+        from ddplaunch.tools.doctor.nodes import joined  # nodes that somebody else starts
 
         if not joined.is_first_here(allocation):
             return OK
@@ -127,7 +127,7 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
     Raises:
         LaunchError: those that were asked for cannot be found.
     """
-    from ddplaunch.launcher import dispatch
+    from ddplaunch.launcher.start import dispatch
 
     try:
         found, secret = dispatch.find_allocation(spec, env)
@@ -146,8 +146,8 @@ def _examined(
     spec: JobSpec, env: Mapping[str, str], allocation: Allocation | None, only: str | None, good: str | None
 ) -> Report:
     """Examine, and write the good hosts if that was asked for."""
-    from ddplaunch.doctor import checks
-    from ddplaunch.doctor.examine import chosen, examine, subject_of
+    from ddplaunch.tools.doctor import checks
+    from ddplaunch.tools.doctor.examine import chosen, examine, subject_of
 
     tests = chosen(checks.ALL, only)
     if good is not None and (allocation is None or spec.simulate):
@@ -155,7 +155,7 @@ def _examined(
         raise LaunchError(f"--write-hosts {good}: {what}", hint=f"name hosts: `{BY_NAME['hosts'].flag} a,b,c`")
     if allocation is None:
         return examine(tests, subject_of(spec, env))
-    from ddplaunch.doctor.nodes import examine as nodes
+    from ddplaunch.tools.doctor.nodes import examine as nodes
 
     report, hosts = nodes.examine_nodes(spec, env, allocation, only)
     if good is not None:

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ddplaunch.errors import LaunchError, coloured, write_stderr
-from ddplaunch.exitcodes import NOT_WRITTEN
-from ddplaunch.output.streams import use_colour
-from ddplaunch.process.ask import AskedEnded, ask
-from ddplaunch.runlog.folders import runs_folder
+from ddplaunch.record.folders import runs_folder
+from ddplaunch.system.console.streams import use_colour
+from ddplaunch.system.errors import LaunchError, coloured, write_stderr
+from ddplaunch.system.exitcodes import NOT_WRITTEN
+from ddplaunch.system.process.ask import AskedEnded, ask
 
 _WITHIN = 1.0  # seconds
 _OTHERS = (

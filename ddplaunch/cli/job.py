@@ -1,7 +1,7 @@
 """`ddplaunch run` and `ddplaunch plan`: the options of a job as click has them, what is typed for them, and the call.
 
-click knows the options that are typed. Variables and files come from `options/sources.py` and are ranked in
-`options/resolve.py`: click would keep one of several variables and forget which, `--env` counts from everywhere, and
+click knows the options that are typed. Variables and files come from `spec/options/sources.py` and are ranked in
+`spec/options/resolve.py`: click would keep one of several variables and forget which, `--env` counts from everywhere, and
 `launch()` and the agents of other hosts, which have no click, do the same.
 """
 
@@ -18,16 +18,16 @@ from click.shell_completion import CompletionItem
 from msgspec import Struct
 
 from ddplaunch.cli.command import FULL_HELP, VERBS, WORDS, Command, Page, show
-from ddplaunch.devices import interpreter
-from ddplaunch.errors import LaunchError, below, tell
-from ddplaunch.exitcodes import MEANINGS
-from ddplaunch.options import sources
-from ddplaunch.options.resolve import job_spec
-from ddplaunch.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS, Option
-from ddplaunch.process import disk
-from ddplaunch.process.program import check, working_directory
-from ddplaunch.spec import Given, JobSpec, ProgramKind, Source
-from ddplaunch.words import did_you_mean
+from ddplaunch.plan.devices import interpreter
+from ddplaunch.spec.job import Given, JobSpec, ProgramKind, Source
+from ddplaunch.spec.options import sources
+from ddplaunch.spec.options.resolve import job_spec
+from ddplaunch.spec.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS, Option
+from ddplaunch.spec.program import check, working_directory
+from ddplaunch.system.errors import LaunchError, below, tell
+from ddplaunch.system.exitcodes import MEANINGS
+from ddplaunch.system.process import disk
+from ddplaunch.system.words import did_you_mean
 
 _FLAGS = frozenset(option.flag for option in OPTIONS)
 
@@ -294,7 +294,7 @@ def checked(ctx: click.Context) -> JobSpec:
         _check(spec, env, before)
     except LaunchError as error:
         if not forms:
-            from ddplaunch.launcher import dispatch
+            from ddplaunch.launcher.start import dispatch
 
             error.then = partial(dispatch.give_up, spec, env, error)
         raise
@@ -349,7 +349,7 @@ def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
         return completion.print_script(ctx, print_completion.text, given=True)
     spec = checked(ctx)
     # the launcher is heavier than what parses: neither --help nor a mistake needs it
-    from ddplaunch.launcher import dispatch
+    from ddplaunch.launcher.start import dispatch
 
     return dispatch.run(spec, ctx.obj)
 
@@ -370,6 +370,6 @@ def plan(ctx: click.Context, /, json: bool, sh: bool, **_: Any) -> int:
     spec = checked(ctx)
     if json and sh:
         raise LaunchError("--json and --sh do not go together", hint="leave one out")
-    from ddplaunch.launcher import dispatch
+    from ddplaunch.launcher.start import dispatch
 
     return show(dispatch.show_plan(spec, ctx.obj, "json" if json else "sh" if sh else "table"))

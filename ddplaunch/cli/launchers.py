@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.options.table import ALIAS_OF, ALIASES, BY_NAME, OPTIONS, Option
+from ddplaunch.spec.options.table import ALIAS_OF, ALIASES, BY_NAME, OPTIONS, Option
+from ddplaunch.system.errors import LaunchError
 
 if TYPE_CHECKING:
-    from ddplaunch.cluster.hostlist import Host
+    from ddplaunch.plan.cluster.hostlist import Host
 
 _NUMBER = "--nproc-per-node"
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -99,7 +99,7 @@ def _numbered(meant: list[tuple[str, str]], number: int) -> list[tuple[str, str]
 
 def _hosts(typed: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the hosts of --hosts, or in the file of --hostfile; () if these cannot be read."""
-    from ddplaunch.cluster import hostlist  # only for a mistake
+    from ddplaunch.plan.cluster import hostlist  # only for a mistake
 
     try:
         if "--hosts" in typed:

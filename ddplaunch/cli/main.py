@@ -14,9 +14,9 @@ from click.exceptions import Exit
 
 from ddplaunch import __version__
 from ddplaunch.cli.command import VERBS, Context, page
-from ddplaunch.errors import LaunchError, coloured, not_imported, write_stderr
-from ddplaunch.exitcodes import BUG, NOT_WRITTEN, USAGE
-from ddplaunch.output.streams import use_colour
+from ddplaunch.system.console.streams import use_colour
+from ddplaunch.system.errors import LaunchError, coloured, not_imported, write_stderr
+from ddplaunch.system.exitcodes import BUG, NOT_WRITTEN, USAGE
 
 _ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
 
@@ -91,7 +91,7 @@ def watch_disk(argv: Sequence[str], env: Mapping[str, str]) -> None:
     completes = "_DDPLAUNCH_COMPLETE" in env
     if completes or (argv and VERBS.get(argv[0], ("", ""))[0] == "running"):
         from ddplaunch.cli.hung_disk import end  # few commands look into runs
-        from ddplaunch.process.apart import go_on_in_child
+        from ddplaunch.system.process.apart import go_on_in_child
 
         go_on_in_child(lambda: NOT_WRITTEN if completes else end(argv, env))
 

@@ -13,10 +13,10 @@ import click
 
 from ddplaunch.cli.command import VERBS
 from ddplaunch.cli.launchers import FLAGS, LAUNCHERS, PYTHON, first_script, flag_of, of_launcher
-from ddplaunch.errors import LaunchError
-from ddplaunch.options.parsers import BadValue
-from ddplaunch.options.table import BY_NAME, OPTIONS
-from ddplaunch.words import did_you_mean, some
+from ddplaunch.spec.options.parsers import BadValue
+from ddplaunch.spec.options.table import BY_NAME, OPTIONS
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.words import did_you_mean, some
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
 _QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")

@@ -10,13 +10,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from ddplaunch.cli.command import Command, Once, not_written, show
-from ddplaunch.errors import tell
+from ddplaunch.system.errors import tell
 
 Env = Mapping[str, str]
 
 
 def _runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from ddplaunch.runs.find import completions
+    from ddplaunch.tools.runs.find import completions
 
     found = completions(os.environ, incomplete, str(ctx.info_name))
     return [CompletionItem(name, help=text or None) for name, text in found] or [CompletionItem(incomplete, type="dir")]
@@ -24,7 +24,7 @@ def _runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a rank of the run that was named: its rank, with pid, host and state as help."""
-    from ddplaunch.runs.find import workers
+    from ddplaunch.tools.runs.find import workers
 
     # click leaves the words before an option unread whose value is still to come
     named = ctx.params.get("run") or next(iter(ctx.args), None)
@@ -61,7 +61,7 @@ def ps(env: Env, as_json: bool, run: str | None) -> int:
     does not answer within a second is marked. With RUN, it shows that job alone: its name, a part of its long name, its script,
     or its folder.
     """  # noqa: D205 - the help of a verb is one paragraph
-    from ddplaunch.runs import ps as verb
+    from ddplaunch.tools.runs import ps as verb
 
     return show(verb.show(env, run, as_json=as_json))
 
@@ -77,7 +77,7 @@ def ps(env: Env, as_json: bool, run: str | None) -> int:
 @click.pass_obj
 def top(env: Env, run: str | None) -> int:
     """Watch the workers."""
-    from ddplaunch.runs import top as verb
+    from ddplaunch.tools.runs import top as verb
 
     return verb.show(env, run, _say)
 
@@ -101,7 +101,7 @@ def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str
     the name of a run, a part of its long name, its script, or its folder. Without RUN, it is your latest run, or with -f
     the latest that still runs. The first line, on stderr, names the run.
     """  # noqa: D205
-    from ddplaunch.runs import logs as verb
+    from ddplaunch.tools.runs import logs as verb
 
     try:
         return verb.show(env, run, verb.wanted(ranks, grep, since, follow, time.time()), _say)
@@ -134,7 +134,7 @@ def report(env: Env, opens: bool, out: str | None, trace_file: str | None, shows
     stacks, the ends of the logs, plan and environment. The page needs no other file and holds no script. Its path is printed.
     RUN is the name of a run, a part of its long name, its script, or its folder. Without RUN, it is your latest run.
     """  # noqa: D205
-    from ddplaunch.page import verb
+    from ddplaunch.tools.page import verb
 
     return show(verb.write(env, run, _say, out=out, trace_file=trace_file, opens=opens, shows_diff=shows_diff))
 
@@ -153,7 +153,7 @@ def report(env: Env, opens: bool, out: str | None, trace_file: str | None, shows
 @click.pass_obj
 def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: bool, as_json: bool) -> int:
     """Show where the workers are."""
-    from ddplaunch.runs import stacks as verb
+    from ddplaunch.tools.runs import stacks as verb
 
     return show(verb.show(env, run, _say, ranks=ranks, threads=threads, native=native, as_json=as_json))
 
@@ -183,7 +183,7 @@ def profile(
     env: Env, run: str | None, ranks: str | None, seconds: str | None, steps: str | None, memory: bool, out: str | None
 ) -> int:
     """Profile the workers."""
-    from ddplaunch.profile import verb
+    from ddplaunch.tools.profile import verb
 
     return show(verb.show(env, run, ranks, verb.wanted(seconds, steps, memory=memory), out, _say))
 
@@ -206,7 +206,7 @@ def profile(
 @click.pass_obj
 def attach(env: Env, rank: str | None, run: str | None) -> int:
     """Open a debugger in a worker."""
-    from ddplaunch.runs import talk
+    from ddplaunch.tools.runs import talk
 
     return talk.attach(env, run, rank, _say)
 
@@ -221,7 +221,7 @@ def attach(env: Env, rank: str | None, run: str | None) -> int:
 @click.pass_obj
 def stop(env: Env, run: str | None) -> int:
     """Stop a job."""
-    from ddplaunch.runs import talk
+    from ddplaunch.tools.runs import talk
 
     return talk.stop(env, run, _say)
 
@@ -233,6 +233,6 @@ def warm(env: Env, stop: bool) -> int:
     """Shows the interpreters that --keep-warm keeps for your next runs on this machine: what each has imported, how many
     runs it has served, and when it ends.
     """  # noqa: D205
-    from ddplaunch.forking import show as verb
+    from ddplaunch.launcher.workers import show as verb
 
     return show(verb.show(env, stop=stop))

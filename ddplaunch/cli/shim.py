@@ -16,8 +16,8 @@ from contextlib import suppress
 import click
 
 from ddplaunch.cli.command import Command, show
-from ddplaunch.errors import LaunchError
-from ddplaunch.words import why_failed
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.words import why_failed
 
 _LONGEST = 1 << 16  # bytes of a file of ours
 _MARK = "made by `ddplaunch shim`"
@@ -95,7 +95,7 @@ _OWN_FOLDER = "name a folder of its own: `ddplaunch shim ~/torchrun-shim`"
 
 def _check_owner(folder: str, opened: int) -> None:
     """Check that no other user can change the folder: the folder stands in PATH, so its programs run as you."""
-    from ddplaunch.runlog.folders import replaceable_by  # a start of a job through the shim does not need it
+    from ddplaunch.record.folders import replaceable_by  # a start of a job through the shim does not need it
 
     found = os.fstat(opened)
     why = ""
@@ -111,7 +111,7 @@ def _check_owner(folder: str, opened: int) -> None:
 
 def _check(folder: str, opened: int, name: str) -> None:
     """Refuse to replace a file of this name that ddplaunch has not written: a link, or no plain file, is not ours."""
-    from ddplaunch.process.files import open_regular
+    from ddplaunch.system.process.files import open_regular
 
     try:
         file = open_regular(name, dir_fd=opened)

@@ -18,12 +18,12 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from ddplaunch.cli import job, mistakes
 from ddplaunch.cli.command import VERBS, WORDS, Command, show
-from ddplaunch.errors import LaunchError
-from ddplaunch.options.table import BY_NAME
-from ddplaunch.process.program import working_directory
-from ddplaunch.slurm import submit as slurm
-from ddplaunch.slurm.submit.script import FLAGS, KNOWN, OPTIONAL, SHORT, USAGE, SbatchOption, SubmitRequest
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.options.table import BY_NAME
+from ddplaunch.spec.program import working_directory
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.tools import submit as slurm
+from ddplaunch.tools.submit.script import FLAGS, KNOWN, OPTIONAL, SHORT, USAGE, SbatchOption, SubmitRequest
 
 SEPARATOR = "--"
 

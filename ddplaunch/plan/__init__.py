@@ -1,4 +1,7 @@
-"""PLAN: the decided job, as values. `make.py` makes it, `ddplaunch plan` shows it, the agent carries it out. Starts nothing."""
+"""PLAN: where a job runs and with what, decided: clusters, devices, ranks, variables.
+
+`make.py` makes the plan, `ddplaunch plan` shows it, the agent carries it out. Nothing here starts anything.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from ddplaunch.fields import MAX_AGENTS, MAX_RANKS, Backend, Host, Line, Name, Number, Workers
-from ddplaunch.redaction import HIDDEN, Redactor
+from ddplaunch.system.fields import MAX_AGENTS, MAX_RANKS, Backend, Host, Line, Name, Number, Workers
+from ddplaunch.system.redaction import HIDDEN, Redactor
 
 
 class WorkerPlan(Struct, frozen=True, kw_only=True):

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ddplaunch.cluster import Allocation, Task
-from ddplaunch.devices import Device, Hardware
-from ddplaunch.devices.node import Node
-from ddplaunch.errors import LaunchError
-from ddplaunch.spec import JobSpec, ProgramKind
-from ddplaunch.words import count
+from ddplaunch.plan.cluster import Allocation, Task
+from ddplaunch.plan.devices import Device, Hardware
+from ddplaunch.plan.devices.node import Node
+from ddplaunch.spec.job import JobSpec, ProgramKind
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.words import count
 
 if TYPE_CHECKING:
-    from ddplaunch.devices.interpreter import TorchBuild
+    from ddplaunch.plan.devices.interpreter import TorchBuild
 
 # --- which devices each worker owns
 

@@ -9,9 +9,9 @@ from itertools import chain, pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.devices import Core, Device
-from ddplaunch.errors import LaunchError
-from ddplaunch.words import count
+from ddplaunch.plan.devices import Core, Device
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.words import count
 
 TORCHRUN_MODES = ("node", "socket", "exclusive", "core-complex")
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from ddplaunch.cluster import Allocation, Task
-from ddplaunch.devices.node import Node
-from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, PlannedAgent, WorkerPlan, assign, variables
+from ddplaunch.plan.cluster import Allocation, Task
+from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.ranks import agent_index, agents_like, count_workers, host_of, ranks_of_all
 from ddplaunch.plan.variables import threads
-from ddplaunch.redaction import is_secret
-from ddplaunch.spec import JobSpec, ProgramKind, Streams
-from ddplaunch.words import count
+from ddplaunch.spec.job import JobSpec, ProgramKind, Streams
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.redaction import is_secret
+from ddplaunch.system.words import count
 
 _MOST_ON_A_CPU = 16  # workers, before that is worth a note
 

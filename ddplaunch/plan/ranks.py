@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ddplaunch.cluster import Allocation
-from ddplaunch.devices.node import Node
-from ddplaunch.errors import LaunchError
 from ddplaunch.plan import PlannedAgent
 from ddplaunch.plan.assign import too_few_devices
-from ddplaunch.spec import JobSpec
-from ddplaunch.words import count
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.devices.node import Node
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.words import count
 
 
 def count_workers(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[int, str]:

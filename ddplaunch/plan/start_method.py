@@ -7,9 +7,9 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddplaunch.cluster import Allocation
 from ddplaunch.plan import WorkerPlan
-from ddplaunch.spec import JobSpec, ProgramKind
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.spec.job import JobSpec, ProgramKind
 
 # what DDP and every optimizer import at their first step is the last of them, and takes as long as torch itself
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo")

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.other_places import without_other_places
-from ddplaunch.spec import JobSpec
-from ddplaunch.words import count
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.words import count
 
 
 def of_place(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-# the same in functions/connection.py
+# the same in tools/functions/connection.py
 NONCE = 32  # bytes; a proof has as many
 HELLO = struct.Struct("!32sii32s")  # nonce, rank, world size, proof
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors

@@ -6,7 +6,7 @@ scatters reach the ranks that are checked after it.
 
 torch sends each collective, from Python and from C++ (DDP's reducer), through the dispatcher as an operator of the namespace
 c10d. A kernel at the key BackendSelect, the last before the backends, notes the call and hands it on. The notes are lines of
-JSON, which `check/notes.py` reads. Each is written at once, so that they outlast whatever ends the program.
+JSON, which `tools/check/notes.py` reads. Each is written at once, so that they outlast whatever ends the program.
 """
 
 import faulthandler

@@ -133,7 +133,7 @@ class Lifecycle:
             pass
 
     def _notify(self, what: bytes) -> None:
-        """Send the agent one byte through its pipe: RAISED, or another of the bytes in report/error_file.py.
+        """Send the agent one byte through its pipe: RAISED, or another of the bytes in spec/error_file.py.
 
         A pipe, since a signal could hit a process that has got the pid of an agent that ended.
         """

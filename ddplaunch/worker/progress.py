@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, SupportsFloat, SupportsIndex
 
-_FOLDER = "ddplaunch-errors-"  # how the folder is called in which the agent looks, see report/error_file.py
+_FOLDER = "ddplaunch-errors-"  # how the folder is called in which the agent looks, see spec/error_file.py
 _METRICS_AGE = 0.2  # seconds; to read a metric of a GPU waits for its kernels
 _MOST_METRICS = 16
 _LONGEST = 40  # characters of a metric's name

@@ -308,7 +308,7 @@ class _Children:
 
 
 def _tidies(pid: int) -> bool:
-    """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/process/tidying.py."""
+    """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/system/process/tidying.py."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *fields = file.read().rpartition(b")")[2].split()

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddplaunch.doctor import Report
+from ddplaunch.tools.doctor import Report
 from tests.cli.typed import typed
 from tests.conftest import Job
 from tests.fake_nvml import made_up

@@ -11,8 +11,8 @@ import pytest
 from ddplaunch import __version__
 from ddplaunch.cli import main
 from ddplaunch.cli.job import parse
-from ddplaunch.exitcodes import MEANINGS
-from ddplaunch.options.table import GROUPS, OPTIONS
+from ddplaunch.spec.options.table import GROUPS, OPTIONS
+from ddplaunch.system.exitcodes import MEANINGS
 from tests.cli.typed import said, shown
 from tests.conftest import Job
 
@@ -179,7 +179,7 @@ def test_help_and_version_import_nothing_heavy(job: Job) -> None:
     code = (
         "import sys; from ddplaunch.cli import main as cli; cli.main(['--help'])\n"
         "heavy = {'subprocess', 'tempfile', 'asyncio', 'logging', 'pathlib', 'tomllib', 'difflib', 'rich',\n"
-        "         'psutil', 'pynvml', 'torch', 'ddplaunch.launcher'}\n"
+        "         'psutil', 'pynvml', 'torch', 'ddplaunch.launcher.start'}\n"
         "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     found = subprocess.run([sys.executable, "-c", code], env=job.env, capture_output=True, text=True, check=True)

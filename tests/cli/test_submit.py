@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.cli.submit import _OURS, _REFUSED
-from ddplaunch.runlog import bad_nodes
-from ddplaunch.runlog.bad_nodes import Failure
-from ddplaunch.runlog.folders import bad_nodes_file
-from ddplaunch.slurm.submit.script import FLAGS, VALUED, options, text
+from ddplaunch.record import bad_nodes
+from ddplaunch.record.bad_nodes import Failure
+from ddplaunch.record.folders import bad_nodes_file
+from ddplaunch.tools.submit.script import FLAGS, VALUED, options, text
 from tests.cli import typed
 from tests.conftest import Job
 from tests.unit.builders import spec

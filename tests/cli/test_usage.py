@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.job import parse
-from ddplaunch.errors import LaunchError
+from ddplaunch.system.errors import LaunchError
 from tests.cli.typed import said, typed
 from tests.conftest import Job, until
 
@@ -242,7 +242,7 @@ def test_a_bug_of_ours_shows_where_it_is(capfd: pytest.CaptureFixture[str], tmp_
     script = tmp_path / "train.py"
     script.write_text("pass\n")
     code = (
-        "import sys; from ddplaunch.cli import main as cli; from ddplaunch.launcher import dispatch\n"
+        "import sys; from ddplaunch.cli import main as cli; from ddplaunch.launcher.start import dispatch\n"
         "dispatch.show_plan = None\n"
         f"sys.exit(cli.main(['plan', {str(script)!r}]))"
     )

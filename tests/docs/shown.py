@@ -17,7 +17,7 @@ _NAMES = [
     (r"\bpid \d+", "pid PID"),
     (r"\b0x[0-9a-f]+\b", "ADDRESS"),
     (r"/home/ann/", "~/"),
-    (r'File ".*/ddplaunch/functions/__init__.py", line \d+', "File of launch()"),
+    (r'File ".*/ddplaunch/tools/functions/__init__.py", line \d+', "File of launch()"),
     (r"\bport \d+", "port PORT"),
     (r"--master-port \d+", "--master-port PORT"),
     (r"\s+peak memory [\d.]+ \wiB", ""),

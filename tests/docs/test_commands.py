@@ -26,7 +26,7 @@ from tests.docs.shown import missing
 from tests.fake_nvml import made_up
 from tests.forks import Commands
 
-PLUGIN = ("-p", "ddplaunch.testing.plugin")  # and no other: they take longer to import than ours to run
+PLUGIN = ("-p", "ddplaunch.tools.testing.plugin")  # and no other: they take longer to import than ours to run
 AT_ONCE = 4  # commands; some of them wait more than they work
 STORIES = [ROOT / "docs/tutorial.md"]  # each command finds what the one before it has left
 SOURCES = [page for page in [*PAGES, JOB_SCRIPT] if page not in STORIES and any(commands_of(page))]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices import Hardware
-from ddplaunch.devices.interpreter import find_torch
-from ddplaunch.devices.node import probe
+from ddplaunch.plan.devices import Hardware
+from ddplaunch.plan.devices.interpreter import find_torch
+from ddplaunch.plan.devices.node import probe
 from tests.conftest import Job, left_after
 from tests.fake_nvml import made_up
 from tests.gpu.claims import OPTION, Table

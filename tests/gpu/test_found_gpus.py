@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.devices import Hardware
-from ddplaunch.devices.node import probe
+from ddplaunch.plan.devices import Hardware
+from ddplaunch.plan.devices.node import probe
 
 pytestmark = pytest.mark.gpu
 

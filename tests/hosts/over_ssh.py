@@ -39,7 +39,7 @@ def client(bed: Bed, host: str, node: str) -> int:
 
 def relay_and_agent(bed: Bed, node: str) -> tuple[int, int]:
     """The two processes on a node above its workers; the third one that is there writes files."""
-    found = [process for process in bed.processes(node) if "-m ddplaunch.launcher.host" in process.command]
+    found = [process for process in bed.processes(node) if "-m ddplaunch.launcher.start.host" in process.command]
     relay, agent, *_ = sorted(found, key=lambda process: process.inside)
     return relay.pid, agent.pid
 

@@ -5,9 +5,9 @@ import struct
 import subprocess
 import sys
 
-from ddplaunch.control.dialer import Dialer
-from ddplaunch.control.handshake import Key
-from ddplaunch.loop.loop import Loop
+from ddplaunch.reach.channel.dialer import Dialer
+from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.system.loop.loop import Loop
 
 HERE, THERE, PREFIX = {"4": ("10.99.0.1", "10.99.0.2", "24"), "6": ("fd99::1", "fd99::2", "64")}[sys.argv[1]]
 FAMILY = socket.AF_INET6 if ":" in HERE else socket.AF_INET

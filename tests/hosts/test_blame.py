@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from ddplaunch.runlog import bad_nodes
-from ddplaunch.runlog.folders import bad_nodes_file
+from ddplaunch.record import bad_nodes
+from ddplaunch.record.folders import bad_nodes_file
 from tests.conftest import until
 from tests.hosts import over_ssh
 from tests.hosts.over_ssh import HOSTS, LOGIN, NODES

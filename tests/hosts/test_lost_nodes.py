@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ddplaunch.control.peer import sends_again_each_second
-from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS
+from ddplaunch.reach.channel.peer import sends_again_each_second
+from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS
 from tests.hosts import proc
 from tests.hosts.job import SOON
 

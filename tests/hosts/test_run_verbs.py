@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ddplaunch.runlog.folders import short
+from ddplaunch.record.folders import short
 from tests.conftest import PATIENCE, until
 from tests.hosts import over_ssh
 from tests.hosts.over_ssh import HOSTS, LOGIN, NODES

@@ -5,10 +5,10 @@ not ended 2 s after its script: `hurried.py ...`.
 from importlib import import_module
 
 from ddplaunch.__main__ import main
-from ddplaunch.launcher import node
+from ddplaunch.launcher.start import node
 
 if __name__ == "__main__":
     node._AT_REST = 0.5
-    vars(import_module("ddplaunch.supervise.job.limits"))["NOTICED"] = 2.0
-    vars(import_module("ddplaunch.agent.ended_scripts"))["PATIENCE"] = 2.0
+    vars(import_module("ddplaunch.launcher.decide.job.limits"))["NOTICED"] = 2.0
+    vars(import_module("ddplaunch.launcher.node.ended_scripts"))["PATIENCE"] = 2.0
     main()

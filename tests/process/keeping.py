@@ -6,8 +6,8 @@ What other runs on this machine keep warm is out of its reach, and it takes no w
 import sys
 
 from ddplaunch.__main__ import main
-from ddplaunch.forking import warm
-from ddplaunch.runlog import run_socket
+from ddplaunch.launcher.workers import warm
+from ddplaunch.record import run_socket
 
 if __name__ == "__main__":
     _, folder, seconds, *arguments = sys.argv

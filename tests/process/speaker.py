@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.cluster.discover import discover
-from ddplaunch.control.handshake import Client, Decoder, Handshake, Key, Session, pack
-from ddplaunch.coordinator import join
-from ddplaunch.devices.node import inspect
+from ddplaunch.launcher.job import join
+from ddplaunch.plan.cluster.discover import discover
+from ddplaunch.plan.devices.node import inspect
 from ddplaunch.plan.make import make_plan
+from ddplaunch.reach.channel.handshake import Client, Decoder, Handshake, Key, Session, pack
 from tests.conftest import PATIENCE
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ddplaunch.process.ask import AskedEnded, ask
+from ddplaunch.system.process.ask import AskedEnded, ask
 
 
 def test_the_answer_and_the_error_are_those_of_the_question():

@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from ddplaunch.control.requests import Attach, RequestRefused, Run
-from ddplaunch.process.child import ATTACH_SIGNAL
-from ddplaunch.runlog.folders import short
-from ddplaunch.runs import client, find
+from ddplaunch.record.folders import short
+from ddplaunch.record.window.requests import Attach, RequestRefused, Run
+from ddplaunch.system.process.child import ATTACH_SIGNAL
+from ddplaunch.tools.runs import client, find
 from tests.conftest import PATIENCE, until
 from tests.process.terminal import CTRL_C, CTRL_D, ENTER, Terminal, stopped, typed
 from tests.process.test_debug import PDB, enter

@@ -4,10 +4,10 @@ import os
 import re
 import time
 
-from ddplaunch.cluster.listed import FAILED
-from ddplaunch.runlog import bad_nodes
-from ddplaunch.runlog.bad_nodes import Failure
-from ddplaunch.runlog.folders import bad_nodes_file
+from ddplaunch.plan.cluster.listed import FAILED
+from ddplaunch.record import bad_nodes
+from ddplaunch.record.bad_nodes import Failure
+from ddplaunch.record.folders import bad_nodes_file
 
 HOST = os.uname().nodename
 

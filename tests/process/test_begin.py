@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.agent import begin
+from ddplaunch.launcher.node import begin
 from tests.conftest import until
 
 # an environment in which a module of ours is not read before the test opens the pipe for writing
@@ -18,7 +18,7 @@ import os, sys
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == os.environ.get("SLOW_MODULE", "ddplaunch.agent.agent"):
+        if name == os.environ.get("SLOW_MODULE", "ddplaunch.launcher.node.agent"):
             open(os.path.join(os.environ["DDP_TEST_DIR"], f"imports-{os.getpid()}"), "w").close()
             open(os.environ["SLOW_FILES"]).close()
         return None
@@ -60,12 +60,13 @@ def test_a_signal_while_the_agent_imports_ends_the_command_at_once(job, slow_fil
 
 # the last one while node 0 waits for it in its loop already
 @pytest.mark.parametrize(
-    "module", ["ddplaunch.remote.host_front", "ddplaunch.agent.agent", "ddplaunch.coordinator.remote_link"]
+    "module",
+    ["ddplaunch.launcher.elsewhere.host_front", "ddplaunch.launcher.node.agent", "ddplaunch.launcher.job.remote_link"],
 )
 def test_a_signal_while_hosts_import_ends_the_command_at_once(job, slow_files, module):
     env = {**slow_files, "SLOW_MODULE": module}
     process = job.start("--nnodes", 2, "--simulate", "--no-python", "true", env=env)
-    wait_for_imports(job, 2 if module == "ddplaunch.remote.host_front" else 1)
+    wait_for_imports(job, 2 if module == "ddplaunch.launcher.elsewhere.host_front" else 1)
     process.send_signal(signal.SIGINT)
     ended = job.wait()
     assert (ended.status, ended.out) == (130, "")
@@ -75,7 +76,7 @@ def test_a_signal_while_hosts_import_ends_the_command_at_once(job, slow_files, m
     assert not list((job.home / "state").rglob("*-*"))
 
 
-@pytest.mark.parametrize("module", ["agent/agent.py", "remote/host_front.py"])
+@pytest.mark.parametrize("module", ["launcher/node/agent.py", "launcher/elsewhere/host_front.py"])
 def test_a_host_that_cannot_import_its_modules_is_named(job, slow_files, module):
     file = Path(slow_files["PYTHONPATH"]) / "ddplaunch" / module
     file.unlink()
@@ -96,9 +97,10 @@ def test_an_agent_whose_modules_were_removed_meanwhile_says_so(job, slow_files):
     installed = f"{slow_files['PYTHONPATH']}/ddplaunch"
     source = Path(begin.__file__).read_text().splitlines()
     line = next(number for number, text in enumerate(source, 1) if "import agent " in text)
+    package = f"{installed}/launcher/node"
     assert ended.err == (
-        f"error: ddplaunch cannot import its modules: {installed}/agent/begin.py, line {line}: ImportError: cannot import name "
-        f"'agent' from 'ddplaunch.agent' ({installed}/agent/__init__.py)\n\n"
+        f"error: ddplaunch cannot import its modules: {package}/begin.py, line {line}: ImportError: cannot import name "
+        f"'agent' from 'ddplaunch.launcher.node' ({package}/__init__.py)\n\n"
         "hint: its files are gone, or were changed after the command began, as by an upgrade: run it again; if that fails as "
         "well, install it again\n"
     )
@@ -110,10 +112,10 @@ def test_an_agent_whose_modules_were_removed_meanwhile_says_so(job, slow_files):
     ("module", "named"),
     [
         ("cli/main.py", "cannot import name 'main' from 'ddplaunch.cli'"),
-        ("options/resolve.py", "No module named 'ddplaunch.options.resolve'"),
-        ("launcher/dispatch.py", "cannot import name 'dispatch' from 'ddplaunch.launcher'"),
-        ("agent/begin.py", "cannot import name 'begin' from 'ddplaunch.agent'"),
-        ("supervise/node", "No module named 'ddplaunch.supervise.node'"),
+        ("spec/options/resolve.py", "No module named 'ddplaunch.spec.options.resolve'"),
+        ("launcher/start/dispatch.py", "cannot import name 'dispatch' from 'ddplaunch.launcher.start'"),
+        ("launcher/node/begin.py", "cannot import name 'begin' from 'ddplaunch.launcher.node'"),
+        ("launcher/decide/node", "No module named 'ddplaunch.launcher.decide.node'"),
     ],
 )
 def test_a_module_of_the_command_that_is_missing_is_named(job, slow_files, module, named):
@@ -126,7 +128,7 @@ def test_a_module_of_the_command_that_is_missing_is_named(job, slow_files, modul
     assert named in ended.err.splitlines()[0]
 
 
-@pytest.mark.parametrize("module", ["runlog/file_writer.py", "runlog/log.py"])
+@pytest.mark.parametrize("module", ["record/file_writer.py", "record/log.py"])
 def test_without_a_module_that_writes_logs_it_is_said_why_there_are_none(job, slow_files, module):
     Path(slow_files["PYTHONPATH"], "sitecustomize.py").unlink()
     Path(slow_files["PYTHONPATH"], "ddplaunch", module).unlink()

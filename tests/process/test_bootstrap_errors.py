@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.report import error_file
-from ddplaunch.supervise.outcome import Frame, WorkerError
+from ddplaunch.spec import error_file
+from ddplaunch.spec.outcome import Frame, WorkerError
 from tests.conftest import LIGHT_TORCH, PATIENCE
 from tests.forks import Forks
 

@@ -10,14 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ddplaunch.control import dialer
-from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer, answers, target
-from ddplaunch.control.handshake import LIMIT, LIMIT_UNKNOWN, PROTOCOL, Client, Decoder, Server, Session, key, pack
-from ddplaunch.control.listener import Listener, Origins, crowding, origin_of
-from ddplaunch.control.peer import HANDSHAKE_TIMEOUT, MAX_QUEUED, Peer, error_of
-from ddplaunch.errors import LaunchError
-from ddplaunch.net.addresses import usable_addresses
-from ddplaunch.net.port import listen, reserve
+from ddplaunch.reach.channel import dialer
+from ddplaunch.reach.channel.dialer import LONGEST_PAUSE, STAGGER, Dialer, answers, target
+from ddplaunch.reach.channel.handshake import (
+    LIMIT,
+    LIMIT_UNKNOWN,
+    PROTOCOL,
+    Client,
+    Decoder,
+    Server,
+    Session,
+    key,
+    pack,
+)
+from ddplaunch.reach.channel.listener import Listener, Origins, crowding, origin_of
+from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, MAX_QUEUED, Peer, error_of
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.net.addresses import usable_addresses
+from ddplaunch.system.net.port import listen, reserve
 from tests.conftest import descriptors
 from tests.loops import FakeLoop
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.control.dialer import Dialer
-from ddplaunch.control.handshake import LIMIT_UNKNOWN, key
-from ddplaunch.control.peer import Peer, sends_again_each_second
-from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.connections import Connections, Terms
-from ddplaunch.coordinator.incoming import Incoming
-from ddplaunch.coordinator.orders import NodeEnd
-from ddplaunch.coordinator.silence import LEAST, LEAST_WITH_GAPS
-from ddplaunch.supervise import job
-from ddplaunch.supervise.electorate import Vote
-from ddplaunch.supervise.outcome import Traces
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.electorate import Vote
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.connections import Connections, Terms
+from ddplaunch.launcher.job.incoming import Incoming
+from ddplaunch.launcher.job.orders import NodeEnd
+from ddplaunch.reach.channel.dialer import Dialer
+from ddplaunch.reach.channel.handshake import LIMIT_UNKNOWN, key
+from ddplaunch.reach.channel.peer import Peer, sends_again_each_second
+from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS
+from ddplaunch.spec.outcome import Traces
 from tests.loops import FakeLoop
 from tests.unit.builders import worker_exit
 

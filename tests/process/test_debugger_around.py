@@ -296,7 +296,7 @@ def test_a_command_that_looks_for_something_is_no_program_to_debug_and_a_fork_of
         from debugpy._vendored import force_pydevd  # as debugpy has it
         import pydevd
         from _pydev_bundle import pydev_monkey
-        from ddplaunch.process import command, fork
+        from ddplaunch.system.process import command, fork
         print(fork.is_followed())
         pydev_monkey.patch_new_process_functions()
         pydevd.SetupHolder.setup = {"client": "127.0.0.1", "port": 9, "server": False, "multiprocess": True}

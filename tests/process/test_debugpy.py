@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launcher.node import check_debugpy
+from ddplaunch.launcher.start.node import check_debugpy
 from tests.conftest import until
 from tests.process.dap import Client
 

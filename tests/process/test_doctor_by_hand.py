@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from ddplaunch import __version__
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.cluster.discover import discover
-from ddplaunch.cluster.hostlist import Host
-from ddplaunch.control.handshake import Server
-from ddplaunch.remote import start
+from ddplaunch.plan.cluster.discover import discover
+from ddplaunch.plan.cluster.hostlist import Host
+from ddplaunch.reach import agents as starting
+from ddplaunch.reach.channel.handshake import Server
 from tests.process.speaker import Speaker, Visitor, key_of
 
 ONLY = ("doctor", "--only", "limits")
@@ -26,7 +26,7 @@ def order_of(nodes, rank: int) -> bytes:
     spec = resolve(parse([str(word) for word in (*nodes.static(2, 1), "train.py")]), {}, None)
     allocation = discover(spec, {}, "here", read=lambda path: Path(path).read_text())
     hosts = tuple(Host(name=name) for name in ("node-0", "node-1"))
-    agents = start.agents(
+    agents = starting.agents(
         spec, {}, replace(allocation, start=hosts, starter="simulate"), sys.executable, "doctor", module="none"
     )
     return agents[rank].order()

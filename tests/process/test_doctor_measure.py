@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from ddplaunch.doctor.nodes import host, measure
-from ddplaunch.doctor.nodes.messages import Measure
-from ddplaunch.loop.loop import Loop
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.tools.doctor.nodes import host, measure
+from ddplaunch.tools.doctor.nodes.messages import Measure
 
 HERE = ("127.0.0.1",)
 

@@ -20,7 +20,9 @@ def report_of(result: Any) -> dict[str, Any]:
 
 def programs(process: Any) -> list[psutil.Process]:
     """The programs that examine nodes, by node rank."""
-    return [child for child in psutil.Process(process.pid).children() if "ddplaunch.doctor.nodes.host" in words(child)]
+    return [
+        child for child in psutil.Process(process.pid).children() if "ddplaunch.tools.doctor.nodes.host" in words(child)
+    ]
 
 
 def words(process: psutil.Process) -> list[str]:

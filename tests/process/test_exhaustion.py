@@ -149,7 +149,7 @@ def test_workers_run_with_small_limits_and_what_they_do_without_is_said_once(job
 # two more are free, for the pipe by which the child says that it could not be started
 NO_ROOM_IN_CHILD = """
 import os, resource, sys
-from ddplaunch.process.child import Stdio, start, why_not_started
+from ddplaunch.system.process.child import Stdio, start, why_not_started
 out = os.open(os.devnull, os.O_RDWR)
 lowest = os.dup(0)
 os.close(lowest)

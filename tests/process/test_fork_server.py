@@ -382,9 +382,9 @@ def test_the_server_of_a_job_without_restarts_ends_once_all_workers_are_there(jo
 
 GIVES_UP = """
 import os, select, signal, sys
-from ddplaunch.forking import servers
-from ddplaunch.process.linux import become_subreaper
-from ddplaunch.process.child import Stdio, handled_signals
+from ddplaunch.launcher.workers import servers
+from ddplaunch.system.process.linux import become_subreaper
+from ddplaunch.system.process.child import Stdio, handled_signals
 
 become_subreaper()
 command = [sys.executable, sys.argv[1], "script", sys.argv[2]]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.functions import connection, request
-from ddplaunch.runlog import folders
+from ddplaunch.record import folders
+from ddplaunch.spec import call as request
+from ddplaunch.tools.functions import connection
 from tests.conftest import PATIENCE, let_the_echo_die, until
 from tests.process.calling import Program
 from tests.process.terminal import CTRL_C, Terminal
@@ -41,7 +42,7 @@ def fronts(caller: Program) -> list[int]:
     found = []
     for pid in caller.left():
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            if b"launcher.call" in file.read():
+            if b"launcher.start.call" in file.read():
                 found.append(pid)
     return sorted(found)
 
@@ -149,7 +150,7 @@ def test_a_stranger_is_refused_and_costs_nothing(caller):
     script = caller.write(
         """
         import ddplaunch, os, socket
-        from ddplaunch.functions import connection
+        from ddplaunch.tools.functions import connection
         from tests.programs import functions
         def knocks():
             name = os.environ["PEEK"]
@@ -179,7 +180,7 @@ def test_a_caller_without_room_for_the_connection_of_a_worker_says_what_to_do(ca
     script = caller.write(
         """
         import ddplaunch, os, resource
-        from ddplaunch.functions.caller import Caller
+        from ddplaunch.tools.functions.caller import Caller
         from tests.programs import functions
         if __name__ == "__main__":
             start = Caller._start

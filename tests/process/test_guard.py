@@ -12,10 +12,10 @@ from contextlib import suppress
 
 import pytest
 
-from ddplaunch.forking import servers
-from ddplaunch.forking.servers import Fork, Guard, ServerLost
-from ddplaunch.process.child import StartError, Stdio, Usage
-from ddplaunch.process.linux import unread
+from ddplaunch.launcher.workers import servers
+from ddplaunch.launcher.workers.servers import Fork, Guard, ServerLost
+from ddplaunch.system.process.child import StartError, Stdio, Usage
+from ddplaunch.system.process.linux import unread
 from tests.conftest import until
 
 NOTHING = Usage(0, 0.0)

@@ -7,9 +7,9 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch.agent.health import why_unfit
-from ddplaunch.runlog import bad_nodes
-from ddplaunch.runlog.folders import bad_nodes_file
+from ddplaunch.launcher.node.health import why_unfit
+from ddplaunch.record import bad_nodes
+from ddplaunch.record.folders import bad_nodes_file
 from tests.conftest import until
 
 BAD = "echo; echo GPU 2 is off the bus; exit 4"

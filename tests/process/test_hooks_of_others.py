@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from ddplaunch.process.linux import bounded_file
+from ddplaunch.system.process.linux import bounded_file
 from tests.conftest import PATIENCE, Job
 
 BOOTSTRAP = Path(__file__).parents[2] / "ddplaunch" / "worker" / "bootstrap.py"

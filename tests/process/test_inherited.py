@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from ddplaunch.forking import inherited
-from ddplaunch.forking.servers import ServerLost
+from ddplaunch.launcher.workers import inherited
+from ddplaunch.launcher.workers.servers import ServerLost
 
 
 def test_what_differs_is_named_as_people_name_it() -> None:

@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ddplaunch.forking import show, warm
-from ddplaunch.process.tidying import tidies
-from ddplaunch.process.tree import descendants, look
-from ddplaunch.runlog import run_socket
+from ddplaunch.launcher.workers import show, warm
+from ddplaunch.record import run_socket
+from ddplaunch.system.process.tidying import tidies
+from ddplaunch.system.process.tree import descendants, look
 from tests.conftest import PATIENCE, Job, Result, until
 from tests.process import keeping
 from tests.process.terminal import agent_of, typed

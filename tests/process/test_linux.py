@@ -8,7 +8,7 @@ import pytest
 
 _FAULTS = """
 import resource, sys
-from ddplaunch.process.linux import keep_freed_memory
+from ddplaunch.system.process.linux import keep_freed_memory
 
 if sys.argv[1] == "kept":
     keep_freed_memory()

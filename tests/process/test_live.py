@@ -103,7 +103,7 @@ def test_rows_follow_a_job_that_another_node_takes_over(live):
     terminal, screen = live("--nnodes", "1:2", "--nproc-per-node", 1, "--simulate")
     screen.until(has_rows)
     everything = psutil.Process(terminal.child.pid).children(recursive=True)
-    nodes = [each for each in everything if "ddplaunch.launcher.host" in each.cmdline()]
+    nodes = [each for each in everything if "ddplaunch.launcher.start.host" in each.cmdline()]
     min(nodes, key=lambda each: each.pid).kill()
     screen.until(lambda rows: rows[-1].startswith("rank 0: running"))
     terminal.press(CTRL_C)
@@ -117,7 +117,7 @@ def test_rows_show_that_workers_are_being_stopped_while_another_node_takes_over(
     job.signs("place-0", 3)
     screen.until(lambda rows: rows[-1].startswith("all 3: running"))
     everything = psutil.Process(terminal.child.pid).children(recursive=True)
-    hosts = [each for each in everything if "ddplaunch.launcher.host" in each.cmdline()]
+    hosts = [each for each in everything if "ddplaunch.launcher.start.host" in each.cmdline()]
     first = min(hosts, key=lambda each: each.pid)
     for each in [first, *first.children(recursive=True)]:
         each.kill()

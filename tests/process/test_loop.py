@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from ddplaunch.loop.loop import Loop
-from ddplaunch.process.ask import ask
-from ddplaunch.process.tree import look
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.ask import ask
+from ddplaunch.system.process.tree import look
 from tests.conftest import PATIENCE, until
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.services import START_TIMEOUT
+from ddplaunch.launcher.node.services import START_TIMEOUT
 from tests.conftest import PROGRAMS, Job, until
 from tests.fake_nvml import made_up
 from tests.process.terminal import agent_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.net.addresses import interface_of, is_loopback, is_own, usable_addresses
+from ddplaunch.system.net.addresses import interface_of, is_loopback, is_own, usable_addresses
 
 # a host with two cards, one of which has a second address, a card that is down, and a bridge for containers; the default
 # route leads over the card that the kernel lists last
@@ -69,7 +69,7 @@ def there(expression: str, cards: str = CARDS) -> Any:
     """What an expression gives on a host of its own with these cards."""
     if why := no_networks_of_our_own():
         pytest.skip(why)
-    program = f"import json; from ddplaunch.net.addresses import *; print(json.dumps({expression}))"
+    program = f"import json; from ddplaunch.system.net.addresses import *; print(json.dumps({expression}))"
     done = run_there(cards, sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.control import requests
-from ddplaunch.control.handshake import LIMIT, Decoder, Server, pack
-from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
-from ddplaunch.inspect.inspection import MAX_QUESTIONS
-from ddplaunch.process.child import STACKS_FD
-from ddplaunch.process.tree import children
-from ddplaunch.runlog import bad_nodes
-from ddplaunch.runlog.folders import bad_nodes_file
-from ddplaunch.runs import client, find
+from ddplaunch.launcher.look.inspection import MAX_QUESTIONS
+from ddplaunch.reach.channel.handshake import LIMIT, Decoder, Server, pack
+from ddplaunch.record import bad_nodes
+from ddplaunch.record.folders import bad_nodes_file
+from ddplaunch.record.window import requests
+from ddplaunch.record.window.questions import AskStatus, NoAnswer, NodeStatus
+from ddplaunch.system.process.child import STACKS_FD
+from ddplaunch.system.process.tree import children
+from ddplaunch.tools.runs import client, find
 from tests.conftest import PATIENCE, until
 from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of, stacks_at_end
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from ddplaunch.control.handshake import PROTOCOL, pack
-from ddplaunch.coordinator.coordinator import QUIT_TIMEOUT
+from ddplaunch.launcher.job.coordinator import QUIT_TIMEOUT
+from ddplaunch.reach.channel.handshake import PROTOCOL, pack
 from tests.process.speaker import STOPPING, Visitor, ended, hello, key_of
 
 

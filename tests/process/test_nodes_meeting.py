@@ -10,7 +10,7 @@ from signal import SIGINT
 
 import pytest
 
-from ddplaunch.runs import find
+from ddplaunch.tools.runs import find
 from tests.conftest import PROGRAMS, until
 from tests.nodes import Nodes, several
 

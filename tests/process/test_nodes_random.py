@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.cluster.discover import discover
-from ddplaunch.control.dialer import Dialer
-from ddplaunch.control.handshake import key
-from ddplaunch.control.peer import Peer
-from ddplaunch.control.questions import AskStacks, AskStatus
-from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.connections import Terms
-from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.incoming import Incoming
-from ddplaunch.coordinator.messages import Hello, NodeFacts
-from ddplaunch.coordinator.orders import Generation, JobEnd, NodeEnd
-from ddplaunch.coordinator.questions import Asker
-from ddplaunch.devices.node import inspect
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.connections import Terms
+from ddplaunch.launcher.job.coordinator import Coordinator
+from ddplaunch.launcher.job.incoming import Incoming
+from ddplaunch.launcher.job.messages import Hello, NodeFacts
+from ddplaunch.launcher.job.orders import Generation, JobEnd, NodeEnd
+from ddplaunch.launcher.job.questions import Asker
+from ddplaunch.launcher.tell.job_reporter import JobReporter
+from ddplaunch.launcher.tell.paint import Paint
+from ddplaunch.launcher.tell.reporter import Reporter
+from ddplaunch.plan.cluster.discover import discover
+from ddplaunch.plan.devices.node import inspect
 from ddplaunch.plan.make import make_plan
-from ddplaunch.report.job_reporter import JobReporter
-from ddplaunch.report.paint import Paint
-from ddplaunch.report.reporter import Reporter
-from ddplaunch.supervise import job, node
-from ddplaunch.supervise.outcome import Traces
+from ddplaunch.reach.channel.dialer import Dialer
+from ddplaunch.reach.channel.handshake import key
+from ddplaunch.reach.channel.peer import Peer
+from ddplaunch.record.window.questions import AskStacks, AskStatus
+from ddplaunch.spec.outcome import Traces
 from tests.loops import FakeLoop
 from tests.process.speaker import hello
 from tests.unit.coordinator.test_messages import TO_AGENT, TO_COORDINATOR

@@ -9,7 +9,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 
-from ddplaunch.runlog.bad_nodes import read
+from ddplaunch.record.bad_nodes import read
 from tests.conftest import until
 from tests.nodes import Node, Nodes
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.process.tree import Footprint, footprint
+from ddplaunch.system.process.tree import Footprint, footprint
 from tests.conftest import until
 from tests.process.terminal import stat
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.process.clock import BEAT
+from ddplaunch.system.process.clock import BEAT
 from tests.conftest import Job, until
 from tests.nodes import Nodes
 from tests.process.terminal import stat, stopped

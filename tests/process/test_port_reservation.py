@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.net.port import reserve
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.net.port import reserve
 from tests.conftest import until
 
 FIN_WAIT1, FIN_WAIT2, TIME_WAIT = 4, 5, 6  # linux/include/net/tcp_states.h

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from ddplaunch.cli import main
-from ddplaunch.runlog import run_socket
-from ddplaunch.runlog.folders import short
+from ddplaunch.record import run_socket
+from ddplaunch.record.folders import short
 from tests.conftest import Result, until
 
 

@@ -9,7 +9,7 @@ from tests.process.calling import PACKAGE
 pytest_plugins = ["pytester"]
 
 INSTALLED = any(plugin.name == "ddplaunch" for plugin in entry_points(group="pytest11"))
-PLUGIN = ("-p", "ddplaunch.testing.plugin")
+PLUGIN = ("-p", "ddplaunch.tools.testing.plugin")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_test_runs_on_every_rank_and_fails_with_the_first_failing_rank(session
         ]
     )
     shown = result.stdout.str()
-    assert "functions/caller.py" not in shown and "_pytest" not in shown  # nothing of how we learned of it
+    assert "tools/functions/caller.py" not in shown and "_pytest" not in shown  # nothing of how we learned of it
     assert (pytester.path / "setups").read_text().count("test_passes[1]") == 1  # fixtures run once, not on every rank
 
 
@@ -270,7 +270,8 @@ def test_a_session_that_does_not_use_it_imports_nothing_more(session, pytester):
         import sys
         def test_it():
             ours = sorted(name for name in sys.modules if name.partition(".")[0] in ("ddplaunch", "multiprocessing", "torch"))
-            assert ours == ["ddplaunch", "ddplaunch.testing", "ddplaunch.testing.plugin"], ours
+            of_plugin = ["ddplaunch.tools", "ddplaunch.tools.testing", "ddplaunch.tools.testing.plugin"]
+            assert ours == ["ddplaunch", *of_plugin], ours
         """
     )
     session().assert_outcomes(passed=1)

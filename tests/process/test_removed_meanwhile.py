@@ -71,7 +71,7 @@ def test_a_job_goes_on_without_what_is_no_longer_found_saves_when_it_fails_and_e
     text = printed.read_text()
     assert f"error: rank 1 (pid {job.pids()[1]} on " in text
     assert text.count(") ended with status 3\n") == 2
-    assert text.count("ModuleNotFoundError: No module named 'ddplaunch.report.causes'\n") == 2
+    assert text.count("ModuleNotFoundError: No module named 'ddplaunch.launcher.tell.causes'\n") == 2
     assert "ddplaunch: starting all workers again (restart 1 of 1)\n" in text
     assert (text.count("warning: "), text.count("warning: stacks are missing: ModuleNotFoundError: ")) == (4, 1)
     assert "Traceback" not in text

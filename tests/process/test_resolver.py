@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddplaunch.loop.loop import Loop
-from ddplaunch.net.resolver import Answer, Resolver
-from ddplaunch.process.tree import children, ends_within, look, reap
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.net.resolver import Answer, Resolver
+from ddplaunch.system.process.tree import children, ends_within, look, reap
 from tests.conftest import PATIENCE, descriptors, until
 
 NONE = "the lookup was killed, or could not be started"
@@ -28,8 +28,8 @@ def hang(host, *args, flags=0, **more):
         return real(host, *args, flags=flags, **more)
     signal.pause()
 socket.getaddrinfo = hang
-from ddplaunch.loop.loop import Loop
-from ddplaunch.net.resolver import Resolver
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.net.resolver import Resolver
 loop = Loop()
 resolver = Resolver(loop, [("localhost", 1)], print)
 print(*loop.asked_pids, flush=True)
@@ -334,7 +334,7 @@ def hang(host, *args, flags=0, **more):
         open(sys.argv[1]).read()
     return real(host, *args, flags=flags, **more)
 socket.getaddrinfo = hang
-from ddplaunch.net.resolver import look_up
+from ddplaunch.system.net.resolver import look_up
 print(look_up("localhost", lambda: print("slow", flush=True)).targets)
 """
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.process.tree import children, look
-from ddplaunch.runlog.events import SCHEMA
-from ddplaunch.runlog.old_runs import last_tidied
+from ddplaunch.record.events import SCHEMA
+from ddplaunch.record.old_runs import last_tidied
+from ddplaunch.system.process.tree import children, look
 from tests.conftest import PATIENCE, Job, events_in, until
 from tests.process.terminal import agent_of, held, stopped
 from tests.runs import aged, run_of
@@ -358,7 +358,7 @@ def test_the_run_of_a_job_goes_once_it_is_old_and_its_logs_are_said_to_be_remove
 
 MAKE = """
 import os, sys, time
-from ddplaunch.runlog import folders, old_runs
+from ddplaunch.record import folders, old_runs
 root, name, go = sys.argv[1:]
 print("ready", flush=True)
 while not os.path.exists(go):

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.clients import MAX_CLIENTS
-from ddplaunch.control import requests
-from ddplaunch.control.handshake import LIMIT, Decoder, pack
-from ddplaunch.control.questions import AskStacks, AskStatus, NoAnswer, NodeStatus
-from ddplaunch.inspect.answers import received
-from ddplaunch.process.child import STACKS_FD
-from ddplaunch.process.tree import children
-from ddplaunch.runlog import run_socket
-from ddplaunch.runs import client, find
-from ddplaunch.runs.client import RunReplies, SocketPath
+from ddplaunch.launcher.look.answers import received
+from ddplaunch.launcher.node.clients import MAX_CLIENTS
+from ddplaunch.reach.channel.handshake import LIMIT, Decoder, pack
+from ddplaunch.record import run_socket
+from ddplaunch.record.window import requests
+from ddplaunch.record.window.questions import AskStacks, AskStatus, NoAnswer, NodeStatus
+from ddplaunch.system.process.child import STACKS_FD
+from ddplaunch.system.process.tree import children
+from ddplaunch.tools.runs import client, find
+from ddplaunch.tools.runs.client import RunReplies, SocketPath
 from tests.conftest import Job, until
 from tests.process.terminal import stopped
 

@@ -11,11 +11,11 @@ from subprocess import PIPE
 import pytest
 
 from ddplaunch.cli import main
-from ddplaunch.process import tree
-from ddplaunch.runlog import run_socket
-from ddplaunch.runlog.folders import short
-from ddplaunch.runs import find
-from ddplaunch.runs.client import SocketPath
+from ddplaunch.record import run_socket
+from ddplaunch.record.folders import short
+from ddplaunch.system.process import tree
+from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs.client import SocketPath
 from tests.conftest import Job, Result, until
 from tests.nodes import ENOUGH
 from tests.process.terminal import agent_of, stat, stopped

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.process.tidying import end_all, others_by_group, tidies
-from ddplaunch.process.tree import descendants, look
+from ddplaunch.system.process.tidying import end_all, others_by_group, tidies
+from ddplaunch.system.process.tree import descendants, look
 from tests.conftest import PATIENCE, until
 from tests.process.terminal import agent_of
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.agent.pipes import FrontPipes
-from ddplaunch.agent.signals import SignalSource
-from ddplaunch.supervise import node
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.node.signals import SignalSource
+from ddplaunch.reach.pipes import FrontPipes
 from tests.loops import FakeLoop
 
 TAKEN = (signal.SIGTERM, signal.SIGCONT, signal.SIGCHLD, signal.SIGURG)

@@ -9,7 +9,7 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, 
 
 import pytest
 
-from ddplaunch.supervise.repeated_stop import ECHO_WINDOW
+from ddplaunch.reach.repeated_stop import ECHO_WINDOW
 from tests.conftest import PATIENCE, insist, let_the_echo_die, until
 from tests.process.terminal import agent_of, held
 

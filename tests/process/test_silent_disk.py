@@ -78,10 +78,16 @@ def test_a_job_starts_without_its_folder_and_says_so(job, program, requests):
 def test_verbs_end_and_name_the_folder(job, requests):
     job.behave("all=done")
     job.wait().expect(0)
+    name = job.name
     job.disk.hang(requests)
-    verbs = ("ps", "logs", "report", "stop")
+    verbs = {
+        "ps": (),
+        "logs": (name,),
+        "report": (name,),
+        "stop": (name,),
+    }  # without a name they take one that runs elsewhere
     with ThreadPoolExecutor() as pool:
-        for verb, result in zip(verbs, pool.map(job.verb, verbs), strict=True):
+        for verb, result in zip(verbs, pool.map(lambda verb: job.verb(verb, *verbs[verb]), verbs), strict=True):
             assert f"error: `ddplaunch {verb}` has given up: the disk of {job.runs} does not answer" in result.err
             assert result.status == 1
 

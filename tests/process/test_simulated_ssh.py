@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 import ddplaunch
-from ddplaunch.agent.pipes import CONTROL
-from ddplaunch.remote.connections import MAX_STARTING
-from ddplaunch.remote.protocol import STREAM, greeting, pack
+from ddplaunch.reach.connections import MAX_STARTING
+from ddplaunch.reach.pipes import CONTROL
+from ddplaunch.reach.protocol import STREAM, greeting, pack
 from tests.conftest import PATIENCE, insist, until
 
 HOSTS = "127.0.0.1,127.0.0.2"
@@ -80,7 +80,7 @@ def test_nothing_of_the_job_stands_in_a_command_line_of_ssh(job, env, ssh, progr
     assert job.wait().status == 0
     called = (ssh / "127.0.0.2.called").read_text()
     assert "BatchMode=yes" in called
-    assert called.splitlines()[-1] == f"exec {sys.executable} -P -m ddplaunch.launcher.host"
+    assert called.splitlines()[-1] == f"exec {sys.executable} -P -m ddplaunch.launcher.start.host"
     for place in job.signs("place", 4):
         assert "DDPLAUNCH_TOKEN" not in place
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.slurm.job import SlurmRequeue
-from ddplaunch.slurm.srun import StepJob, not_started, start_step
+from ddplaunch.reach.slurm.job import SlurmRequeue
+from ddplaunch.reach.slurm.srun import StepJob, not_started, start_step
+from ddplaunch.system.errors import LaunchError
 from tests.conftest import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def test_where_rows_stand_below_the_output_srun_writes_into_pipes(capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
-TAKES = "from ddplaunch.slurm import stdin; import os; stdin.take(os.environ['DDPLAUNCH_STDIN'])"
+TAKES = "from ddplaunch.reach.slurm import stdin; import os; stdin.take(os.environ['DDPLAUNCH_STDIN'])"
 READS = {
     "nothing": (f"{TAKES}", "", "a\nb\nc\n"),
     "a line, byte by byte": (f"{TAKES}; os.write(1, os.read(0, 2))", "a\n", "b\nc\n"),
@@ -110,7 +110,7 @@ def test_who_is_handed_stdin_takes_what_it_reads_and_srun_takes_nothing(
     given.write_text("a\nb\nc\n")
     starts = (
         "import sys; from tests.process.test_srun import step; from msgspec.structs import replace\n"
-        "from ddplaunch.slurm.srun import start_step\nimport select\n"
+        "from ddplaunch.reach.slurm.srun import start_step\nimport select\n"
         "srun = start_step(replace(step(sys.executable, '-c', sys.argv[1]), reads_stdin=True))\n"
         "select.select([srun.fd], [], [], 60)\nstatus, never = srun.end()\nsys.exit(status)\n"
     )

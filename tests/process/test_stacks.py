@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.inspect import Sample
-from ddplaunch.inspect.arrivals import read_arrivals
-from ddplaunch.inspect.inspection import Inspection
-from ddplaunch.inspect.merge import where
-from ddplaunch.inspect.take import Target, take
-from ddplaunch.loop.loop import Loop
-from ddplaunch.process.child import STACKS_FD, STACKS_SIGNAL, RunningWorker, Stdio, handled_signals, start
-from ddplaunch.process.linux import bounded_file
-from ddplaunch.process.tree import descendants
+from ddplaunch.launcher.look.arrivals import read_arrivals
+from ddplaunch.launcher.look.inspection import Inspection
+from ddplaunch.launcher.look.take import Target, take
+from ddplaunch.record.seen import Sample
+from ddplaunch.record.seen.merge import where
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.child import STACKS_FD, STACKS_SIGNAL, RunningWorker, Stdio, handled_signals, start
+from ddplaunch.system.process.linux import bounded_file
+from ddplaunch.system.process.tree import descendants
 from tests.conftest import until
 
 ROOT = Path(__file__).parents[2]

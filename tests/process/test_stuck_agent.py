@@ -87,8 +87,8 @@ def test_an_agent_that_a_debugger_holds_for_a_while_goes_on(job):
 
 ASLEEP = """
 import os, sys
-from ddplaunch.agent import child
-from ddplaunch.agent.pipes import RUNS, Replies
+from ddplaunch.launcher.node import child
+from ddplaunch.reach.pipes import RUNS, Replies
 
 def agent(pipes):
     # until the child has opened its stdin, which it never has, its parent is in the sleep of vfork(2)
@@ -178,10 +178,10 @@ def test_a_killed_command_needs_no_agent_that_runs(job, how):
 
 LOOPS = """
 import os, signal
-from ddplaunch.agent import child
-from ddplaunch.agent.events import FrontWaits
-from ddplaunch.agent.signals import SignalSource
-from ddplaunch.loop.loop import Loop
+from ddplaunch.launcher.node import child
+from ddplaunch.launcher.node.events import FrontWaits
+from ddplaunch.launcher.node.signals import SignalSource
+from ddplaunch.system.loop.loop import Loop
 
 def agent(pipes):
     source = SignalSource(Loop(), pipes, stops=frozenset(), end_within=0.2)
@@ -209,11 +209,11 @@ def test_an_agent_in_a_loop_of_its_own_ends_after_its_front():
 
 ASKED = """
 import signal, sys, time
-from ddplaunch.agent import child, front
-from ddplaunch.agent.events import FrontWaits
-from ddplaunch.agent.signals import SignalSource
-from ddplaunch.loop.loop import Loop
-from ddplaunch.supervise.node import SignalReceived
+from ddplaunch.launcher.node import child, front
+from ddplaunch.launcher.node.events import FrontWaits
+from ddplaunch.launcher.node.signals import SignalSource
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.launcher.decide.node import SignalReceived
 
 def agent(pipes):
     child.decide_start(pipes)
@@ -271,12 +271,12 @@ def test_the_front_waits_for_an_agent_that_is_slow_since_it_answers():
 
 AT_THE_END = """
 import signal
-from ddplaunch.agent import child
-from ddplaunch.agent.pipes import GOES_ON, MAY_STOP, STOPPED, Replies
-from ddplaunch.agent.events import FrontWaits
-from ddplaunch.agent.signals import SignalSource
-from ddplaunch.loop.loop import Loop
-from ddplaunch.process import clock
+from ddplaunch.launcher.node import child
+from ddplaunch.reach.pipes import GOES_ON, MAY_STOP, STOPPED, Replies
+from ddplaunch.launcher.node.events import FrontWaits
+from ddplaunch.launcher.node.signals import SignalSource
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process import clock
 
 def agent(pipes):
     loop = Loop()
@@ -305,11 +305,11 @@ def test_an_agent_that_only_hands_its_output_over_still_knows_whether_the_front_
 
 BOTH_AT_ONCE = """
 import os, signal
-from ddplaunch.agent.pipes import IS_RUNNING, MAY_STOP, FrontPipes
-from ddplaunch.agent.events import FrontWaits
-from ddplaunch.agent.signals import SignalSource
-from ddplaunch.loop.loop import Loop
-from ddplaunch.process import clock
+from ddplaunch.reach.pipes import IS_RUNNING, MAY_STOP, FrontPipes
+from ddplaunch.launcher.node.events import FrontWaits
+from ddplaunch.launcher.node.signals import SignalSource
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process import clock
 
 pipes = FrontPipes.make()
 loop = Loop()
@@ -332,12 +332,12 @@ def test_signals_that_a_request_has_had_read_are_read_once():
 
 CUT_OFF = """
 import os, signal, sys
-from ddplaunch.agent import child
-from ddplaunch.agent.events import FrontWaits
-from ddplaunch.agent.signals import SignalSource
-from ddplaunch.loop.loop import Loop
-from ddplaunch.remote.host_front import HostFront
-from ddplaunch.remote.protocol import InputPipe, OutputPipe
+from ddplaunch.launcher.node import child
+from ddplaunch.launcher.node.events import FrontWaits
+from ddplaunch.launcher.node.signals import SignalSource
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.launcher.elsewhere.host_front import HostFront
+from ddplaunch.reach.protocol import InputPipe, OutputPipe
 
 def agent(pipes):
     child.decide_start(pipes)
@@ -366,7 +366,7 @@ def test_a_host_that_is_cut_off_waits_for_no_agent_that_does_not_run():
 LEFT_ASLEEP = """
 import os, sys
 from pathlib import Path
-from ddplaunch.agent import front
+from ddplaunch.launcher.node import front
 
 def agent(pipes):
     pid = os.fork()

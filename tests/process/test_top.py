@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from ddplaunch.runlog.folders import short
+from ddplaunch.record.folders import short
 from tests.conftest import Job, until
 from tests.process.terminal import CTRL_C, CTRL_Z, ENTER, PROMPT, Shell, Terminal, typed
 

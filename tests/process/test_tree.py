@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.process.tree import descendants, look
+from ddplaunch.system.process.tree import descendants, look
 from tests.conftest import until
 
 DEPTH = 60
@@ -83,8 +83,8 @@ def test_a_process_lives_as_long_as_any_of_its_threads(headless):
 
 PARENT_ENDS = """
 import os, signal
-from ddplaunch.process.linux import become_subreaper
-from ddplaunch.process.tree import descendants
+from ddplaunch.system.process.linux import become_subreaper
+from ddplaunch.system.process.tree import descendants
 become_subreaper()
 ready, done = os.pipe()
 parent = os.fork()

@@ -10,9 +10,9 @@ import select
 import socket
 import sys
 
-from ddplaunch.forking.servers import Fork, ForkServer
-from ddplaunch.process.child import Stdio, handled_signals
-from ddplaunch.process.linux import become_subreaper
+from ddplaunch.launcher.workers.servers import Fork, ForkServer
+from ddplaunch.system.process.child import Stdio, handled_signals
+from ddplaunch.system.process.linux import become_subreaper
 
 become_subreaper()
 requests = socket.socket(fileno=0)

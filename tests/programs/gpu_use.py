@@ -5,8 +5,8 @@ import os
 import socket
 import threading
 
-from ddplaunch.devices import nvidia
-from ddplaunch.devices.node import probe
+from ddplaunch.plan.devices import nvidia
+from ddplaunch.plan.devices.node import probe
 
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 devices = probe(os.environ, root="/nonexistent").devices

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from ddplaunch.devices.node import probe
+from ddplaunch.plan.devices.node import probe
 
 found = probe(os.environ, root=sys.argv[1])
 assert "torch" not in sys.modules

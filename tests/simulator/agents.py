@@ -1,6 +1,7 @@
 """A simulated agent: the real `Agent`, with a real link and perhaps a real coordinator, over workers that are played.
 
-Stands for `agent/generations.py`, `workers.py` and `signals.py`, and for what looks for processes that workers left behind.
+Stands for `generations.py`, `workers.py` and `signals.py` of `launcher/node/`, and for what looks for processes that workers
+left behind.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from functools import partial
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import TYPE_CHECKING, Any, cast
 
-from ddplaunch.agent.agent import Agent
-from ddplaunch.cluster import Rendezvous
-from ddplaunch.control.handshake import Key
-from ddplaunch.coordinator.join import join
-from ddplaunch.coordinator.link import Link
-from ddplaunch.coordinator.messages import NodeFacts
-from ddplaunch.supervise import node
-from ddplaunch.supervise.node import Phase, teardown
-from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerError
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.decide.node import Phase, teardown
+from ddplaunch.launcher.job.join import join
+from ddplaunch.launcher.job.link import Link
+from ddplaunch.launcher.job.messages import NodeFacts
+from ddplaunch.launcher.node.agent import Agent
+from ddplaunch.plan.cluster import Rendezvous
+from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.spec.outcome import StartFailure, Traces, WorkerError
 from tests.simulator.world import Killed, Process, Silent, Violation, Worker, World, address_of
 from tests.unit.builders import worker_exit
 from tests.unit.supervise.phases import checked

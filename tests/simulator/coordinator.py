@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from signal import SIGHUP, SIGTERM
 from typing import Any
 
-from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.succession_link import SuccessionLink
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.job import SELF_ID, Phase
+from ddplaunch.launcher.decide.job.ending import MAY_RESTART
+from ddplaunch.launcher.job.coordinator import Coordinator
+from ddplaunch.launcher.job.succession_link import SuccessionLink
+from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.plan import Plan
-from ddplaunch.report.job_reporter import JobReporter
-from ddplaunch.supervise import job
-from ddplaunch.supervise.job import SELF_ID, Phase
-from ddplaunch.supervise.job.ending import MAY_RESTART
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.spec.outcome import Why
 from tests.simulator.world import Process, Run, Violation
 from tests.unit.supervise.phases import checked
 

@@ -8,7 +8,7 @@ from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.supervise import job
+from ddplaunch.launcher.decide import job
 
 MOST_NODES = 7  # agents that a scenario begins with; later ones have higher numbers
 _KINDS = (

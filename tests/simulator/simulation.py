@@ -9,14 +9,14 @@ from signal import SIGINT, SIGKILL, SIGTERM
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch import exitcodes
-from ddplaunch.agent import health
-from ddplaunch.control import dialer
-from ddplaunch.coordinator import connections, coordinator, join, listen, succession_link
-from ddplaunch.coordinator.remote_link import RemoteLink
-from ddplaunch.supervise import job, node
-from ddplaunch.supervise.node import Phase
-from ddplaunch.supervise.outcome import ClusterEnding, Why, WorkerError
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.decide.node import Phase
+from ddplaunch.launcher.job import connections, coordinator, join, listen, succession_link
+from ddplaunch.launcher.job.remote_link import RemoteLink
+from ddplaunch.launcher.node import health
+from ddplaunch.reach.channel import dialer
+from ddplaunch.spec.outcome import ClusterEnding, Why, WorkerError
+from ddplaunch.system import exitcodes
 from tests.simulator.agents import SimulatedAgent
 from tests.simulator.coordinator import SimulatedCoordinator
 from tests.simulator.scenario import COORDINATOR, Fault, Scenario, scenario

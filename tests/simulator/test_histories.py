@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.coordinator.succession_link import SuccessionLink
-from ddplaunch.supervise import job
-from ddplaunch.supervise.electorate import Vote
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.electorate import Vote
+from ddplaunch.launcher.job.succession_link import SuccessionLink
 from tests.simulator import coordinator
 from tests.simulator.scenario import Fault, scenario
 from tests.simulator.simulation import Simulation

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise import job, node
-from ddplaunch.supervise.electorate import Electorate
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.decide.electorate import Electorate
 from tests.simulator.scenario import Fault, scenario
 from tests.simulator.simulation import Simulation, failure_of, report, shrunk
 

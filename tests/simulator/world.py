@@ -14,12 +14,12 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from ddplaunch.control.dialer import Dialer
-from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED
-from ddplaunch.loop.loop import Loop
-from ddplaunch.net.port import PortTaken
-from ddplaunch.process.clock import LATE, Clock, Pause
-from ddplaunch.supervise.outcome import WorkerError
+from ddplaunch.launcher.job.remote_link import CONNECTION_REFUSED
+from ddplaunch.reach.channel.dialer import Dialer
+from ddplaunch.spec.outcome import WorkerError
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.net.port import PortTaken
+from ddplaunch.system.process.clock import LATE, Clock, Pause
 from tests.loops import FakePending
 from tests.simulator.scenario import Scenario
 

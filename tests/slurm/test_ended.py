@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.agent.workers import LISTED_WITHIN
+from ddplaunch.launcher.node.workers import LISTED_WITHIN
 from tests.conftest import PROGRAMS, until
 from tests.slurm.cluster import Cluster, no_cgroups
 from tests.slurm.job import Batch, SlurmJob

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.cluster.hostlist import compress, expand
+from ddplaunch.plan.cluster.hostlist import compress, expand
 from tests.slurm.cluster import Cluster
 
 NUMBER = st.integers(0, 1200)

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from ddplaunch.runlog import run_socket
+from ddplaunch.record import run_socket
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
 from tests.slurm.started import BEHAVE, EACH, NODES, RANKS, batch, one_cluster, ready

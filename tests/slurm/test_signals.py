@@ -6,7 +6,7 @@ from signal import SIGINT, SIGQUIT, SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch.supervise.repeated_stop import REPEAT_WINDOW
+from ddplaunch.reach.repeated_stop import REPEAT_WINDOW
 from tests.conftest import until
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob

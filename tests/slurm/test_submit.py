@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pexpect import fdpexpect
 
-from ddplaunch.runlog import bad_nodes
-from ddplaunch.runlog.bad_nodes import Failure
-from ddplaunch.runlog.folders import bad_nodes_file
+from ddplaunch.record import bad_nodes
+from ddplaunch.record.bad_nodes import Failure
+from ddplaunch.record.folders import bad_nodes_file
 from tests.conftest import PATIENCE, PROGRAMS, Result, until
 from tests.hosts.host import Command
 from tests.slurm.job import Batch, SlurmJob

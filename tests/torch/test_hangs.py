@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli import main
-from ddplaunch.runlog.folders import short
+from ddplaunch.record.folders import short
 from tests.conftest import until
 from tests.process import hurried
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli import main
-from ddplaunch.runlog.folders import short
+from ddplaunch.record.folders import short
 from tests.conftest import Result
 
 pytestmark = [

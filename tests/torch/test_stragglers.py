@@ -5,9 +5,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from ddplaunch import exitcodes
 from ddplaunch.cli import main
-from ddplaunch.runlog.events import SCHEMA
+from ddplaunch.record.events import SCHEMA
+from ddplaunch.system import exitcodes
 from tests.conftest import until
 
 pytestmark = [

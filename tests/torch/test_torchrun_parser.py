@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli.job import parse
-from ddplaunch.options.table import BY_NAME
+from ddplaunch.spec.options.table import BY_NAME
 from tests.conftest import PATIENCE
 from tests.torch.example import LIGHT
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.inspect.stragglers import Arrivals
+from ddplaunch.launcher.look.stragglers import Arrivals
 from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
-from ddplaunch.spec import JobSpec, Program, ProgramKind
-from ddplaunch.supervise.outcome import WorkerExit
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
+from ddplaunch.spec.outcome import WorkerExit
+from ddplaunch.system.errors import LaunchError
 
 
 def spec(

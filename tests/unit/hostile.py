@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddplaunch.fields import Malformed
+from ddplaunch.system.fields import Malformed
 
 HOSTILE: list[object] = [
     None, True, -1, 0, 7, 65, 256, 65536, 1 << 31, 1 << 40, 1 << 63, 10**400, -1e13, 1e300, 0.5,

@@ -9,28 +9,28 @@ import pytest
 from click.exceptions import Exit
 from msgspec.structs import replace
 
-from ddplaunch.agent.generations import PATIENCE
-from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
 from ddplaunch.cli.command import VERBS
 from ddplaunch.cli.job import parse, resolve
 from ddplaunch.cli.main import application
-from ddplaunch.cluster.endpoints import STATIC_PORT, ports_beside, ports_of
-from ddplaunch.coordinator.messages import ToAgent, ToCoordinator
-from ddplaunch.errors import LaunchError
-from ddplaunch.exitcodes import MEANINGS
-from ddplaunch.inspect.stragglers import LEAST_STEPS
-from ddplaunch.launcher.dispatch import _GRACE_IN_ANOTHER
-from ddplaunch.launcher.node import _AT_REST
-from ddplaunch.options.table import OPTIONS
-from ddplaunch.output.collapse import WAIT
-from ddplaunch.output.lines import MAX_LINE, UPDATE_INTERVAL
-from ddplaunch.remote.connections import MAX_STARTING
-from ddplaunch.runlog.old_runs import ROOM
-from ddplaunch.runlog.run_folder import LOG_LIMIT
-from ddplaunch.spec import default
-from ddplaunch.supervise.job.ending import SHORT_LIFE, pause
-from ddplaunch.supervise.node import CAUSE_TIMEOUT, KILL_TIMEOUT
-from ddplaunch.supervise.node.teardown import HANG_GRACE
+from ddplaunch.launcher.decide.job.ending import SHORT_LIFE, pause
+from ddplaunch.launcher.decide.node import CAUSE_TIMEOUT, KILL_TIMEOUT
+from ddplaunch.launcher.decide.node.teardown import HANG_GRACE
+from ddplaunch.launcher.job.messages import ToAgent, ToCoordinator
+from ddplaunch.launcher.look.stragglers import LEAST_STEPS
+from ddplaunch.launcher.node.generations import PATIENCE
+from ddplaunch.launcher.output.collapse import WAIT
+from ddplaunch.launcher.start.dispatch import _GRACE_IN_ANOTHER
+from ddplaunch.launcher.start.node import _AT_REST
+from ddplaunch.plan.cluster.endpoints import STATIC_PORT, ports_beside, ports_of
+from ddplaunch.reach.connections import MAX_STARTING
+from ddplaunch.reach.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
+from ddplaunch.record.old_runs import ROOM
+from ddplaunch.record.run_folder import LOG_LIMIT
+from ddplaunch.spec.job import default
+from ddplaunch.spec.options.table import OPTIONS
+from ddplaunch.system.console.lines import MAX_LINE, UPDATE_INTERVAL
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.exitcodes import MEANINGS
 from ddplaunch.worker.distributed import ENTRIES
 from docs import code_map, generate
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
@@ -150,7 +150,12 @@ def test_the_map_of_the_code_has_each_folder_in_its_layer(made_up: Path) -> None
         "lower     Holds < values.",
     ]
     picture = code_map.as_picture(layers)
-    assert picture.index(">upper/<") < picture.index(">Does things.<") < picture.index(">lower<")
+    assert (
+        picture.index(">upper/<")
+        < picture.index(">Does things.<")
+        < picture.index(">inner/<")
+        < picture.index(">lower<")
+    )
     assert ">Holds &lt; values.<" in picture
 
 

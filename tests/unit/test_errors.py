@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.errors import LaunchError, below, not_imported, visible
+from ddplaunch.system.errors import LaunchError, below, not_imported, visible
 
 OBEYED = {
     "clipboard (OSC 52)": "\x1b]52;c;cm0gLXJmIH4K\x07",

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.pipes import FULL, MESSAGE, STDOUT, FrontPipes, OutputQueue
-from ddplaunch.output.collapse import Collapse
-from ddplaunch.output.display import Display
-from ddplaunch.output.streams import ShownWorker, Stream
-from ddplaunch.report.failure import FailureReport, render
-from ddplaunch.supervise import job, node
-from ddplaunch.supervise.electorate import Electorate, Vote
-from ddplaunch.supervise.first_failure import first_failure
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.decide.electorate import Electorate, Vote
+from ddplaunch.launcher.decide.first_failure import first_failure
+from ddplaunch.launcher.output.collapse import Collapse
+from ddplaunch.launcher.output.display import Display
+from ddplaunch.launcher.tell.failure import FailureReport, render
+from ddplaunch.reach.pipes import FULL, MESSAGE, STDOUT, FrontPipes, OutputQueue
+from ddplaunch.spec.outcome import WorkerError, WorkerExit
+from ddplaunch.system.console.streams import ShownWorker, Stream
 from tests.loops import FakeLoop
 from tests.unit.builders import worker_exit
 

@@ -85,7 +85,7 @@ def test_a_failure_is_reported_without_rich_and_without_what_reads_proc_for_peop
     """The files of the package may be gone by then, and the report is not to wait for a disk."""
     (tmp_path / "fails.py").write_text("raise ValueError('boom')\n")
     failed = imports(tmp_path, "-m", "ddplaunch", "--nproc-per-node", "2", "fails.py", status=1)
-    assert "ddplaunch.report.failure" in failed
+    assert "ddplaunch.launcher.tell.failure" in failed
     assert not {name.partition(".")[0] for name in failed} & {"rich", "psutil", "torch"}
 
 
@@ -95,7 +95,7 @@ def test_a_job_of_one_node_imports_nothing_of_other_kinds_of_job(whole_job):
 
 def test_the_process_that_writes_files_imports_nothing_heavy(tmp_path):
     """It says nothing of its imports in a job: it has no stderr."""
-    writer = imports(tmp_path, "-c", "import ddplaunch.runlog.file_writer") - imports(tmp_path, "-c", "pass")
+    writer = imports(tmp_path, "-c", "import ddplaunch.record.file_writer") - imports(tmp_path, "-c", "pass")
     assert not heavy(writer)
 
 
@@ -103,7 +103,9 @@ def test_the_process_that_writes_files_imports_nothing_heavy(tmp_path):
 def test_an_agent_that_another_ddplaunch_starts_has_no_command_line_to_read(tmp_path, kind):
     """What each imports later is below it, and no layer but the command line's may import click."""
     agent = imports(
-        tmp_path, "-c", f"import ddplaunch.launcher.{kind}, ddplaunch.launcher.node, ddplaunch.options.resolve"
+        tmp_path,
+        "-c",
+        f"import ddplaunch.launcher.start.{kind}, ddplaunch.launcher.start.node, ddplaunch.spec.options.resolve",
     )
     assert not {name for name in agent if name.partition(".")[0] == "click" or name.startswith("ddplaunch.cli")}
 
@@ -131,7 +133,7 @@ def test_agents_that_meet_import_nothing_heavy(tmp_path):
     # a name is looked up in a child, whose answer is pickled
     # psutil knows the interfaces of an address; pickle tries org.python.core, which is Jython's
     assert not heavy(coordinator | other) - {"pickle", "org", "psutil"}
-    assert "ddplaunch.coordinator.agents" in coordinator
-    assert not {"ddplaunch.coordinator.agents", "ddplaunch.supervise.job"} & other, (
+    assert "ddplaunch.launcher.job.agents" in coordinator
+    assert not {"ddplaunch.launcher.job.agents", "ddplaunch.launcher.decide.job"} & other, (
         "only the coordinator decides for all"
     )

@@ -8,9 +8,9 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
 LOOPS = (
-    "agent", "control", "coordinator", "forking/forker.py",
-    "inspect/debuggers.py", "inspect/inspection.py", "output", "remote",
-    "report", "runlog", "slurm/srun.py", "slurm/watcher.py", "supervise",
+    "agent", "control", "coordinator", "launcher/workers/forker.py",
+    "launcher/look/debuggers.py", "launcher/look/inspection.py", "output", "remote",
+    "report", "runlog", "reach/slurm/srun.py", "launcher/elsewhere/slurm/watcher.py", "supervise",
 )  # fmt: skip
 
 # calls that may take as long as something outside wants; `ask` waits itself, `Loop.ask` does not
@@ -24,24 +24,24 @@ MODULES = {"os", "path", "psutil", "shutil", "socket", "subprocess", "tempfile",
 
 # where they are not in a loop, or wait for nothing outside
 HARMLESS = {
-    "agent/child.py": "the front, while it kills",
-    "agent/starter.py": "/dev/null",
-    "agent/giver.py": "what a child does that is asked",
-    "agent/notices.py": "what a child does that is asked",
-    "runlog/about.py": "what a child does that is asked",
-    "agent/services.py": "what a child does that is asked, and /dev/null",
-    "coordinator/incoming.py": "before there are workers",
-    "coordinator/join.py": "before the job begins; the front can kill the agent",
-    "remote/front_socket.py": "a folder in /tmp, and workers on other hosts",
-    "remote/protocol.py": "/dev/null",
-    "report/error_file.py": "files in memory",
-    "runlog/bad_nodes.py": "what a child does that is asked, and the start of a command",
-    "runlog/file_writer.py": "the process that writes files",
-    "runlog/folders.py": "the process that writes files",
-    "runlog/old_runs.py": "the process that writes files, and commands that look for runs",
-    "runlog/log.py": "the process that writes files, and ddplaunch logs",
-    "runlog/run_socket.py": "the process that writes files, and commands that look for runs",
-    "slurm/srun.py": "/dev/null",
+    "launcher/node/child.py": "the front, while it kills",
+    "launcher/node/starter.py": "/dev/null",
+    "launcher/node/giver.py": "what a child does that is asked",
+    "launcher/node/notices.py": "what a child does that is asked",
+    "record/about.py": "what a child does that is asked",
+    "launcher/node/services.py": "what a child does that is asked, and /dev/null",
+    "launcher/job/incoming.py": "before there are workers",
+    "launcher/job/join.py": "before the job begins; the front can kill the agent",
+    "launcher/elsewhere/front_socket.py": "a folder in /tmp, and workers on other hosts",
+    "reach/protocol.py": "/dev/null",
+    "spec/error_file.py": "files in memory",
+    "record/bad_nodes.py": "what a child does that is asked, and the start of a command",
+    "record/file_writer.py": "the process that writes files",
+    "record/folders.py": "the process that writes files",
+    "record/old_runs.py": "the process that writes files, and commands that look for runs",
+    "record/log.py": "the process that writes files, and ddplaunch logs",
+    "record/run_socket.py": "the process that writes files, and commands that look for runs",
+    "reach/slurm/srun.py": "/dev/null",
 }
 
 

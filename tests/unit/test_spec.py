@@ -1,6 +1,6 @@
 import pytest
 
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 
 PROGRAM = Program(kind=ProgramKind.SCRIPT, target="train.py")
 

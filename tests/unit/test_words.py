@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.words import count, duration, signal_name, size, these_ranks
+from ddplaunch.system.words import count, duration, signal_name, size, these_ranks
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,23 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
-from ddplaunch.agent.agent import Agent
-from ddplaunch.agent.context import AgentContext, WorkerSetup
-from ddplaunch.agent.job import AgentJob, JobInputs
-from ddplaunch.agent.pipes import FrontPipes, OutputQueue
-from ddplaunch.agent.starter import Starter, WorkerPipes
-from ddplaunch.cluster.by_flags import alone
-from ddplaunch.coordinator.local_link import coordinate_alone
-from ddplaunch.devices import Hardware
-from ddplaunch.devices.node import Node
-from ddplaunch.output.sinks import Output
-from ddplaunch.output.streams import Screen, Stream
+from ddplaunch.launcher.decide.node import Policy
+from ddplaunch.launcher.job.local_link import coordinate_alone
+from ddplaunch.launcher.node.agent import Agent
+from ddplaunch.launcher.node.context import AgentContext, WorkerSetup
+from ddplaunch.launcher.node.job import AgentJob, JobInputs
+from ddplaunch.launcher.node.starter import Starter, WorkerPipes
+from ddplaunch.launcher.output.sinks import Output
 from ddplaunch.plan import WorkerPlan
+from ddplaunch.plan.cluster.by_flags import alone
+from ddplaunch.plan.devices import Hardware
+from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import make_plan
-from ddplaunch.process.child import Child, End, RunningWorker, Usage
-from ddplaunch.report.error_file import ErrorFiles
-from ddplaunch.runlog.file_queue import FileQueue
-from ddplaunch.supervise.node import Policy
+from ddplaunch.reach.pipes import FrontPipes, OutputQueue
+from ddplaunch.record.file_queue import FileQueue
+from ddplaunch.spec.error_file import ErrorFiles
+from ddplaunch.system.console.streams import Screen, Stream
+from ddplaunch.system.process.child import Child, End, RunningWorker, Usage
 from tests.loops import FakeLoop
 from tests.unit.builders import spec
 

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from ddplaunch.agent import leftovers
-from ddplaunch.agent.signals import SignalSource
+from ddplaunch.launcher.node import leftovers
+from ddplaunch.launcher.node.signals import SignalSource
 from tests.unit.agent.bed import Bed, listen_to_the_front_alone
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 
-from ddplaunch.agent import events
-from ddplaunch.agent.pipes import MAY_STOP, STOPPED
-from ddplaunch.control.questions import Ask, AskStatus, Forget
-from ddplaunch.control.requests import Attach
-from ddplaunch.coordinator import orders
-from ddplaunch.errors import LaunchError
-from ddplaunch.output.streams import Stream
-from ddplaunch.supervise import node
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.job import orders
+from ddplaunch.launcher.node import events
+from ddplaunch.reach.pipes import MAY_STOP, STOPPED
+from ddplaunch.record.window.questions import Ask, AskStatus, Forget
+from ddplaunch.record.window.requests import Attach
+from ddplaunch.system.console.streams import Stream
+from ddplaunch.system.errors import LaunchError
 
 
 def test_a_job_ends_when_all_its_workers_have(make_bed):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, STDOUT, Backpressure, OutputQueue
+from ddplaunch.reach.pipes import FULL, READER_TIMEOUT, STDOUT, Backpressure, OutputQueue
 from tests.loops import FakeLoop
 
 

@@ -6,9 +6,9 @@ import os
 import resource
 import socket
 
-from ddplaunch.agent.clients import Client
-from ddplaunch.control import requests
-from ddplaunch.control.handshake import LIMIT, Decoder
+from ddplaunch.launcher.node.clients import Client
+from ddplaunch.reach.channel.handshake import LIMIT, Decoder
+from ddplaunch.record.window import requests
 from tests.loops import FakeLoop
 
 

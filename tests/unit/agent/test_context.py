@@ -6,8 +6,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from ddplaunch.agent.context import AgentContext
-from ddplaunch.process.clock import Clock
+from ddplaunch.launcher.node.context import AgentContext
+from ddplaunch.system.process.clock import Clock
 
 
 def test_the_time_before_a_line_is_right_after_a_pause():

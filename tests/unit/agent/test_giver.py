@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.notices import File
+from ddplaunch.launcher.node.notices import File
 
 OTHER = 54321
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")

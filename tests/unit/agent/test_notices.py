@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent import notices
-from ddplaunch.agent.notices import Command, File, Watched
+from ddplaunch.launcher.node import notices
+from ddplaunch.launcher.node.notices import Command, File, Watched
 
 ENV = {"PATH": os.environ["PATH"]}
 LONG_AGO, LATER = 1_000, time.time() + 1000.0

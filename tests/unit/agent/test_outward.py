@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from ddplaunch.agent.outward import Errands, Figures, MetricsFile, Notifier, render, run_command, write_whole
-from ddplaunch.runlog.events import Event
-from ddplaunch.supervise.outcome import Progress
+from ddplaunch.launcher.node.outward import Errands, Figures, MetricsFile, Notifier, render, run_command, write_whole
+from ddplaunch.record.events import Event
+from ddplaunch.spec.outcome import Progress
 from tests.loops import FakeLoop
 
 SAMPLE = re.compile(r'ddplaunch_[a-z_]+\{([a-z]+="([^"\\\n]|\\[\\"n])*",?)+\} (-?[0-9.]+(e[+-]?\d+)?|NaN|[+-]Inf)')

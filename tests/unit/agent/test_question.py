@@ -10,10 +10,10 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.agent.child import Question, Watch
-from ddplaunch.agent.pipes import ASKS, GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
-from ddplaunch.process import clock
-from ddplaunch.process.tree import Process
+from ddplaunch.launcher.node.child import Question, Watch
+from ddplaunch.reach.pipes import ASKS, GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
+from ddplaunch.system.process import clock
+from ddplaunch.system.process.tree import Process
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.pipes import FrontPipes, OutputQueue
-from ddplaunch.agent.shutdown import Shutdown
-from ddplaunch.agent.signals import SignalOrigin, SignalSource
-from ddplaunch.runlog.file_queue import PROGRESS, FileQueue
-from ddplaunch.supervise.node import Policy, State
+from ddplaunch.launcher.decide.node import Policy, State
+from ddplaunch.launcher.node.shutdown import Shutdown
+from ddplaunch.launcher.node.signals import SignalOrigin, SignalSource
+from ddplaunch.reach.pipes import FrontPipes, OutputQueue
+from ddplaunch.record.file_queue import PROGRESS, FileQueue
 from tests.loops import FakeLoop
 
 

@@ -6,8 +6,8 @@ from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch.agent.signals import COPY_WINDOW, SignalDeduplicator, SignalOrigin
-from ddplaunch.supervise.repeated_stop import REPEAT_WINDOW, SAME_REQUEST, Typed
+from ddplaunch.launcher.node.signals import COPY_WINDOW, SignalDeduplicator, SignalOrigin
+from ddplaunch.reach.repeated_stop import REPEAT_WINDOW, SAME_REQUEST, Typed
 
 STOPS = frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT})
 SOON = REPEAT_WINDOW / 2

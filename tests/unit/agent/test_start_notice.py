@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.generations import StartNotice
-from ddplaunch.output.bars import Bar, unpack
-from ddplaunch.output.display import Display
-from ddplaunch.output.sinks import Output
-from ddplaunch.output.streams import BOTH, ShownWorker, Stream
+from ddplaunch.launcher.node.generations import StartNotice
+from ddplaunch.launcher.output.bars import Bar, unpack
+from ddplaunch.launcher.output.display import Display
+from ddplaunch.launcher.output.sinks import Output
+from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
 from tests.loops import FakeLoop
 
 RANKS = (0, 1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import refusal
 from tests.unit.environments import captured, found
 

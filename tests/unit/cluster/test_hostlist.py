@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cluster.hostlist import Host, compress, counts, exclude, expand, include, parse_hostfile, parse_hosts
-from ddplaunch.errors import LaunchError
+from ddplaunch.plan.cluster.hostlist import (
+    Host,
+    compress,
+    counts,
+    exclude,
+    expand,
+    include,
+    parse_hostfile,
+    parse_hosts,
+)
+from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import refusal
 
 LISTS = [

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cluster.hostlist import Host
-from ddplaunch.cluster.listed import FAILED
-from ddplaunch.errors import LaunchError
+from ddplaunch.plan.cluster.hostlist import Host
+from ddplaunch.plan.cluster.listed import FAILED
+from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import refusal
 from tests.unit.environments import found
 

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cluster.by_flags import discover_local as discover
-from ddplaunch.cluster.endpoints import split_endpoint
-from ddplaunch.errors import LaunchError
-from ddplaunch.spec import JobSpec
+from ddplaunch.plan.cluster.by_flags import discover_local as discover
+from ddplaunch.plan.cluster.endpoints import split_endpoint
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import spec
 
 RESERVED = (None, "a free one is reserved at the start")

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cluster import Task
-from ddplaunch.errors import LaunchError
+from ddplaunch.plan.cluster import Task
+from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import refusal
 from tests.unit.environments import captured, found
 

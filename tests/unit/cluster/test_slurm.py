@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cluster import Allocation, Task, endpoints
-from ddplaunch.cluster.hostlist import Host
-from ddplaunch.cluster.slurm import without_step
-from ddplaunch.errors import LaunchError
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.plan.cluster import Allocation, Task, endpoints
+from ddplaunch.plan.cluster.hostlist import Host
+from ddplaunch.plan.cluster.slurm import without_step
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
+from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import refusal
 from tests.unit.environments import captured, found
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddplaunch.cluster.discover import discover
-from ddplaunch.errors import LaunchError
-from ddplaunch.options.resolve import job_spec
-from ddplaunch.spec import Given
+from ddplaunch.plan.cluster.discover import discover
+from ddplaunch.spec.job import Given
+from ddplaunch.spec.options.resolve import job_spec
+from ddplaunch.system.errors import LaunchError
 
 
 def nodes(*options: str) -> tuple[int, int]:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cluster import Rendezvous
+from ddplaunch.plan.cluster import Rendezvous
 from tests.unit.builders import refusal
 from tests.unit.environments import found
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control.handshake import LIMIT, LIMIT_UNAUTHENTICATED, SIGNATURE, Decoder, pack
-from ddplaunch.loop.stream import FrameError
+from ddplaunch.reach.channel.handshake import LIMIT, LIMIT_UNAUTHENTICATED, SIGNATURE, Decoder, pack
+from ddplaunch.system.loop.stream import FrameError
 
 
 def taken(decoder: Decoder, stream: bytes, size: int) -> list[bytes]:

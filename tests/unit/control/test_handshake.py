@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control.handshake import (
+from ddplaunch.reach.channel.handshake import (
     NOT_DDPLAUNCH,
     UNPROVEN,
     WRONG_KEY,
@@ -22,7 +22,7 @@ from ddplaunch.control.handshake import (
     Session,
     key,
 )
-from ddplaunch.loop.stream import FrameError
+from ddplaunch.system.loop.stream import FrameError
 
 KEY = key("a long secret", "job-1")
 

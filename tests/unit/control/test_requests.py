@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control import requests
-from ddplaunch.fields import Malformed
+from ddplaunch.record.window import requests
+from ddplaunch.system.fields import Malformed
 from tests.unit.hostile import altered, taken
 
 RUN = {

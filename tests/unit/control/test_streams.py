@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ddplaunch.control.streams import CHUNK, WINDOW, Chunk, Streams
-from ddplaunch.loop.loop import Loop
+from ddplaunch.reach.channel.streams import CHUNK, WINDOW, Chunk, Streams
+from ddplaunch.system.loop.loop import Loop
 
 
 class Pair(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ddplaunch.coordinator import messages
-from ddplaunch.supervise.electorate import Electorate, History, Vote
+from ddplaunch.launcher.decide.electorate import Electorate, History, Vote
+from ddplaunch.launcher.job import messages
 
 HISTORY = History(
     generation=0,

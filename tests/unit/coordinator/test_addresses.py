@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.control.handshake import Key
-from ddplaunch.control.peer import Peer
-from ddplaunch.coordinator.agents import Agents
-from ddplaunch.coordinator.connections import Connections, Terms
-from ddplaunch.coordinator.listen import _own_names
-from ddplaunch.supervise.job import SELF_ID
+from ddplaunch.launcher.decide.job import SELF_ID
+from ddplaunch.launcher.job.agents import Agents
+from ddplaunch.launcher.job.connections import Connections, Terms
+from ddplaunch.launcher.job.listen import _own_names
+from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.channel.peer import Peer
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import PlayedCoordinator
 from tests.unit.coordinator.test_incoming import HELLO

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.coordinator.ballots import Ballots, Seals, seal_of
-from ddplaunch.supervise.electorate import Vote
+from ddplaunch.launcher.decide.electorate import Vote
+from ddplaunch.launcher.job.ballots import Ballots, Seals, seal_of
 
 A, B, C = (Vote(1, rank) for rank in range(3))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.coordinator.connections import Heartbeat
+from ddplaunch.launcher.job.connections import Heartbeat
 
 
 def test_without_an_answer_the_clocks_are_taken_for_one() -> None:

@@ -8,17 +8,17 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.control.handshake import Key
-from ddplaunch.coordinator.agents import member_of
-from ddplaunch.coordinator.connections import Terms
-from ddplaunch.coordinator.incoming import Incoming
-from ddplaunch.coordinator.messages import Anew, Hello, NodeFacts, Ping, Running, encode, for_agent
-from ddplaunch.coordinator.orders import JobEnd, NodeEnd
-from ddplaunch.supervise import job
-from ddplaunch.supervise.electorate import Electorate, Vote
-from ddplaunch.supervise.job.state import Members
-from ddplaunch.supervise.node import ReportStopping
-from ddplaunch.supervise.outcome import Traces, Why
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.electorate import Electorate, Vote
+from ddplaunch.launcher.decide.job.state import Members
+from ddplaunch.launcher.decide.node import ReportStopping
+from ddplaunch.launcher.job.agents import member_of
+from ddplaunch.launcher.job.connections import Terms
+from ddplaunch.launcher.job.incoming import Incoming
+from ddplaunch.launcher.job.messages import Anew, Hello, NodeFacts, Ping, Running, encode, for_agent
+from ddplaunch.launcher.job.orders import JobEnd, NodeEnd
+from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.spec.outcome import Traces, Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import PlayedCoordinator
 

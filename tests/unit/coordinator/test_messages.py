@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch import fields
-from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import Generation, NodeEnd
-from ddplaunch.fields import Malformed
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.orders import Generation, NodeEnd
 from ddplaunch.plan.ranks import ranks_of_all
+from ddplaunch.system import fields
+from ddplaunch.system.fields import Malformed
 from tests.unit.hostile import altered, taken
 
 EXIT = [

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.control.handshake import LIMIT
-from ddplaunch.coordinator.messages import encode, fitted, for_coordinator, on_our_clock
-from ddplaunch.coordinator.orders import NodeEnd
-from ddplaunch.supervise.outcome import Frame, Traces, WorkerError, WorkerExit
+from ddplaunch.launcher.job.messages import encode, fitted, for_coordinator, on_our_clock
+from ddplaunch.launcher.job.orders import NodeEnd
+from ddplaunch.reach.channel.handshake import LIMIT
+from ddplaunch.spec.outcome import Frame, Traces, WorkerError, WorkerExit
 
 END = WorkerExit(
     rank=3,

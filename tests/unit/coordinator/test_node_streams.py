@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ddplaunch.control.streams import Chunk
-from ddplaunch.coordinator.questions import NodeStreams
-from ddplaunch.loop.loop import Loop
+from ddplaunch.launcher.job.questions import NodeStreams
+from ddplaunch.reach.channel.streams import Chunk
+from ddplaunch.system.loop.loop import Loop
 
 Sent = list[tuple[Sequence[int], object]]
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddplaunch.control.questions import Answer, Answered, Ask, AskStatus, Forget, NoAnswer, NodeStatus
-from ddplaunch.coordinator.questions import Asker, Questions
-from ddplaunch.supervise.job import Member
+from ddplaunch.launcher.decide.job import Member
+from ddplaunch.launcher.job.questions import Asker, Questions
+from ddplaunch.record.window.questions import Answer, Answered, Ask, AskStatus, Forget, NoAnswer, NodeStatus
 from tests.loops import FakeLoop
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.orders import OrderToAll
+    from ddplaunch.launcher.job.orders import OrderToAll
 
 MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=1, requested_rank=None) for id in range(3)}
 FINE = NodeStatus(())

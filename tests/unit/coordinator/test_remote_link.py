@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.control.handshake import Key
-from ddplaunch.control.peer import CLOSED
-from ddplaunch.coordinator.orders import LookingForCoordinator
-from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, RemoteLink
+from ddplaunch.launcher.job.orders import LookingForCoordinator
+from ddplaunch.launcher.job.remote_link import CONNECTION_REFUSED, RemoteLink
+from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.channel.peer import CLOSED
 from tests.loops import FakeLoop
 
 TOKEN = "wrong token, or another job"

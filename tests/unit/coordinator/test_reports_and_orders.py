@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.control.questions import (
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.orders import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport, Warned
+from ddplaunch.plan import AgentRun, Agreed
+from ddplaunch.reach.channel.streams import Chunk
+from ddplaunch.record.window.questions import (
     Answered,
     Ask,
     AskStatus,
@@ -20,13 +25,8 @@ from ddplaunch.control.questions import (
     StacksAtEnd,
     WorkerStatus,
 )
-from ddplaunch.control.streams import Chunk
-from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport, Warned
-from ddplaunch.fields import Malformed
-from ddplaunch.plan import AgentRun, Agreed
-from ddplaunch.supervise import node
-from ddplaunch.supervise.outcome import StartFailure, Traces, Why, WorkerExit
+from ddplaunch.spec.outcome import StartFailure, Traces, Why, WorkerExit
+from ddplaunch.system.fields import Malformed
 
 NOW = 7.5
 END = WorkerExit(

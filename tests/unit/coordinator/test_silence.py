@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddplaunch.coordinator.silence import LEAST, Silence
+from ddplaunch.reach.silence import LEAST, Silence
 
 MOST = 10.0
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.control.questions import Answered, AskArrivals, NoAnswer, NodeArrivals
-from ddplaunch.coordinator.messages import encode, for_coordinator
-from ddplaunch.coordinator.questions import Asker
-from ddplaunch.coordinator.straggler_check import StragglerCheck
-from ddplaunch.inspect.arrivals import received_arrivals, sent_arrivals
-from ddplaunch.inspect.stragglers import Arrivals
-from ddplaunch.supervise.job import Member
+from ddplaunch.launcher.decide.job import Member
+from ddplaunch.launcher.job.messages import encode, for_coordinator
+from ddplaunch.launcher.job.questions import Asker
+from ddplaunch.launcher.job.straggler_check import StragglerCheck
+from ddplaunch.launcher.look.arrivals import received_arrivals, sent_arrivals
+from ddplaunch.launcher.look.stragglers import Arrivals
+from ddplaunch.record.window.questions import Answered, AskArrivals, NoAnswer, NodeArrivals
 from tests.loops import FakeLoop
 from tests.unit.builders import arrivals
 
@@ -179,7 +179,9 @@ def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
     bed = Bed()
     bed.begin(0.0)
     bed.expire(30.0)
-    monkeypatch.setitem(sys.modules, "ddplaunch.inspect.arrivals", None)  # its import fails, as that of a removed file
+    monkeypatch.setitem(
+        sys.modules, "ddplaunch.launcher.look.arrivals", None
+    )  # its import fails, as that of a removed file
     bed.answer({3: 20 * MS})
     assert bed.check.straggler is None
     assert bed.warned == []  # nothing was raised in the child, and so again in the loop

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.control.handshake import Key
-from ddplaunch.control.peer import CLOSED, RESET
-from ddplaunch.coordinator import listen, messages
-from ddplaunch.coordinator.messages import Candidate, Deserted, Ended, GivenUp, HandedOver, Ping, Succession
-from ddplaunch.coordinator.orders import Generation
-from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED
-from ddplaunch.coordinator.silence import seconds_to_look
-from ddplaunch.coordinator.succession_link import SuccessionLink
-from ddplaunch.supervise import node
-from ddplaunch.supervise.electorate import Electorate, Vote
-from ddplaunch.supervise.job.succession import AT_ONCE
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.decide.electorate import Electorate, Vote
+from ddplaunch.launcher.decide.job.succession import AT_ONCE
+from ddplaunch.launcher.job import listen, messages
+from ddplaunch.launcher.job.messages import Candidate, Deserted, Ended, GivenUp, HandedOver, Ping, Succession
+from ddplaunch.launcher.job.orders import Generation
+from ddplaunch.launcher.job.remote_link import CONNECTION_REFUSED
+from ddplaunch.launcher.job.succession_link import SuccessionLink
+from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.channel.peer import CLOSED, RESET
+from ddplaunch.reach.silence import seconds_to_look
+from ddplaunch.spec.outcome import Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import HISTORY
 from tests.unit.coordinator.test_incoming import HELLO

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.coordinator.messages import Anew, GoesOn, Hello, NodeFacts, OrderSequence, Ping, Watch
-from ddplaunch.coordinator.orders import Forward, Generation
-from ddplaunch.fields import Malformed
+from ddplaunch.launcher.decide.node import KillOrdered, StopOrdered
+from ddplaunch.launcher.job.messages import Anew, GoesOn, Hello, NodeFacts, OrderSequence, Ping, Watch
+from ddplaunch.launcher.job.orders import Forward, Generation
 from ddplaunch.plan import AgentRun, Agreed
-from ddplaunch.supervise.node import KillOrdered, StopOrdered
+from ddplaunch.system.fields import Malformed
 
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
 HELLO = Hello(1, "here", 2, "gloo", "", "there", FACTS)

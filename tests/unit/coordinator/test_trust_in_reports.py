@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.control.questions import (
+from ddplaunch.launcher.job.messages import why_refused
+from ddplaunch.record.window.questions import (
     MAX_ENTRIES,
     Answer,
     NoAnswer,
@@ -15,7 +16,6 @@ from ddplaunch.control.questions import (
     SentProcess,
     WorkerStatus,
 )
-from ddplaunch.coordinator.messages import why_refused
 
 OWN, WORKERS, WORLD = range(2, 4), 2, 8
 NOT_OWN = "speaks of workers that are not its own"

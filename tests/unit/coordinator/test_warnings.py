@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddplaunch.coordinator.orders import Warned
-from ddplaunch.coordinator.warnings import GATHERED, MOST, Warnings
-from ddplaunch.supervise.job import Member
+from ddplaunch.launcher.decide.job import Member
+from ddplaunch.launcher.job.orders import Warned
+from ddplaunch.launcher.job.warnings import GATHERED, MOST, Warnings
 from tests.loops import FakeLoop
 
 MEMBERS = [Member(id=id, host=f"node{id}", workers=1, requested_rank=None, node_rank=id) for id in range(40)]

@@ -11,19 +11,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.control import requests
-from ddplaunch.control.handshake import LIMIT
-from ddplaunch.control.questions import Answer, Answered, NoAnswer, StacksAtEnd
-from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.orders import NodeEnd, SentReport
-from ddplaunch.fields import Malformed
-from ddplaunch.inspect import Call, Group, Sample, Thread
-from ddplaunch.inspect.answers import sent, stacks_at_end
-from ddplaunch.inspect.arrivals import arrivals, sent_arrivals
-from ddplaunch.inspect.recorder import parse, parse_members
-from ddplaunch.report import error_file
-from ddplaunch.report.dump import parse_dump
-from ddplaunch.supervise.outcome import Frame, Traces, WorkerExit
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.orders import NodeEnd, SentReport
+from ddplaunch.launcher.look.answers import sent, stacks_at_end
+from ddplaunch.launcher.look.arrivals import arrivals, sent_arrivals
+from ddplaunch.reach.channel.handshake import LIMIT
+from ddplaunch.record.seen import Call, Group, Sample, Thread
+from ddplaunch.record.seen.dump import parse_dump
+from ddplaunch.record.seen.recorder import parse, parse_members
+from ddplaunch.record.window import requests
+from ddplaunch.record.window.questions import Answer, Answered, NoAnswer, StacksAtEnd
+from ddplaunch.spec import error_file
+from ddplaunch.spec.outcome import Frame, Traces, WorkerExit
+from ddplaunch.system.fields import Malformed
 
 TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 END = WorkerExit(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices.sysfs import OomKills, oom_kills
+from ddplaunch.plan.devices.sysfs import OomKills, oom_kills
 
 V1 = "32 30 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 V1_OF_CONTAINER = V1.replace("0:30 / ", "0:30 /docker/abc ")

@@ -1,8 +1,8 @@
 import pytest
 
-from ddplaunch.devices import Device, Hardware
-from ddplaunch.devices.choose import choose
-from ddplaunch.errors import LaunchError
+from ddplaunch.plan.devices import Device, Hardware
+from ddplaunch.plan.devices.choose import choose
+from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import refusal
 
 FOUR = Hardware(

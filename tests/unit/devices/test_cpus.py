@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices import Core, Hardware
-from ddplaunch.devices.sysfs import cores, cpu_quota
+from ddplaunch.plan.devices import Core, Hardware
+from ddplaunch.plan.devices.sysfs import cores, cpu_quota
 
 V1_CPU = "31 30 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
 V1_MEMORY = "32 30 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices.interpreter import chosen
-from ddplaunch.options.resolve import received
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.plan.devices.interpreter import chosen
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
+from ddplaunch.spec.options.resolve import received
 
 
 def environment(folder: Path, name: str, *, torch: bool, receipt: str = "") -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices import Device, Hardware
+from ddplaunch.plan.devices import Device, Hardware
 from tests.forks import BOOTSTRAP, Forks
 
 REPOSITORY = Path(__file__).parents[3]
@@ -34,7 +34,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    forks = Forks("ddplaunch.devices.node", "ddplaunch.devices.nvidia")
+    forks = Forks("ddplaunch.plan.devices.node", "ddplaunch.plan.devices.nvidia")
     yield forks
     forks.close()
 

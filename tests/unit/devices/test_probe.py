@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices import Hardware
-from ddplaunch.devices.node import probe
-from ddplaunch.devices.nvidia import in_proc
+from ddplaunch.plan.devices import Hardware
+from ddplaunch.plan.devices.node import probe
+from ddplaunch.plan.devices.nvidia import in_proc
 
 SLURM = {"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1", "ZE_AFFINITY_MASK": "0,1"}
 

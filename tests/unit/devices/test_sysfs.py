@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.devices.sysfs import cpulist, names, read, read_cpulist
+from ddplaunch.plan.devices.sysfs import cpulist, names, read, read_cpulist
 
 
 def ranges(cpus: set[int]) -> str:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices.interpreter import TorchBuild, find_torch
+from ddplaunch.plan.devices.interpreter import TorchBuild, find_torch
 
 VERSION = """from typing import Optional
 

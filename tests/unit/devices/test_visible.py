@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.devices.choose import listed
+from ddplaunch.plan.devices.choose import listed
 
 NAMES = [("GPU-8932f937",), ("GPU-8932aaaa",), ("GPU-12345678",), ("MIG-55555555", "MIG-GPU-12345678/1/0")]
 

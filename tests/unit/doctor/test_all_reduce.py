@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddplaunch.doctor.all_reduce import judge, parse
-from ddplaunch.process.command import Ended
+from ddplaunch.system.process.command import Ended
+from ddplaunch.tools.doctor.all_reduce import judge, parse
 
 IMPORTED = '{"at": "imported", "seconds": 2.0, "torch": "2.13.0"}\n'
 JOINED = f'a library prints\n{IMPORTED}{{"at": "joined", "seconds": 2.1}}\n'

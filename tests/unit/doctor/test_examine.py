@@ -6,9 +6,9 @@ import time
 import msgspec
 import pytest
 
-from ddplaunch.doctor import Check, Finding, Report, Subject, Verdict, checks, show
-from ddplaunch.doctor.examine import chosen, examine, presentable
-from ddplaunch.report.console import Look, written
+from ddplaunch.system.console.tables import Look, written
+from ddplaunch.tools.doctor import Check, Finding, Report, Subject, Verdict, checks, show
+from ddplaunch.tools.doctor.examine import chosen, examine, presentable
 from tests.unit.builders import refusal
 
 HERE = Subject(env={"HOME": "/home/ada"}, python="/home/ada/env/bin/python")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.devices.sysfs import Mount
-from ddplaunch.doctor import Subject
-from ddplaunch.doctor.files import Place, judge, kind_of, read_place
+from ddplaunch.plan.devices.sysfs import Mount
+from ddplaunch.tools.doctor import Subject
+from ddplaunch.tools.doctor.files import Place, judge, kind_of, read_place
 
 GIB = 1 << 30
 PLACE = Place(name="your home", path="/home/ada", kind="nfs4", free=9 * GIB, size=99 * GIB, write=2e8, sync=0.01)

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.devices import Device, Hardware
-from ddplaunch.devices.gpu_health import Health, Holder, Machine, Pair
-from ddplaunch.devices.interpreter import TorchBuild
-from ddplaunch.doctor.gpus import Gpus, User, judge
+from ddplaunch.plan.devices import Device, Hardware
+from ddplaunch.plan.devices.gpu_health import Health, Holder, Machine, Pair
+from ddplaunch.plan.devices.interpreter import TorchBuild
+from ddplaunch.tools.doctor.gpus import Gpus, User, judge
 
 GIB = 1 << 30
 DEVICES = tuple(Device(kind="cuda", index=at, token=str(at), uuid=f"GPU-{at}", name="H200") for at in range(2))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.doctor import Subject, Verdict
-from ddplaunch.doctor.interpreter import Asked, Interpreter, Package, judge, parse, read, release, satisfies
-from ddplaunch.process.command import Ended
+from ddplaunch.system.process.command import Ended
+from ddplaunch.tools.doctor import Subject, Verdict
+from ddplaunch.tools.doctor.interpreter import Asked, Interpreter, Package, judge, parse, read, release, satisfies
 
 TORCH = Package(version="2.13.0+cpu", path="/env/lib/python3.11/site-packages")
 PYTHON = Interpreter(version="3.11.7", prefix="/env", packages={"torch": TORCH})

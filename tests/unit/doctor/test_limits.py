@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.devices.sysfs import GroupLimit, group_limit
-from ddplaunch.doctor import Subject, Verdict
-from ddplaunch.doctor.limits import Groups, Ulimits, judge_groups, judge_ulimits, read_groups, read_ulimits
+from ddplaunch.plan.devices.sysfs import GroupLimit, group_limit
+from ddplaunch.tools.doctor import Subject, Verdict
+from ddplaunch.tools.doctor.limits import Groups, Ulimits, judge_groups, judge_ulimits, read_groups, read_ulimits
 
 GIB = 1 << 30
 ENDLESS = (-1, -1)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.doctor import Subject, Verdict
-from ddplaunch.doctor.network import (
+from ddplaunch.tools.doctor import Subject, Verdict
+from ddplaunch.tools.doctor.network import (
     Clock,
     Interfaces,
     Name,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.doctor import shared_memory
-from ddplaunch.doctor.shared_memory import Segment, SharedMemory, judge
+from ddplaunch.tools.doctor import shared_memory
+from ddplaunch.tools.doctor.shared_memory import Segment, SharedMemory, judge
 
 GIB, MIB = 1 << 30, 1 << 20
 SHM = SharedMemory(size=24 * GIB, free=20 * GIB)

@@ -1,8 +1,8 @@
 """What is said of Slurm, from what scontrol shows."""
 
-from ddplaunch.doctor import Subject, Verdict
-from ddplaunch.doctor.slurm import Cluster, judge, read
-from ddplaunch.slurm.scontrol import parse_config
+from ddplaunch.reach.slurm.scontrol import parse_config
+from ddplaunch.tools.doctor import Subject, Verdict
+from ddplaunch.tools.doctor.slurm import Cluster, judge, read
 
 # cut from Slurm 22.05's `scontrol show config`
 CONFIG = """\

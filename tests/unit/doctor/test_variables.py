@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddplaunch.doctor.variables import Surroundings, judge
+from ddplaunch.tools.doctor.variables import Surroundings, judge
 
 
 def found(has_accelerators: bool = False, **env: str) -> list[tuple[str, str]]:

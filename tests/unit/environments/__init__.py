@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cluster import Allocation
-from ddplaunch.cluster.discover import discover
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster.discover import discover
 from tests.unit.builders import spec
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddplaunch.inspect.at_exit import at_exit
-from ddplaunch.report.dump import parse_dump
+from ddplaunch.record.seen.at_exit import at_exit
+from ddplaunch.record.seen.dump import parse_dump
 
 CWD = "/home/me"
 LIBRARY = "/usr/lib/python3.11"

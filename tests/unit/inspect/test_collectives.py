@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.inspect import Call, Group, Sample, Thread
-from ddplaunch.inspect.collectives import explain
-from ddplaunch.inspect.recorder import parse, parse_members
-from ddplaunch.supervise.outcome import Frame
+from ddplaunch.record.seen import Call, Group, Sample, Thread
+from ddplaunch.record.seen.collectives import explain
+from ddplaunch.record.seen.recorder import parse, parse_members
+from ddplaunch.spec.outcome import Frame
 
 RECORDED = Path(__file__).parent / "recorded"
 MEMBERS = {"0": (0, 1, 2), "1": (0, 1), "2": (1, 2)}

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.inspect import NOT_BEGUN, Call, Group, Sample, Thread
-from ddplaunch.inspect.collectives import describe, describe_end
-from ddplaunch.inspect.merge import is_waiting
-from ddplaunch.supervise.outcome import Frame
+from ddplaunch.record.seen import NOT_BEGUN, Call, Group, Sample, Thread
+from ddplaunch.record.seen.collectives import describe, describe_end
+from ddplaunch.record.seen.merge import is_waiting
+from ddplaunch.spec.outcome import Frame
 
 C10D = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 OWN = Frame(file="/home/me/train.py", line=88, function="step")

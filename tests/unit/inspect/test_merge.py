@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ddplaunch.inspect import Sample, Thread
-from ddplaunch.inspect import merge as merging
-from ddplaunch.inspect.merge import merge, where
-from ddplaunch.supervise.outcome import Frame
+from ddplaunch.record.seen import Sample, Thread
+from ddplaunch.record.seen import merge as merging
+from ddplaunch.record.seen.merge import merge, where
+from ddplaunch.spec.outcome import Frame
 
 SITE = "/venv/lib/python3.11/site-packages/torch"
 CWD = "/home/me"

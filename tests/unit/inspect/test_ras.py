@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.inspect.answers import received, sent
-from ddplaunch.inspect.collectives import describe
-from ddplaunch.inspect.recorder import ask_ras
-from ddplaunch.inspect.take import Target, take
+from ddplaunch.launcher.look.answers import received, sent
+from ddplaunch.launcher.look.recorder import ask_ras
+from ddplaunch.launcher.look.take import Target, take
+from ddplaunch.record.seen.collectives import describe
 
 SERVER = """
 import os, socket, sys

@@ -2,12 +2,12 @@
 
 import pytest
 
-from ddplaunch.inspect import Call, Group, Sample, Thread
-from ddplaunch.inspect.collectives import describe
-from ddplaunch.inspect.reasons import last_error, reasons
-from ddplaunch.report.closing import Whereabouts, render_hang
-from ddplaunch.supervise.job import State
-from ddplaunch.supervise.outcome import Frame
+from ddplaunch.launcher.decide.job import State
+from ddplaunch.launcher.tell.closing import render_hang
+from ddplaunch.record.seen import Call, Group, Sample, Thread
+from ddplaunch.record.seen.collectives import Whereabouts, describe
+from ddplaunch.record.seen.reasons import last_error, reasons
+from ddplaunch.spec.outcome import Frame
 from tests.unit.supervise.job_histories import THREE
 
 OF_A_THREAD = """\

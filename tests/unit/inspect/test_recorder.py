@@ -7,8 +7,9 @@ import tracemalloc
 
 import pytest
 
-from ddplaunch.inspect import Group
-from ddplaunch.inspect.recorder import ask, parse_members
+from ddplaunch.launcher.look.recorder import ask
+from ddplaunch.record.seen import Group
+from ddplaunch.record.seen.recorder import parse_members
 
 
 def entry(name: str, number: int) -> dict[str, object]:

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from ddplaunch.devices import Device
-from ddplaunch.inspect import sampler
-from ddplaunch.inspect.sampler import GpuUse, Sampler
+from ddplaunch.launcher.look import sampler
+from ddplaunch.launcher.look.sampler import GpuUse, Sampler
 from ddplaunch.plan import WorkerPlan
-from ddplaunch.process.child import RunningWorker
-from ddplaunch.supervise.outcome import Progress
+from ddplaunch.plan.devices import Device
+from ddplaunch.spec.outcome import Progress
+from ddplaunch.system.process.child import RunningWorker
 from tests.loops import FakeLoop
 
 GIB = 1 << 30

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.inspect.arrivals import arrivals, step
-from ddplaunch.inspect.stragglers import Clock, History, Straggler, compare
+from ddplaunch.launcher.look.arrivals import arrivals, step
+from ddplaunch.launcher.look.stragglers import Clock, History, Straggler, compare
 
 MS = 1_000_000  # nanoseconds
 NOON = 1_800_000_000 * 1000 * MS  # some time of day

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddplaunch.inspect import Call, Group, Sample
-from ddplaunch.inspect.stragglers import Clock
-from ddplaunch.inspect.timings import of_arrivals, of_samples
+from ddplaunch.launcher.look.stragglers import Clock
+from ddplaunch.launcher.look.timings import of_arrivals, of_samples
+from ddplaunch.record.seen import Call, Group, Sample
 from tests.unit.builders import arrivals
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddplaunch.launcher.dispatch import within_outer_grace
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.launcher.start.dispatch import within_outer_grace
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 
 KILL_WAIT = 30.0  # seconds; the default of both
 SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import node
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.launcher.start import node
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
+from ddplaunch.system.errors import LaunchError
 
 PROGRAM = Program(kind=ProgramKind.SCRIPT, target="train.py")
 

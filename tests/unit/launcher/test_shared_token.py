@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launcher import shared_token
-from ddplaunch.launcher.shared_token import file_system
+from ddplaunch.launcher.start import shared_token
+from ddplaunch.launcher.start.shared_token import file_system
 
 MOUNTS = r"""
 22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw

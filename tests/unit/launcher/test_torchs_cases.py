@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import pytest
 
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.cluster import Allocation
-from ddplaunch.cluster.discover import discover
-from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Plan
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.plan.make import make_plan
-from ddplaunch.runlog.folders import run_id_of
-from ddplaunch.spec import JobSpec, StreamChoice, Streams
+from ddplaunch.record.folders import run_id_of
+from ddplaunch.spec.job import JobSpec, StreamChoice, Streams
+from ddplaunch.system.errors import LaunchError
 from tests.unit.plan.test_make import node
 
 SHIM = {"PET_NPROC_PER_NODE": "1"}  # as torchrun's default

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from ddplaunch.loop.stream import SendBuffer
+from ddplaunch.system.loop.stream import SendBuffer
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from ddplaunch.loop.loop import WRITE
+from ddplaunch.system.loop.loop import WRITE
 from tests.loops import FakeLoop
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.errors import LaunchError
-from ddplaunch.spec import JobSpec, StreamChoice, Streams
+from ddplaunch.spec.job import JobSpec, StreamChoice, Streams
+from ddplaunch.system.errors import LaunchError
 
 
 def spec(folder: Path, *words: str) -> JobSpec:

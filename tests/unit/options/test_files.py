@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.options import files
+from ddplaunch.spec.options import files
 
 
 def read(path: object) -> str:

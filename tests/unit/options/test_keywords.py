@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.functions import request
-from ddplaunch.options.sources import from_keywords
-from ddplaunch.spec import Fault, Given, StreamChoice, Streams
+from ddplaunch.spec import call as request
+from ddplaunch.spec.job import Fault, Given, StreamChoice, Streams
+from ddplaunch.spec.options.sources import from_keywords
+from ddplaunch.system.errors import LaunchError
 
 
 def spec(**keywords):

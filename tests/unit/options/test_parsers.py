@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.options import parsers
-from ddplaunch.options.resolve import variables_of_file
-from ddplaunch.options.table import OPTIONS
-from ddplaunch.spec import Fault, JobSpec, StreamChoice, Streams, default
+from ddplaunch.spec.job import Fault, JobSpec, StreamChoice, Streams, default
+from ddplaunch.spec.options import parsers
+from ddplaunch.spec.options.resolve import variables_of_file
+from ddplaunch.spec.options.table import OPTIONS
 
 RIGHT = [
     (parsers.nproc_per_node, "4", 4),

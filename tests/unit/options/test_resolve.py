@@ -10,9 +10,9 @@ from signal import Signals
 import pytest
 
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.errors import LaunchError
-from ddplaunch.options.table import OPTIONS, Option
-from ddplaunch.spec import Fault, JobSpec, Program, ProgramKind, StreamChoice, Streams
+from ddplaunch.spec.job import Fault, JobSpec, Program, ProgramKind, StreamChoice, Streams
+from ddplaunch.spec.options.table import OPTIONS, Option
+from ddplaunch.system.errors import LaunchError
 
 
 def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:

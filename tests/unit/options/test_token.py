@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.errors import LaunchError
-from ddplaunch.options import token
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.options import token
+from ddplaunch.system.errors import LaunchError
 
 
 def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddplaunch.output.area import StatusArea, cut, render
-from ddplaunch.output.bars import OPEN, Bar
+from ddplaunch.launcher.output.area import StatusArea, cut, render
+from ddplaunch.launcher.output.bars import OPEN, Bar
 from tests.emulator import Emulator
 
 SIZE = terminal_size((80, 24))

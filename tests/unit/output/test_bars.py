@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.output import bars
-from ddplaunch.output.bars import Bar, BarFeed, condense, pack, unpack
-from ddplaunch.words import compress
+from ddplaunch.launcher.output import bars
+from ddplaunch.launcher.output.bars import Bar, BarFeed, condense, pack, unpack
+from ddplaunch.system.words import compress
 
 
 def shown(*texts: str) -> list[tuple[str, str]]:

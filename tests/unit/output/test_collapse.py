@@ -6,8 +6,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.output.collapse import MAX_HELD, WAIT, Collapse, Group
-from ddplaunch.output.streams import Stream
+from ddplaunch.launcher.output.collapse import MAX_HELD, WAIT, Collapse, Group
+from ddplaunch.system.console.streams import Stream
 
 OUT, ERR = Stream.OUT, Stream.ERR
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddplaunch.output.lines import Lines
+from ddplaunch.system.console.lines import Lines
 
 SINGLE = (
     "\r  0%|    | 0/2 [00:00<?, ?it/s]\r 50%|██  | 1/2 [00:00<00:00, 9.1it/s]\r100%|████| 2/2 [00:00<00:00, 9.3it/s]\n"

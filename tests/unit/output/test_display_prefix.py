@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.output.display import Display
-from ddplaunch.output.streams import (
+from ddplaunch.launcher.output.display import Display
+from ddplaunch.system.console.streams import (
     BOTH,
     RESET,
     STYLES,

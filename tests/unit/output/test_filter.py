@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.output import sinks
-from ddplaunch.output.sinks import LineFilter
+from ddplaunch.launcher.output import sinks
+from ddplaunch.launcher.output.sinks import LineFilter
 
 
 def filtered(needles: list[str], data: bytes, size: int) -> bytes:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddplaunch.output.bars import FinishedBars, is_complete, said
-from ddplaunch.output.display import Display
-from ddplaunch.output.streams import ShownWorker, Stream
+from ddplaunch.launcher.output.bars import FinishedBars, is_complete, said
+from ddplaunch.launcher.output.display import Display
+from ddplaunch.system.console.streams import ShownWorker, Stream
 
 OUT, ERR = Stream.OUT, Stream.ERR
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.output.display import Display
-from ddplaunch.output.sinks import Output
-from ddplaunch.output.streams import ShownWorker, Stream
+from ddplaunch.launcher.output.display import Display
+from ddplaunch.launcher.output.sinks import Output
+from ddplaunch.system.console.streams import ShownWorker, Stream
 
 
 @pytest.mark.parametrize(

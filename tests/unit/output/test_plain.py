@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.output.sinks import PlainText
+from ddplaunch.launcher.output.sinks import PlainText
 
 
 def kept(written: bytes, size: int) -> bytes:

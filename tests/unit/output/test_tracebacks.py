@@ -4,9 +4,9 @@ from math import inf
 
 import pytest
 
-from ddplaunch.output.display import Display
-from ddplaunch.output.streams import BOTH, Chunks, ShownWorker, Stream
-from ddplaunch.output.tracebacks import LONGEST, SETTLE, Tracebacks
+from ddplaunch.launcher.output.display import Display
+from ddplaunch.launcher.output.tracebacks import LONGEST, SETTLE, Tracebacks
+from ddplaunch.system.console.streams import BOTH, Chunks, ShownWorker, Stream
 
 INTERRUPTED = b"""\
 Traceback (most recent call last):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.page.collectives import Collective, collectives, waits
-from ddplaunch.page.page import page
-from ddplaunch.page.record import read
-from ddplaunch.page.trace import trace
+from ddplaunch.tools.page.collectives import Collective, collectives, waits
+from ddplaunch.tools.page.page import page
+from ddplaunch.tools.page.record import read
+from ddplaunch.tools.page.trace import trace
 from tests.recorded import BEGAN, called, restarted
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.page.record import Run, read
-from ddplaunch.page.samples import Curve
+from ddplaunch.tools.page.record import Run, read
+from ddplaunch.tools.page.samples import Curve
 from tests.recorded import BEGAN, restarted, sampled
 
 

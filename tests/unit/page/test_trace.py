@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.page.record import read
-from ddplaunch.page.trace import trace
+from ddplaunch.tools.page.record import read
+from ddplaunch.tools.page.trace import trace
 from tests.recorded import called, ended, event, exited, generation, recorded, restarted, sampled, started, worker
 
 # "Trace Event Format": the fields of a complete event, an instant event and a metadata event, and the names of the latter

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cluster.by_flags import alone
-from ddplaunch.devices import Device, Hardware
-from ddplaunch.devices.node import Node
-from ddplaunch.errors import LaunchError
 from ddplaunch.plan.assign import Owned, own, simulated
+from ddplaunch.plan.cluster.by_flags import alone
+from ddplaunch.plan.devices import Device, Hardware
+from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.ranks import count_workers
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import spec
 
 

@@ -1,9 +1,9 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.devices import Device
-from ddplaunch.devices.interpreter import TorchBuild
 from ddplaunch.plan.assign import cannot_use, choose_backend
+from ddplaunch.plan.devices import Device
+from ddplaunch.plan.devices.interpreter import TorchBuild
 
 CUDA = TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)
 CPU = TorchBuild(version="2.13.0+cpu", cuda=None, hip=None, xpu=None, nccl=False)

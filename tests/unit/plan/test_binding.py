@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.devices import Core, Device
-from ddplaunch.errors import LaunchError
 from ddplaunch.plan.binding import TORCHRUN_MODES, Binding, bind
+from ddplaunch.plan.devices import Core, Device
+from ddplaunch.system.errors import LaunchError
 
 Job = tuple[list[Core], list[Device], list[tuple[Device, ...]]]  # cores, all devices, those of each worker
 

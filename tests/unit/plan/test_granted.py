@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.cluster import Allocation
-from ddplaunch.devices import Device
-from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Plan
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.devices import Device
 from ddplaunch.plan.make import make_plan
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
+from ddplaunch.system.errors import LaunchError
 from tests.unit.plan.test_make import CPU, CUDA, HERE, node, spec
 
 GRANTED = "CUDA_VISIBLE_DEVICES=0,1"

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.cluster import Allocation, Endpoint, Task
-from ddplaunch.devices import Core, Device, Hardware
-from ddplaunch.devices.interpreter import TorchBuild
-from ddplaunch.devices.node import Node
-from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, PlannedAgent, agent_runs
+from ddplaunch.plan.cluster import Allocation, Endpoint, Task
+from ddplaunch.plan.devices import Core, Device, Hardware
+from ddplaunch.plan.devices.interpreter import TorchBuild
+from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import make_plan
-from ddplaunch.spec import JobSpec, Program, ProgramKind, StreamChoice, Streams
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind, StreamChoice, Streams
+from ddplaunch.system.errors import LaunchError
 from tests.unit import builders
 
 CUDA = TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)

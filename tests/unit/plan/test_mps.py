@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.devices import Device
-from ddplaunch.errors import LaunchError
 from ddplaunch.plan.assign import MPS_SHARE, check_mps, mps_shares
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.plan.devices import Device
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
+from ddplaunch.system.errors import LaunchError
 
 GPUS = [Device(kind="cuda", index=n, token=str(n)) for n in range(3)]
 SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="a.py"), mps=True, origins={"mps": "DDPLAUNCH_MPS"})

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.devices import Device, Hardware
 from ddplaunch.plan.assign import Owned, bind_device, choose_pin, pin_notes
-from ddplaunch.spec import JobSpec, ProgramKind
+from ddplaunch.plan.devices import Device, Hardware
+from ddplaunch.spec.job import JobSpec, ProgramKind
 from tests.unit.builders import refusal, spec
 
 NONE: Owned = ((), ())

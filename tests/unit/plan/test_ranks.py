@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.words import compress
+from ddplaunch.system.words import compress
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.plan import WorkerPlan
+from ddplaunch.plan.cluster import Allocation, Endpoint
 from ddplaunch.plan.start_method import PRELOAD, keep_warm, modules
 from ddplaunch.plan.variables import of_fork_server, of_place, of_warm_interpreter
-from ddplaunch.spec import ProgramKind
+from ddplaunch.spec.job import ProgramKind
 from tests.unit import builders
 from tests.unit.builders import plan_of
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch.plan.variables import threads
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 
 SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))
 

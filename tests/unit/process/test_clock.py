@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from ddplaunch.process.clock import BEAT, LATE, Clock
+from ddplaunch.system.process.clock import BEAT, LATE, Clock
 
 
 class Machine(selectors.DefaultSelector):

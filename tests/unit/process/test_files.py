@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.process.files import open_regular, remove, remove_within, replaced
+from ddplaunch.system.process.files import open_regular, remove, remove_within, replaced
 
 DEEP = 3000
 
@@ -135,7 +135,7 @@ def test_folders_that_a_program_has_closed_to_its_own_user_are_removed() -> None
 MOUNTS = """
 mount -t tmpfs none "$1/mounted" && mount --bind "$2" "$1/a/bound" || exit 77
 touch "$1/mounted/kept"
-remove='import sys; from ddplaunch.process.files import remove_within; remove_within(sys.argv[1], 60)'
+remove='import sys; from ddplaunch.system.process.files import remove_within; remove_within(sys.argv[1], 60)'
 "$3" -c "$remove" "$1" && "$3" -c "$remove" "$1/a/bound"
 cd "$1" && find . -type f
 """

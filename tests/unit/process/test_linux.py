@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ddplaunch.process.linux import bounded_file
+from ddplaunch.system.process.linux import bounded_file
 
 
 def test_a_file_in_memory_is_made_where_python_was_built_with_an_old_glibc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.process.program import check
-from ddplaunch.spec import Program, ProgramKind
+from ddplaunch.spec.job import Program, ProgramKind
+from ddplaunch.spec.program import check
+from ddplaunch.system.errors import LaunchError
 from tests.capabilities import bound_by_modes
 
 

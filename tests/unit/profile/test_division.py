@@ -2,9 +2,9 @@
 
 import pytest
 
-from ddplaunch.profile.division import divide, join
-from ddplaunch.profile.recorded import Collective, Recorded
-from ddplaunch.profile.spans import beyond, common, length, union
+from ddplaunch.tools.profile.division import divide, join
+from ddplaunch.tools.profile.recorded import Collective, Recorded
+from ddplaunch.tools.profile.spans import beyond, common, length, union
 
 
 def call(arrived: int, ended: int, number: int = 1, operation: str = "all_reduce") -> Collective:

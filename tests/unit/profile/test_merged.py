@@ -5,9 +5,9 @@ import json
 
 import msgspec
 
-from ddplaunch.profile.division import Joined
-from ddplaunch.profile.merged import write
-from ddplaunch.profile.recorded import Collective, Event, Recorded
+from ddplaunch.tools.profile.division import Joined
+from ddplaunch.tools.profile.merged import write
+from ddplaunch.tools.profile.recorded import Collective, Event, Recorded
 
 NANOSECONDS = 1_000_000_000
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ddplaunch.control import requests
-from ddplaunch.control.handshake import pack
-from ddplaunch.loop.stream import Decoder
-from ddplaunch.profile.ranks import Alignment, Ping, Rank, Wish, align
+from ddplaunch.reach.channel.handshake import pack
+from ddplaunch.record.window import requests
+from ddplaunch.system.loop.stream import Decoder
+from ddplaunch.tools.profile.ranks import Alignment, Ping, Rank, Wish, align
 
 HELLO = {"type": "hello", "torch": "2.13.0", "boot": "b", "pid": 7}
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ddplaunch.fields import Malformed
-from ddplaunch.profile.division import Joined
-from ddplaunch.profile.merged import write
-from ddplaunch.profile.recorded import read, unpacked
+from ddplaunch.system.fields import Malformed
+from ddplaunch.tools.profile.division import Joined
+from ddplaunch.tools.profile.merged import write
+from ddplaunch.tools.profile.recorded import read, unpacked
 
 BASE = 1_000_000_000_000
 TIMES = {"asked": -1000, "began": 0, "ended": 900_000, "stopped": 950_000, "saved": 990_000}

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ddplaunch.redaction import Redactor
-from ddplaunch.redaction.diffs import diff
+from ddplaunch.system.redaction import Redactor
+from ddplaunch.system.redaction.diffs import diff
 
 
 def changed(name: str, *lines: str, before: str = "") -> str:

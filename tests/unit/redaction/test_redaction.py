@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.redaction import HIDDEN, Redactor, Syntax, is_secret, literals
+from ddplaunch.system.redaction import HIDDEN, Redactor, Syntax, is_secret, literals
 
 LONG = "kQ7wZp2Rt9LmXv4BnYs8Hd3JfGc6Ta1Ue5Oi0Pq"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"

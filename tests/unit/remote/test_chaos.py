@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ddplaunch.remote.chaos import Chaos
-from ddplaunch.spec import Fault
+from ddplaunch.launcher.elsewhere.chaos import Chaos
+from ddplaunch.spec.job import Fault
 from tests.loops import FakeLoop
 
 KILL = Fault(kind="kill", target=5, after=2.0)

@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from ddplaunch.agent.pipes import BARS, OURS, STDERR, STDOUT, OutputQueue
-from ddplaunch.loop.stream import FrameError
-from ddplaunch.remote import console
-from ddplaunch.remote.connections import HostConnection
-from ddplaunch.remote.console import Console
+from ddplaunch.launcher.elsewhere import console
+from ddplaunch.launcher.elsewhere.console import Console
+from ddplaunch.reach.connections import HostConnection
+from ddplaunch.reach.pipes import BARS, OURS, STDERR, STDOUT, OutputQueue
+from ddplaunch.system.loop.stream import FrameError
 from tests.loops import FakeLoop
 
 A, B = (cast(HostConnection, object()) for _ in "ab")  # it looks into none

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.remote.connections import HostConnection
-from ddplaunch.remote.coordinator_host import CoordinatorHost
-from ddplaunch.remote.protocol import COORDINATOR_ENDED
+from ddplaunch.launcher.elsewhere.coordinator_host import CoordinatorHost
+from ddplaunch.reach.connections import HostConnection
+from ddplaunch.reach.protocol import COORDINATOR_ENDED
 from tests.loops import FakeLoop
 
 TIMEOUT = 10.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.remote import diagnose
-from ddplaunch.remote.diagnose import HostError
-from ddplaunch.remote.start import argv
+from ddplaunch.reach import diagnose
+from ddplaunch.reach.agents import argv
+from ddplaunch.reach.diagnose import HostError
 
 PYTHON = "/opt/py/bin/python"
 
@@ -36,7 +36,7 @@ SAID = [
     ("sh: 1: exec: /opt/py/bin/python: Permission denied", 126, f"{PYTHON} cannot be executed there"),
     ("/opt/py/bin/python: Command not found.", 1, f"{PYTHON} does not exist there"),
     ("/opt/py/bin/python: No module named ddplaunch", 1, f"{PYTHON} there has no ddplaunch"),
-    ("/opt/py/bin/python: No module named ddplaunch.launcher.host", 1, f"{PYTHON} there has no ddplaunch"),
+    ("/opt/py/bin/python: No module named ddplaunch.launcher.start.host", 1, f"{PYTHON} there has no ddplaunch"),
     (
         "Traceback ...\nModuleNotFoundError: No module named 'msgspec'",
         1,
@@ -76,8 +76,15 @@ def test_very_many_hosts_are_counted():
 
 def test_the_command_for_a_host_needs_no_terminal_asks_nothing_and_quotes():
     arguments = argv("ssh", "ann@gpu9", "/my py/bin/python", 10.0)
-    assert arguments[-2:] == ("ann@gpu9", "exec '/my py/bin/python' -P -m ddplaunch.launcher.host")
+    assert arguments[-2:] == ("ann@gpu9", "exec '/my py/bin/python' -P -m ddplaunch.launcher.start.host")
     assert "-T" in arguments
     assert {"BatchMode=yes", "ServerAliveInterval=3", "ServerAliveCountMax=3", "ConnectTimeout=10"} <= set(arguments)
-    assert argv("blaunch", "gpu9", PYTHON, 10.0) == ("blaunch", "gpu9", PYTHON, "-P", "-m", "ddplaunch.launcher.host")
-    assert argv("simulate", "node-1", PYTHON, 10.0) == (PYTHON, "-P", "-m", "ddplaunch.launcher.host")
+    assert argv("blaunch", "gpu9", PYTHON, 10.0) == (
+        "blaunch",
+        "gpu9",
+        PYTHON,
+        "-P",
+        "-m",
+        "ddplaunch.launcher.start.host",
+    )
+    assert argv("simulate", "node-1", PYTHON, 10.0) == (PYTHON, "-P", "-m", "ddplaunch.launcher.start.host")

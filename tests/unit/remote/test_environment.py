@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.remote.order import variables_on_host, variables_to_send
+from ddplaunch.reach.order import variables_on_host, variables_to_send
 
 HERE = {"HOME": "/home/here", "PATH": "/here/bin", "SSH_CONNECTION": "1 2 3 4", "TMPDIR": "/tmp/job-7", "LANG": "C"}
 CONNECTED = {"HOME": "/home/there", "PATH": "/there/bin", "SSH_CONNECTION": "5 6 7 8", "USER": "ann", "EDITOR": "vi"}

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.fields import Malformed
-from ddplaunch.remote import messages
-from ddplaunch.remote import order as orders
+from ddplaunch.reach import messages
+from ddplaunch.reach import order as orders
+from ddplaunch.system.fields import Malformed
 from tests.unit.hostile import altered, taken
 
 REPORTS: list[dict[str, Any]] = [

@@ -7,13 +7,13 @@ import os
 import pytest
 
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.cluster import Allocation, Endpoint
-from ddplaunch.cluster.hostlist import Host
-from ddplaunch.launcher import dispatch
-from ddplaunch.output.streams import Screen, Stream
-from ddplaunch.remote import messages
-from ddplaunch.remote import order as orders
-from ddplaunch.spec import JobSpec
+from ddplaunch.launcher.start import dispatch
+from ddplaunch.plan.cluster import Allocation, Endpoint
+from ddplaunch.plan.cluster.hostlist import Host
+from ddplaunch.reach import messages
+from ddplaunch.reach import order as orders
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.console.streams import Screen, Stream
 
 OUT = frozenset({Stream.OUT})
 SCREEN = Screen(terminals=OUT, colour=frozenset(), live=OUT, links=True, columns=100, lines=30)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch import __version__
-from ddplaunch.loop.stream import FrameError
-from ddplaunch.remote.protocol import (
+from ddplaunch.reach.protocol import (
     FROM_HOST,
     HEARTBEAT,
     LIMIT,
@@ -21,6 +20,7 @@ from ddplaunch.remote.protocol import (
     greeting,
     pack,
 )
+from ddplaunch.system.loop.stream import FrameError
 
 FRAMES = st.lists(st.tuples(st.sampled_from([bytes([tag]) for tag in FROM_HOST]), st.binary(max_size=300)), max_size=8)
 

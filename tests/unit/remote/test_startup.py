@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.remote.connections import (
+from ddplaunch.reach.connections import (
     NOTICE_AFTER,
     AgentStart,
     Handler,

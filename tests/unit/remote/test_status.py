@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.remote.diagnose import UNRESOLVED, HostError, HostStatuses, Verdict
+from ddplaunch.launcher.elsewhere.statuses import HostStatuses, Verdict
+from ddplaunch.reach.diagnose import UNRESOLVED, HostError
 
 LOST = HostError("it was lost", None, 122)
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.report.blame import Loss, Suspect, blamed, suspect_of
-from ddplaunch.report.job_reporter import JobReporter
-from ddplaunch.runlog import bad_nodes
-from ddplaunch.supervise import job
-from ddplaunch.supervise.job import SELF_ID, Member
-from ddplaunch.supervise.job.state import Members
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.job import SELF_ID, Member
+from ddplaunch.launcher.decide.job.state import Members
+from ddplaunch.launcher.tell.blame import Loss, Suspect, blamed, suspect_of
+from ddplaunch.launcher.tell.job_reporter import JobReporter
+from ddplaunch.record import bad_nodes
 
 OWN = Suspect("a", None)
 

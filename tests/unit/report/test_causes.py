@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.report.causes import CAUSES, Evidence, classify
-from ddplaunch.supervise.first_failure import follows
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.launcher.decide.first_failure import follows
+from ddplaunch.launcher.tell.causes import CAUSES, Evidence, classify
+from ddplaunch.spec.outcome import WorkerError, WorkerExit
 from tests.unit.builders import worker_exit
 
 GIB = 1024**3

@@ -2,8 +2,8 @@ from signal import SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
 from msgspec.structs import replace
 
-from ddplaunch.report.closing import render_finished, render_short, render_stopped, render_timeout
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.launcher.tell.closing import render_finished, render_short, render_stopped, render_timeout
+from ddplaunch.spec.outcome import WorkerError, WorkerExit
 from tests.unit.builders import worker_exit
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.report.console import NAME, NOTE, Look, line, section, sentence, table, written
+from ddplaunch.system.console.tables import NAME, NOTE, Look, line, section, sentence, table, written
 from tests.emulator import Emulator
 
 PLAIN = Look()

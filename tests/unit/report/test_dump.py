@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.report.dump import MOST_FRAMES, MOST_THREADS, parse_crash, parse_dump, shortened
-from ddplaunch.supervise.outcome import Frame
+from ddplaunch.record.seen.dump import MOST_FRAMES, MOST_THREADS, parse_crash, parse_dump, shortened
+from ddplaunch.spec.outcome import Frame
 
 OF_3_11 = """\
 Thread 0x00007f1a5b7fe6c0 (most recent call first):

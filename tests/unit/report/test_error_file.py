@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.report import error_file
-from ddplaunch.report.error_file import LIMIT, read
-from ddplaunch.supervise.outcome import Frame, WorkerError
+from ddplaunch.spec import error_file
+from ddplaunch.spec.error_file import LIMIT, read
+from ddplaunch.spec.outcome import Frame, WorkerError
 
 OURS: dict[str, Any] = {
     "message": {

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.errors import visible
-from ddplaunch.report.causes import Cause, Evidence, classify
-from ddplaunch.report.failure import FailureReport, render
-from ddplaunch.report.paint import Paint, Words, plain
-from ddplaunch.supervise.first_failure import first_failure
-from ddplaunch.supervise.outcome import Frame, Progress, WorkerError, WorkerExit
+from ddplaunch.launcher.decide.first_failure import first_failure
+from ddplaunch.launcher.tell.causes import Cause, Evidence, classify
+from ddplaunch.launcher.tell.failure import FailureReport, render
+from ddplaunch.launcher.tell.paint import Paint, Words, plain
+from ddplaunch.spec.outcome import Frame, Progress, WorkerError, WorkerExit
+from ddplaunch.system.errors import visible
 from tests.unit.builders import worker_exit
 
 CWD = "/home/ada/digits"

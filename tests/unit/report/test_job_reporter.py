@@ -7,11 +7,11 @@ from signal import SIGINT
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.report.job_reporter import JobReporter
-from ddplaunch.report.paint import Paint
-from ddplaunch.report.reporter import Reporter
-from ddplaunch.supervise.job import SELF_ID, AgentLost, Event, NodeStopping, StopRequested, step
-from ddplaunch.supervise.outcome import ClusterEnding, Why
+from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Event, NodeStopping, StopRequested, step
+from ddplaunch.launcher.tell.job_reporter import JobReporter
+from ddplaunch.launcher.tell.paint import Paint
+from ddplaunch.launcher.tell.reporter import Reporter
+from ddplaunch.spec.outcome import ClusterEnding, Why
 from tests.unit.builders import spec
 from tests.unit.supervise.job_histories import ELASTIC, THREE, end, ended, history, met
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.report.causes import Evidence, classify
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.launcher.tell.causes import Evidence, classify
+from ddplaunch.spec.outcome import WorkerError, WorkerExit
 from tests.unit.report.test_causes import end, raised
 
 DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.options.resolve import job_spec
-from ddplaunch.options.sources import from_variables
+from ddplaunch.launcher.tell import plan_view
+from ddplaunch.launcher.tell.plan_view import as_json, shell
 from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
-from ddplaunch.report import plan_view
-from ddplaunch.report.console import Look, written
-from ddplaunch.report.plan_view import as_json, shell
-from ddplaunch.spec import Given, JobSpec
+from ddplaunch.spec.job import Given, JobSpec
+from ddplaunch.spec.options.resolve import job_spec
+from ddplaunch.spec.options.sources import from_variables
+from ddplaunch.system.console.tables import Look, written
 from tests.unit.builders import plan_of, spec
 
 SHARED = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "4", "WORLD_SIZE": "2"}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control.questions import Answered, NodeStatus, WorkerStatus
-from ddplaunch.control.requests import encode
-from ddplaunch.fields import decoder
-from ddplaunch.report import error_file
-from ddplaunch.report.error_file import ErrorFiles, parse_progress, progress_of_bar
+from ddplaunch.record.window.questions import Answered, NodeStatus, WorkerStatus
+from ddplaunch.record.window.requests import encode
+from ddplaunch.spec import error_file
+from ddplaunch.spec.error_file import ErrorFiles, parse_progress, progress_of_bar
+from ddplaunch.system.fields import decoder
 from ddplaunch.worker import progress as of_worker
 
 

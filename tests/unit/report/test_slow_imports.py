@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.report.error_file import advice_on_imports
+from ddplaunch.spec.error_file import advice_on_imports
 
 
 def said(tmp_path: Path, text: bytes) -> str:

@@ -1,14 +1,7 @@
 import pytest
 
-from ddplaunch.report.stack import (
-    frames_of,
-    is_library,
-    location,
-    relevant_frames,
-    short,
-    syntax_error_lines,
-)
-from ddplaunch.supervise.outcome import Frame, WorkerError
+from ddplaunch.record.seen.stack import frames_of, is_library, location, relevant_frames, short, syntax_error_lines
+from ddplaunch.spec.outcome import Frame, WorkerError
 
 
 def frame(file: str, line: int = 1, function: str = "f", source: str = "") -> Frame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.report.time_spent import Attempt, Spent, time_spent
+from ddplaunch.record.time_spent import Attempt, Spent, time_spent
 
 
 def test_a_job_without_a_restart_spends_its_time_on_start_steps_and_end() -> None:

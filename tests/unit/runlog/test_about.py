@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.process.ask import ask
-from ddplaunch.redaction import literals
-from ddplaunch.runlog import about as about_module
-from ddplaunch.runlog.about import about
+from ddplaunch.record import about as about_module
+from ddplaunch.record.about import about
+from ddplaunch.system.process.ask import ask
+from ddplaunch.system.redaction import literals
 from tests.conftest import PATIENCE
 
 ENV = {

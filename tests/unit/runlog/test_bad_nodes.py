@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.runlog import bad_nodes
-from ddplaunch.runlog.bad_nodes import Failure
-from ddplaunch.runlog.folders import bad_nodes_file
+from ddplaunch.record import bad_nodes
+from ddplaunch.record.bad_nodes import Failure
+from ddplaunch.record.folders import bad_nodes_file
+from ddplaunch.system.errors import LaunchError
 
 NOW = 1_800_000_000.0
 DAY = 86400.0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launcher import shared_token
-from ddplaunch.runlog import bad_nodes, old_runs
-from ddplaunch.runlog.old_runs import Looks, doubt
+from ddplaunch.launcher.start import shared_token
+from ddplaunch.record import bad_nodes, old_runs
+from ddplaunch.record.old_runs import Looks, doubt
 from tests.runs import DAY, run_of
 
 NOW = 1_800_000_000.0

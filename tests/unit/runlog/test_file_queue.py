@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ddplaunch.runlog.file_queue import (
+from ddplaunch.record.file_queue import (
     END,
     EVENT,
     HANG_TIMEOUT,

@@ -12,9 +12,8 @@ from signal import Signals
 
 import pytest
 
-from ddplaunch.loop.stream import WORD
-from ddplaunch.runlog import file_writer, folders, log, old_runs
-from ddplaunch.runlog.file_queue import (
+from ddplaunch.record import file_writer, folders, log, old_runs
+from ddplaunch.record.file_queue import (
     CLOSE,
     END,
     EVENT,
@@ -28,6 +27,7 @@ from ddplaunch.runlog.file_queue import (
     pack,
     values_of,
 )
+from ddplaunch.system.loop.stream import WORD
 from tests.conftest import until
 from tests.runs import run_of
 
@@ -143,7 +143,7 @@ def test_a_tidying_that_fails_ends_no_writer(tmp_path: Path, monkeypatch) -> Non
 
 LOCKS = """
 import os, sys
-from ddplaunch.runlog import folders
+from ddplaunch.record import folders
 folders.lock(os.open(sys.argv[1], os.O_WRONLY))
 print(flush=True)
 input()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.runlog.folders import first_that_goes_on, runs_folder
+from ddplaunch.record.folders import first_that_goes_on, runs_folder
 
 OF_USER = f"{pwd.getpwuid(os.getuid()).pw_dir}/.local/state/ddplaunch/runs"
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.runlog.log import BoundedLog
+from ddplaunch.record.log import BoundedLog
 
 MARKER = re.compile(rb"\n?\[ddplaunch: (\d+) bytes are left out here: the log had reached its limit\]\n")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.runlog import folders, old_runs
+from ddplaunch.record import folders, old_runs
 from tests.runs import DAY, aged, run_of
 
 MIB = 1 << 20
@@ -301,7 +301,7 @@ exec "$2" -c "$3" "$1"
 IN_IT = """
 import sys
 from pathlib import Path
-from ddplaunch.runlog import old_runs
+from ddplaunch.record import old_runs
 from tests.runs import run_of
 runs = Path(sys.argv[1], "runs")
 MIB = 1 << 20

@@ -5,9 +5,9 @@ import os
 import resource
 import socket
 
-from ddplaunch.agent.begin import start_writer
-from ddplaunch.runlog.file_queue import PROGRESS, FileQueue
-from ddplaunch.runlog.run_folder import RunFolder
+from ddplaunch.launcher.node.begin import start_writer
+from ddplaunch.record.file_queue import PROGRESS, FileQueue
+from ddplaunch.record.run_folder import RunFolder
 
 
 def test_a_folder_that_was_never_made_has_no_place():

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.control.questions import AskStatus
-from ddplaunch.runlog import run_socket
-from ddplaunch.runs import client, find
-from ddplaunch.runs.client import SocketPath
+from ddplaunch.record import run_socket
+from ddplaunch.record.window.questions import AskStatus
+from ddplaunch.tools.runs import client, find
+from ddplaunch.tools.runs.client import SocketPath
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from ddplaunch.control import requests
-from ddplaunch.control.handshake import pack
-from ddplaunch.runs import client
+from ddplaunch.reach.channel.handshake import pack
+from ddplaunch.record.window import requests
+from ddplaunch.tools.runs import client
 
 
 def test_a_pause_of_everything_uses_up_no_time_for_the_first_reply(monkeypatch):

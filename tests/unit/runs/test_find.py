@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.control import requests
-from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
-from ddplaunch.control.requests import NodeReply, Run
-from ddplaunch.errors import LaunchError
-from ddplaunch.fields import Malformed
-from ddplaunch.report.console import Look, written
-from ddplaunch.runlog import run_socket
-from ddplaunch.runs import find, ps
-from ddplaunch.runs.client import RunReplies, SocketPath
+from ddplaunch.record import run_socket
+from ddplaunch.record.window import requests
+from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
+from ddplaunch.record.window.requests import NodeReply, Run
+from ddplaunch.system.console.tables import Look, written
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.fields import Malformed
+from ddplaunch.tools.runs import find, ps
+from ddplaunch.tools.runs.client import RunReplies, SocketPath
 
 WORKER = WorkerStatus(0, 0, 7, "cuda:0", "running", "", 100.0, 95.0, 3 << 30, 61.0)
 RUN = Run(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control.requests import Run
-from ddplaunch.runlog import folders, run_socket
-from ddplaunch.runs import find
-from ddplaunch.runs.client import RunReplies, SocketPath
-from ddplaunch.runs.find import Known, heading, meant, newest_first, several
+from ddplaunch.record import folders, run_socket
+from ddplaunch.record.window.requests import Run
+from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs.client import RunReplies, SocketPath
+from ddplaunch.tools.runs.find import Known, heading, meant, newest_first, several
 from tests.unit.builders import spec
 
 NOW = time.time()

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
-from ddplaunch.control.requests import NodeReply, Run
-from ddplaunch.runs.client import RunReplies, SocketPath
-from ddplaunch.runs.live_rows import LiveRows, Wait
-from ddplaunch.supervise.outcome import Progress
+from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
+from ddplaunch.record.window.requests import NodeReply, Run
+from ddplaunch.spec.outcome import Progress
+from ddplaunch.tools.runs.client import RunReplies, SocketPath
+from ddplaunch.tools.runs.live_rows import LiveRows, Wait
 from tests.unit.runs.test_find import RUN, WORKER
 
 FRESH = replace(RUN, restarts=0, seconds=60.0)

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.runlog import log as log_module
-from ddplaunch.runlog import run_socket
-from ddplaunch.runlog.folders import lock
-from ddplaunch.runlog.log import BoundedLog, LogTimes, offset_at
-from ddplaunch.runs import find, logs
-from ddplaunch.runs.logs import LogFile, LogReader
-from ddplaunch.words import compress
+from ddplaunch.record import log as log_module
+from ddplaunch.record import run_socket
+from ddplaunch.record.folders import lock
+from ddplaunch.record.log import BoundedLog, LogTimes, offset_at
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.words import compress
+from ddplaunch.tools.runs import find, logs
+from ddplaunch.tools.runs.logs import LogFile, LogReader
 
 NOW = 1000.0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.page import logs as ends_of_logs
-from ddplaunch.runs.logs import LogReader, logs_of, segments_of
+from ddplaunch.tools.page import logs as ends_of_logs
+from ddplaunch.tools.runs.logs import LogReader, logs_of, segments_of
 
 RANKS = 2000
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.slurm.job import time_in_queue, why_ending
-from ddplaunch.supervise.outcome import ClusterEnding
+from ddplaunch.reach.slurm.job import time_in_queue, why_ending
+from ddplaunch.spec.outcome import ClusterEnding
 from tests.unit.slurm.test_job import line
 
 

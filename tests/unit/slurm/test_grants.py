@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddplaunch.slurm.run_step import are_grants_uncertain, gpu_options, grants_of
-from ddplaunch.slurm.scontrol import parse_jobs
+from ddplaunch.reach.slurm.scontrol import parse_jobs
+from ddplaunch.reach.slurm.step import are_grants_uncertain, gpu_options, grants_of
 
 UNEVEN = (
     "JobId=14 JobState=RUNNING JobName=train TRES=cpu=3,gres/gpu=6 JOB_GRES=gpu:6 "

@@ -6,9 +6,9 @@ from signal import SIGTERM, SIGUSR1
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.slurm import job as slurmjob
-from ddplaunch.slurm.job import JobStatus, SlurmRequeue, manual_requeue
-from ddplaunch.slurm.scontrol import ScontrolError, parse_jobs
+from ddplaunch.reach.slurm import job as slurmjob
+from ddplaunch.reach.slurm.job import JobStatus, SlurmRequeue, manual_requeue
+from ddplaunch.reach.slurm.scontrol import ScontrolError, parse_jobs
 
 
 def line(state: str = "RUNNING", reason: str = "None", **fields: object) -> str:

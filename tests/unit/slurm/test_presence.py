@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.slurm.presence import Answer, Host, doubt, is_within, why_not
-from ddplaunch.slurm.scontrol import JobRecord, parse_jobs
+from ddplaunch.launcher.elsewhere.slurm.presence import Answer, Host, doubt, is_within, why_not
+from ddplaunch.reach.slurm.scontrol import JobRecord, parse_jobs
 
 GONE = "the Slurm job 84 of this shell (SLURM_JOB_ID)"
 IN_STEP = Host(names=("node1",), node="node1", nodes=("node1", "node2"), uid=1000, is_container=False)

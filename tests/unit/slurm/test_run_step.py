@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.cluster import Allocation, Endpoint
-from ddplaunch.cluster.hostlist import Host
-from ddplaunch.errors import LaunchError
-from ddplaunch.launcher.task import spec_of
-from ddplaunch.options import token as secret
-from ddplaunch.options.table import OPTIONS
-from ddplaunch.slurm.run_step import apart, argv, environment, mpi_type, run_step
-from ddplaunch.slurm.srun import escaped, unescaped
-from ddplaunch.spec import Given, JobSpec, Program, ProgramKind, Source
+from ddplaunch.launcher.elsewhere.slurm.run_step import apart, argv, environment, mpi_type, run_step
+from ddplaunch.launcher.start.task import spec_of
+from ddplaunch.plan.cluster import Allocation, Endpoint
+from ddplaunch.plan.cluster.hostlist import Host
+from ddplaunch.reach.slurm.srun import escaped, unescaped
+from ddplaunch.spec.job import Given, JobSpec, Program, ProgramKind, Source
+from ddplaunch.spec.options import token as secret
+from ddplaunch.spec.options.table import OPTIONS
+from ddplaunch.system.errors import LaunchError
 
 
 def variables(**env: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), give
 
 def there(words: tuple[str, ...], env: dict[str, str]) -> JobSpec:
     """The job as an agent of the step reads it."""
-    return spec_of(words[words.index("ddplaunch.launcher.task") + 1 :], env)
+    return spec_of(words[words.index("ddplaunch.launcher.start.task") + 1 :], env)
 
 
 def place(*names: str) -> Allocation:
@@ -154,7 +154,7 @@ def place(*names: str) -> Allocation:
 def test_a_step_has_one_agent_on_each_of_the_nodes_in_their_order() -> None:
     words = argv(SPEC, place("node1", "node2", "node5"), "/bin/python")
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=node[1-2],node5", "--overlap"} <= set(words)
-    assert words[words.index("/bin/python") :][:4] == ("/bin/python", "-P", "-m", "ddplaunch.launcher.task")
+    assert words[words.index("/bin/python") :][:4] == ("/bin/python", "-P", "-m", "ddplaunch.launcher.start.task")
     assert there(words, {}).nproc_per_node == 2
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.cli.submit import _OURS, _REFUSED, request_of, submit
-from ddplaunch.errors import LaunchError
-from ddplaunch.slurm.submit.script import FLAGS, KNOWN, OPTIONAL, SHORT, VALUED, SbatchOption, SubmitRequest
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.tools.submit.script import FLAGS, KNOWN, OPTIONAL, SHORT, VALUED, SbatchOption, SubmitRequest
 
 
 def split(words: list[str]) -> SubmitRequest:

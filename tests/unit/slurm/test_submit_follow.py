@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddplaunch.slurm.scontrol import JobRecord, parse_jobs
-from ddplaunch.slurm.submit.follow import FAILED, RETURN_TIME, Observation, end_of, forgotten, has_run, update
+from ddplaunch.reach.slurm.scontrol import JobRecord, parse_jobs
+from ddplaunch.tools.submit.follow import FAILED, RETURN_TIME, Observation, end_of, forgotten, has_run, update
 
 
 def job(state: str, reason: str = "None", **fields: str) -> JobRecord:

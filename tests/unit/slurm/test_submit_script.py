@@ -6,11 +6,11 @@ from signal import SIGUSR1
 
 import pytest
 
-from ddplaunch.slurm.scontrol import parse_jobs
-from ddplaunch.slurm.submit import environment, exported
-from ddplaunch.slurm.submit.output import expand, is_complete, output_files, shown
-from ddplaunch.slurm.submit.script import WIDTH, job_name, options, quote, text
-from ddplaunch.spec import JobSpec, ProgramKind
+from ddplaunch.reach.slurm.scontrol import parse_jobs
+from ddplaunch.spec.job import JobSpec, ProgramKind
+from ddplaunch.tools.submit import environment, exported
+from ddplaunch.tools.submit.output import expand, is_complete, output_files, shown
+from ddplaunch.tools.submit.script import WIDTH, job_name, options, quote, text
 from tests.unit.builders import spec
 from tests.unit.slurm.test_submit_args import split
 

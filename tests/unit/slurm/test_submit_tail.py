@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.slurm.submit.output import Tail, before, whole
+from ddplaunch.tools.submit.output import Tail, before, whole
 
 
 @pytest.fixture

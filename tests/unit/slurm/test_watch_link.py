@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from ddplaunch.agent.pipes import FrontPipes
-from ddplaunch.control.handshake import Key
-from ddplaunch.control.peer import CLOSED, Peer
-from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.agents import Agents
-from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.orders import CoordinatorLost, JobEnd
-from ddplaunch.coordinator.silence import seconds_to_follow
-from ddplaunch.slurm.srun import StepJob
-from ddplaunch.slurm.watch_link import WatchLink
-from ddplaunch.slurm.watcher import QUIT_TIMEOUT, Watcher
-from ddplaunch.supervise import job, node
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.elsewhere.slurm.watch_link import WatchLink
+from ddplaunch.launcher.elsewhere.slurm.watcher import QUIT_TIMEOUT, Watcher
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.agents import Agents
+from ddplaunch.launcher.job.coordinator import Coordinator
+from ddplaunch.launcher.job.orders import CoordinatorLost, JobEnd
+from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.channel.peer import CLOSED, Peer
+from ddplaunch.reach.pipes import FrontPipes
+from ddplaunch.reach.silence import seconds_to_follow
+from ddplaunch.reach.slurm.srun import StepJob
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import PlayedCoordinator, succession
 

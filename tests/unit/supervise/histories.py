@@ -5,10 +5,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ddplaunch.supervise import job, node
-from ddplaunch.supervise.job import SELF_ID, Member
-from ddplaunch.supervise.node import Policy, SignalReceived, Swept, WorkerExited, WorkerStarted
-from ddplaunch.supervise.outcome import Why, WorkerError
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.decide.job import SELF_ID, Member
+from ddplaunch.launcher.decide.node import Policy, SignalReceived, Swept, WorkerExited, WorkerStarted
+from ddplaunch.spec.outcome import Why, WorkerError
 from tests.unit.builders import worker_exit
 from tests.unit.supervise.phases import job_step, node_step
 

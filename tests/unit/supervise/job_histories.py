@@ -4,9 +4,20 @@ from collections.abc import Iterable
 from signal import SIGTERM
 from typing import Any
 
-from ddplaunch.supervise import job
-from ddplaunch.supervise.job import Action, EndJob, Event, Joined, Member, NodeEnded, NodeStopping, Policy, Print, State
-from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.job import (
+    Action,
+    EndJob,
+    Event,
+    Joined,
+    Member,
+    NodeEnded,
+    NodeStopping,
+    Policy,
+    Print,
+    State,
+)
+from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
 from tests.unit.builders import worker_exit
 from tests.unit.supervise.phases import job_step
 

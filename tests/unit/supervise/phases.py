@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Any
 
-from ddplaunch.supervise import job, node
+from ddplaunch.launcher.decide import job, node
 
 
 def changes(phases: type[Enum]) -> set[tuple[str, str]]:

@@ -5,11 +5,11 @@ from signal import SIGINT, SIGTERM, SIGUSR1
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise import job, node
-from ddplaunch.supervise.job import Member
-from ddplaunch.supervise.node import *
-from ddplaunch.supervise.node.teardown import EXPECTED_WITHIN, SLOW_STOP
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.decide.job import Member
+from ddplaunch.launcher.decide.node import *
+from ddplaunch.launcher.decide.node.teardown import EXPECTED_WITHIN, SLOW_STOP
+from ddplaunch.spec.outcome import Why
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended
 from tests.unit.supervise.phases import job_step, node_step
 

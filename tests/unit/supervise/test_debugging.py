@@ -4,9 +4,9 @@ from signal import SIGINT, SIGTERM
 
 from msgspec.structs import replace
 
-from ddplaunch.supervise import job, node
-from ddplaunch.supervise.node import *
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.decide.node import *
+from ddplaunch.spec.outcome import Why
 from tests.unit.supervise import job_histories
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended, one_node
 from tests.unit.supervise.job_histories import ELASTIC, THREE, history, met

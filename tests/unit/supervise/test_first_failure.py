@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.supervise.first_failure import failure_status, first_failure, follows
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.launcher.decide.first_failure import failure_status, first_failure, follows
+from ddplaunch.spec.outcome import WorkerError, WorkerExit
 from tests.unit.builders import worker_exit
 
 GLOO_CLOSED = (

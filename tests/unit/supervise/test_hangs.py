@@ -6,8 +6,8 @@ from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise import job, node
-from ddplaunch.supervise.job import (
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.decide.job import (
     EndJob,
     JobResumed,
     JobSuspended,
@@ -19,9 +19,9 @@ from ddplaunch.supervise.job import (
     ReportFailure,
     StopNodes,
 )
-from ddplaunch.supervise.job.state import Members
-from ddplaunch.supervise.node import *
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.launcher.decide.job.state import Members
+from ddplaunch.launcher.decide.node import *
+from ddplaunch.spec.outcome import Why
 from tests.unit.supervise.histories import ALL, NOTHING_LEFT, POLICY, STARTED, ended, one_node
 from tests.unit.supervise.job_histories import THREE, history, met, stopping
 from tests.unit.supervise.job_histories import ended as node_ended

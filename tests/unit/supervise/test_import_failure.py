@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise.first_failure import import_failure
-from ddplaunch.supervise.job import DeadlineReached, EndJob, NodeEnded, NodeStopping, Print, ReportFailure
-from ddplaunch.supervise.node import CAUSE_TIMEOUT, Exit, Phase, StopWorkers
-from ddplaunch.supervise.node import DeadlineReached as NodeDeadline
-from ddplaunch.supervise.outcome import Frame, Why, WorkerError
+from ddplaunch.launcher.decide.first_failure import import_failure
+from ddplaunch.launcher.decide.job import DeadlineReached, EndJob, NodeEnded, NodeStopping, Print, ReportFailure
+from ddplaunch.launcher.decide.node import CAUSE_TIMEOUT, Exit, Phase, StopWorkers
+from ddplaunch.launcher.decide.node import DeadlineReached as NodeDeadline
+from ddplaunch.spec.outcome import Frame, Why, WorkerError
 from tests.unit.supervise.histories import ALL, NOTHING_LEFT, STARTED, ended, one_node
 from tests.unit.supervise.job_histories import THREE, end, history, met, silent, stopped
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from ddplaunch.supervise import job
-from ddplaunch.supervise.job import *
-from ddplaunch.supervise.outcome import StartFailure, Why
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.job import *
+from ddplaunch.spec.outcome import StartFailure, Why
 from tests.unit.supervise.job_histories import (
     ELASTIC,
     THREE,

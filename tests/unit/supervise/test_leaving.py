@@ -5,9 +5,9 @@ from signal import SIGHUP, SIGINT, SIGTERM
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise.job import *
-from ddplaunch.supervise.job.step import REGROUP
-from ddplaunch.supervise.outcome import StartFailure, Why
+from ddplaunch.launcher.decide.job import *
+from ddplaunch.launcher.decide.job.step import REGROUP
+from ddplaunch.spec.outcome import StartFailure, Why
 from tests.unit.supervise.job_histories import (
     ELASTIC,
     TOO_FEW,

@@ -5,9 +5,9 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise import node
-from ddplaunch.supervise.node import *
-from ddplaunch.supervise.outcome import StartFailure, Why
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.decide.node import *
+from ddplaunch.spec.outcome import StartFailure, Why
 from tests.unit.supervise.histories import ALL, LEFT, LOST, NOTHING_LEFT, POLICY, STARTED, calm, ended
 from tests.unit.supervise.phases import node_step
 

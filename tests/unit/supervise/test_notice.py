@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.supervise.job.ending import all_exited_after
-from ddplaunch.supervise.outcome import WorkerError
+from ddplaunch.launcher.decide.job.ending import all_exited_after
+from ddplaunch.spec.outcome import WorkerError
 from tests.unit.builders import worker_exit
 
 end = partial(worker_exit, at=2.0)

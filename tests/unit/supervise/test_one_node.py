@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.supervise import node
-from ddplaunch.supervise.job import ReportFailure
-from ddplaunch.supervise.node import *
-from ddplaunch.supervise.outcome import StartFailure, Why
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.decide.job import ReportFailure
+from ddplaunch.launcher.decide.node import *
+from ddplaunch.spec.outcome import StartFailure, Why
 from tests.unit.supervise.histories import (
     ALL,
     LEFT,

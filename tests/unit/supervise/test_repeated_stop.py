@@ -9,7 +9,7 @@ from signal import Signals
 
 import pytest
 
-from ddplaunch.supervise.repeated_stop import ECHO_WINDOW, SAME_REQUEST, Meaning, StopRequests, Typed
+from ddplaunch.reach.repeated_stop import ECHO_WINDOW, SAME_REQUEST, Meaning, StopRequests, Typed
 
 TYPED = {"!": Typed.YES, "?": Typed.PERHAPS}
 

@@ -1,12 +1,10 @@
-"""Which failures lead to another generation, what a restart costs, and when a job gives up: `supervise/job/restarts.py`."""
+"""Which failures lead to another generation, what a restart costs, and when a job gives up: `launcher/decide/job/restarts.py`."""
 
 from typing import Any
 
 import pytest
 
-from ddplaunch import exitcodes
-from ddplaunch.fields import RESTART_KINDS
-from ddplaunch.supervise.job import (
+from ddplaunch.launcher.decide.job import (
     AgentLost,
     BeginGeneration,
     DeadlineReached,
@@ -16,8 +14,10 @@ from ddplaunch.supervise.job import (
     Print,
     State,
 )
-from ddplaunch.supervise.job.restarts import kind
-from ddplaunch.supervise.outcome import Frame, Progress, Why, WorkerError, WorkerExit
+from ddplaunch.launcher.decide.job.restarts import kind
+from ddplaunch.spec.outcome import Frame, Progress, Why, WorkerError, WorkerExit
+from ddplaunch.system import exitcodes
+from ddplaunch.system.fields import RESTART_KINDS
 from tests.unit.supervise.job_histories import end, ended, history, met
 
 ONE = Policy(min_nodes=1, max_nodes=1, max_restarts=9)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise.job import (
+from ddplaunch.launcher.decide.job import (
     AgentLost,
     BeginGeneration,
     DeadlineReached,
@@ -18,7 +18,7 @@ from ddplaunch.supervise.job import (
     Refuse,
     Withdrawn,
 )
-from ddplaunch.supervise.outcome import Why, WorkerError
+from ddplaunch.spec.outcome import Why, WorkerError
 from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 
 SPARE = Policy(min_nodes=2, max_nodes=3, spares=1, may_leave=True)

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch import exitcodes
-from ddplaunch.supervise.electorate import Electorate, Vote
-from ddplaunch.supervise.job import (
+from ddplaunch.launcher.decide.electorate import Electorate, Vote
+from ddplaunch.launcher.decide.job import (
     SELF_ID,
     Acknowledged,
     AgentLost,
@@ -34,7 +33,8 @@ from ddplaunch.supervise.job import (
     rendezvous,
     succession,
 )
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.spec.outcome import Why
+from ddplaunch.system import exitcodes
 from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 from tests.unit.supervise.phases import job_step
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.inspect.recorder import members_of, parse_members
+from ddplaunch.record.seen.recorder import members_of, parse_members
 from ddplaunch.worker import distributed
 from ddplaunch.worker.distributed import ranges_of, variable_of_recorder
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cluster.hostlist import Host, parse_hostfile
-from ddplaunch.doctor import Finding, Report
-from ddplaunch.doctor.nodes import Concern, agreement
-from ddplaunch.doctor.nodes.agreement import clock_of, faulty_nodes, good_nodes
-from ddplaunch.doctor.nodes.examine import write_hosts
-from ddplaunch.doctor.nodes.messages import Facts, Met, Shared
-from ddplaunch.errors import LaunchError
-from ddplaunch.remote.diagnose import HostError
+from ddplaunch.plan.cluster.hostlist import Host, parse_hostfile
+from ddplaunch.reach.diagnose import HostError
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.tools.doctor import Finding, Report
+from ddplaunch.tools.doctor.nodes import Concern, agreement
+from ddplaunch.tools.doctor.nodes.agreement import clock_of, faulty_nodes, good_nodes
+from ddplaunch.tools.doctor.nodes.examine import write_hosts
+from ddplaunch.tools.doctor.nodes.messages import Facts, Met, Shared
 
 NAMES = [f"gpu{node}" for node in range(8)]
 FACTS: dict[str, Any] = {

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.doctor.nodes import Concern
-from ddplaunch.doctor.nodes.messages import Blocked, Facts, Way
-from ddplaunch.doctor.nodes.network import bad_pairs, best_of, judge, summary
-from ddplaunch.doctor.nodes.pairs import doubtful, halves
+from ddplaunch.tools.doctor.nodes import Concern
+from ddplaunch.tools.doctor.nodes.messages import Blocked, Facts, Way
+from ddplaunch.tools.doctor.nodes.network import bad_pairs, best_of, judge, summary
+from ddplaunch.tools.doctor.nodes.pairs import doubtful, halves
 
 FINE = Way(address="10.0.0.1", latency=0.0001, speed=1e9, mtu=1500)
 SLOW = Way(address="10.0.0.1", latency=0.0001, speed=2e8, mtu=1500)

@@ -1,0 +1,13 @@
+"""DECIDE for the whole job: who takes part, when to start, what a failure on one node means for the others, the status.
+
+Pure, as `node` is for the workers of one node: events come in with their time, actions go out. Every agent, the
+coordinator's own included, is a member like any other; the times in its reports have been put on one clock before.
+"""
+
+from __future__ import annotations
+
+from ddplaunch.launcher.decide.job.actions import *
+from ddplaunch.launcher.decide.job.ending import Result
+from ddplaunch.launcher.decide.job.events import *
+from ddplaunch.launcher.decide.job.state import NO_MEMBER, SELF_ID, Member, Phase, Policy, State
+from ddplaunch.launcher.decide.job.step import begin, step

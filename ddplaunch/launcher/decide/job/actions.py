@@ -1,0 +1,106 @@
+"""What the coordinator is to do: the actions that `step` asks for."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from ddplaunch.launcher.decide.electorate import Electorate, History
+from ddplaunch.launcher.decide.job.state import Member
+
+
+class Announce(Struct, frozen=True):
+    """Have these agents, in the order of their node ranks, acknowledge who may take over; and tell all others."""
+
+    order: tuple[int, ...]  # ids
+    electorates: tuple[Electorate, ...]
+    history: History
+
+
+class HandOver(Struct, frozen=True):
+    """Tell all other agents that this one leaves, so that another takes over."""
+
+    signum: int  # by which it leaves; 0: it is unfit, or cut off from the command that started it
+    unfit: str = ""  # why its health check has failed
+
+
+class BeginGeneration(Struct, frozen=True):
+    """Reserve a port and have these agents start their workers, in the order of their node ranks."""
+
+    generation: int
+    order: tuple[int, ...]  # ids
+    restarts: int
+
+
+class StopNodes(Struct, frozen=True):
+    """Have these agents stop their workers."""
+
+    ids: tuple[int, ...]
+    signum: int
+    by_cluster: bool = False  # the cluster sends the signal to all workers itself
+    others_ended: bool = False  # they do so already; all workers of another node have ended since
+
+
+class KillNodes(Struct, frozen=True):
+    """Have these agents kill the workers that they are stopping."""
+
+    ids: tuple[int, ...]
+
+
+class Refuse(Struct, frozen=True):
+    """Report to this agent that it cannot take part."""
+
+    id: int
+    reason: str
+    status: int
+    hint: str = ""
+    unfit: Member | None = None  # the member that it was, if its machine seems to be at fault
+
+
+class Release(Struct, frozen=True):
+    """Have this agent end by the signal that it received, while the others go on."""
+
+    id: int
+    signum: int
+
+
+class Drop(Struct, frozen=True):
+    """Close the connection with this agent."""
+
+    id: int
+
+
+class ReportFailure(Struct, frozen=True):
+    """Report a failed generation; another follows after `wait` seconds at the earliest."""
+
+    wait: float
+
+
+class Print(Struct, frozen=True):
+    """Print a line for the user."""
+
+    text: str
+
+
+class NameIdle(Struct, frozen=True):
+    """Print that no worker of any node has made progress for this many seconds."""
+
+    seconds: float
+
+
+class NameProgress(Struct, frozen=True):
+    """Print that workers make progress again."""
+
+    seconds: float  # since the line that no worker did
+
+
+class EndJob(Struct, frozen=True):
+    """End the job: report it to all agents, and wait until they know."""
+
+    status: int
+    error: str = ""  # what was wrong, if it is not in the state
+    requeue: int = 0  # the notice after which it should go back into the queue
+    hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
+
+
+_OnNodes = Announce | HandOver | BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop
+Action = _OnNodes | ReportFailure | Print | NameIdle | NameProgress | EndJob

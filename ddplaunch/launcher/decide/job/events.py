@@ -1,0 +1,181 @@
+"""What happened: the events that `step` gets, in their order. Times are seconds of the coordinator's clock of deadlines."""
+
+from __future__ import annotations
+
+from math import inf
+
+from msgspec import Struct
+
+from ddplaunch.launcher.decide.job.state import Member
+from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
+
+
+class Joined(Struct, frozen=True):
+    """An agent has joined."""
+
+    member: Member
+    at: float
+
+
+class AgentLost(Struct, frozen=True):
+    """The connection of an agent has ended."""
+
+    id: int
+    reason: str  # as in a sentence: "connection closed", "silent for 10 s"
+    at: float
+    has_ended: bool = False  # its process is known to be gone, so that it goes on nowhere else
+    answered_at: float = -inf  # when its last answer came
+    silent: int = 0  # how many other members have not answered lately either, if the workers were running
+
+
+class Acknowledged(Struct, frozen=True):
+    """A node knows the electorate of this term."""
+
+    id: int
+    term: int
+    at: float
+
+
+class CoordinatorEnded(Struct, frozen=True):
+    """The coordinator from which this one has taken over is known to have ended: who has started the agents says so."""
+
+    at: float
+
+
+class OwnUnfit(Struct, frozen=True):
+    """The node of this coordinator has failed its health check, and has not begun the generation that runs."""
+
+    reason: str
+
+
+class NodeGivenUp(Struct, frozen=True):
+    """A node has been given up by the command that starts the agents, and will not join."""
+
+    at: float
+
+
+class Withdrawn(Struct, frozen=True):
+    """A node that has not joined cannot take part, and says why."""
+
+    node: str  # "node 1 (gpu02)"
+    reason: str
+    hint: str
+    at: float
+
+
+class NodeStopping(Struct, frozen=True):
+    """An agent has begun to stop its workers."""
+
+    id: int
+    why: Why
+    signum: int
+    at: float
+    by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
+
+
+class NodeNoticed(Struct, frozen=True):
+    """An agent has received a notice, or the user has stopped the job there."""
+
+    id: int
+    signum: int
+
+
+class NodeIdle(Struct, frozen=True):
+    """No worker of this node has made progress from `since` to `at`."""
+
+    id: int
+    since: float
+    at: float
+
+
+class NodeEscalated(Struct, frozen=True):
+    """The user of this node does not want to wait for the stop: a second signal came."""
+
+    id: int
+    signum: int
+    at: float
+
+
+class StopRequested(Struct, frozen=True):
+    """The command that has started all agents requests the end, or has ended itself."""
+
+    why: Why
+    signum: int
+    at: float
+    by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
+
+
+class Abandoned(Struct, frozen=True):
+    """The user is stopping the job for good, by whatever signal."""
+
+
+class PastStop(Struct, frozen=True):
+    """The coordinator that was lost was stopping the workers, and for this reason."""
+
+    why: Why
+    signum: int
+    at: float
+
+
+class NodeEnded(Struct, frozen=True):
+    """Nothing of the generation is left on this node."""
+
+    id: int
+    exits: tuple[WorkerExit, ...]  # times of the coordinator's clock
+    start_failure: StartFailure | None
+    at: float
+    leftovers: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
+
+
+class BeginFailed(Struct, frozen=True):
+    """The coordinator could not begin the generation: no port is free."""
+
+    failure: StartFailure
+    at: float
+
+
+class PortTaken(Struct, frozen=True):
+    """Another process has the port of the generation that was to begin."""
+
+    at: float
+
+
+class JobSuspended(Struct, frozen=True):
+    """The job was suspended (Ctrl-Z): its time stands still."""
+
+    at: float
+
+
+class JobResumed(Struct, frozen=True):
+    """The job goes on."""
+
+    at: float
+
+
+class LimitsPaused(Struct, frozen=True):
+    """A debugger holds a worker of a node, or none does any more."""
+
+    id: int
+    paused: bool
+
+
+class DeadlineReached(Struct, frozen=True):
+    """The state's deadline may have come."""
+
+    at: float
+
+
+_OfMembers = Joined | AgentLost | Acknowledged | CoordinatorEnded | NodeGivenUp | OwnUnfit | Withdrawn
+_OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused
+Event = (
+    _OfMembers
+    | _OfNodes
+    | StopRequested
+    | Abandoned
+    | PastStop
+    | BeginFailed
+    | PortTaken
+    | JobSuspended
+    | JobResumed
+    | DeadlineReached
+)

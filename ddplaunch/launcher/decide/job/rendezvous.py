@@ -1,0 +1,141 @@
+"""Which node rank each agent gets, whether one may take part, and what all should have in common. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from ddplaunch.launcher.decide.job.state import SELF_ID, Member, State
+from ddplaunch.system.words import duration
+
+
+def why_refused(state: State, member: Member) -> str | None:
+    """Return why an agent cannot take part; None if the agent can."""
+    max_nodes, wanted = state.policy.max_nodes, member.requested_rank
+    if wanted is not None and wanted >= max_nodes:
+        return f"node rank {wanted}: the job has {_nodes(max_nodes)}, node ranks 0 to {max_nodes - 1}"
+    if wanted is not None and (other := state.members.with_fixed_rank(wanted)) is not None:
+        return f"node rank {wanted} is taken by {other.host}"
+    if len(state.members) == max_nodes:
+        hosts = ", ".join(other.host for other in list(state.members.values())[:8])
+        return f"the job has its {_nodes(max_nodes)} already: {hosts}"
+    return None
+
+
+def hint_to_refused(state: State, member: Member) -> str:
+    """Return what to type on a node that cannot take part."""
+    if len(state.members) == state.policy.max_nodes:
+        hint = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
+    else:
+        free = next(rank for rank in range(1, state.policy.max_nodes) if state.members.with_fixed_rank(rank) is None)
+        hint = f"give each node a rank of its own: `--node-rank {free}` is free"
+    other = None if member.requested_rank is None else state.members.with_fixed_rank(member.requested_rank)
+    if other is not None and other.host == member.host:
+        hint += "; or, if the agent with that rank has just ended, try again once the job has noticed"
+    return hint
+
+
+def taking_part(state: State) -> dict[int, Member]:
+    """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back.
+
+    Then come those of the last announcement, which others that have joined since are not to displace.
+    """
+
+    def place(one: Member) -> tuple[object, ...]:
+        announced = max((vote.term for vote in one.votes), default=0)
+        return one.id != SELF_ID, _or_last(one.node_rank), -announced, _or_last(one.requested_rank), one.id
+
+    ordered = sorted(state.members.values(), key=place)
+    return {member.id: member for member in ordered[: state.most_running]}
+
+
+def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
+    """Return the agents of the next generation by node rank.
+
+    The coordinator's own agent is node 0; others have the rank that their user gave them, if the job is large enough for it.
+    Of the rest, agents of the last generation come before new ones, so that ranks change as little as they can.
+    """
+    number = len(members)
+    ranked: dict[int, Member] = {}
+    rest = []
+    for member in members.values():
+        rank = member.fixed_rank
+        if rank is not None and rank < number:
+            ranked[rank] = member
+        else:
+            rest.append(member)
+    rest.sort(key=lambda member: (_or_last(member.requested_rank), _or_last(member.node_rank), member.id))
+    free = (rank for rank in range(number) if rank not in ranked)
+    ranked.update(zip(free, rest, strict=True))
+    return tuple(ranked[rank] for rank in range(number))
+
+
+def waiting(state: State, at: float) -> str:
+    """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which."""
+    here, policy = len(state.members), state.policy
+    if state.gather_until is not None:
+        return f"{state.members[SELF_ID].host} waits up to {ceil(state.gather_until - at)} s for other nodes"
+    if here >= policy.min_nodes:
+        enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
+        return f"{enough}; starting unless another joins within {policy.last_call:g} s"
+    assert state.rdzv_deadline is not None
+    waited = duration(round(at - state.rdzv_deadline + policy.rdzv_timeout))
+    after = f"{joined(state)} after {waited} of {duration(policy.rdzv_timeout)}"
+    if policy.command:
+        return f"{after}; on {_command_of_a_missing_node(state)}"
+    return f"{after}; waiting for {missing(state)}"
+
+
+def _command_of_a_missing_node(state: State) -> str:
+    """Return where to type what, for the first node that has not joined, and which other nodes are missing."""
+    command = state.policy.command
+    if "--node-rank=" not in command:
+        absent = state.policy.min_nodes - len(state.members)
+        return f"{_nodes(absent).replace(' ', ' more ')} run: {' '.join(command)}"
+    taken = {0, *(member.requested_rank for member in state.members.values())}
+    first, *others = (rank for rank in range(state.policy.max_nodes) if rank not in taken)
+    text = " ".join(f"{word}{first}" if word == "--node-rank=" else word for word in command)
+    more = ", ".join(map(str, others[:8])) + (", ..." if others[8:] else "")
+    return f"node {first} run: {text}" + (f"; likewise on node {more}" if others else "")
+
+
+def joined(state: State) -> str:
+    """Return how many nodes have joined: "2 of 3 nodes joined (a, b)"."""
+    hosts = [member.host for member in state.members.values()]
+    return f"{len(hosts)} of {_nodes(state.policy.min_nodes)} joined ({', '.join(hosts[:8])}{', ...' if hosts[8:] else ''})"
+
+
+def missing(state: State) -> str:
+    """Return the nodes that have not joined yet, as far as known: "node 1 (b), node 2 (c)", or "2 more"."""
+    here, policy = state.members.values(), state.policy
+    taken = {0, *(member.requested_rank for member in here)}
+    all_have_ranks = policy.min_nodes == policy.max_nodes and all(member.fixed_rank is not None for member in here)
+    # the coordinator's own agent alone, which is always node 0, does not show whether users give ranks to the others
+    if not all_have_ranks or (len(here) == 1 and not policy.names and "--node-rank=" not in policy.command):
+        return f"{policy.min_nodes - len(here)} more"
+    absent = [rank for rank in range(policy.max_nodes) if rank not in taken]
+    names = dict(enumerate(policy.names))
+    shown = ", ".join(f"node {rank} ({names[rank]})" if rank in names else f"node {rank}" for rank in absent[:8])
+    return f"{shown}{', ...' if len(absent) > 8 else ''}"
+
+
+def disagreements(members: Sequence[Member]) -> list[str]:
+    """Return a sentence for each value that differs between the nodes and should not."""
+    sentences = []
+    for what in dict.fromkeys(name for member in members for name, _ in member.agreed):
+        holders: dict[str, str] = {}
+        for member in members:
+            if value := dict(member.agreed).get(what):
+                holders.setdefault(value, member.host)
+        if len(holders) > 1:
+            found = ", ".join(f"{value} on {host}" for value, host in list(holders.items())[:4])
+            sentences.append(f"warning: {what} is not the same on all nodes: {found}")
+    return sentences
+
+
+def _or_last(node_rank: int | None) -> float:
+    return float("inf") if node_rank is None else node_rank
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"

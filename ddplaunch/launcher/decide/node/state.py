@@ -1,0 +1,174 @@
+"""What `step` decides from: the user's policy, how far the job has come on this node, and which deadlines run."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from msgspec import Struct
+
+from ddplaunch.launcher.decide.first_failure import first_failure
+from ddplaunch.launcher.decide.node.actions import Sweep
+from ddplaunch.spec.outcome import StartFailure, Why, WorkerError, WorkerExit
+from ddplaunch.system.loop.deadline import soonest
+
+
+class Phase(Enum):
+    """What this node waits for. These are all changes of phase; the tests hold `step` to them.
+
+    phase     ends when                                                        then
+    WAITING   the coordinator begins a generation                              RUNNING
+    WAITING   the job has ended                                                ENDED
+    RUNNING   a worker failed, perhaps only because another one did            SETTLING
+    RUNNING   anything asks the workers to end                                 STOPPING
+    RUNNING   a stop finds no worker that lives                                SWEEPING
+    RUNNING   all workers ended with status 0                                  SWEEPING
+    SETTLING  the cause is known, or was waited for long enough                STOPPING
+    SETTLING  the same, and no worker lives                                    SWEEPING
+    STOPPING  the grace period is over, or the user does not want to wait      KILLING
+    STOPPING  the last worker has ended                                        SWEEPING
+    KILLING   the last worker has ended, or cannot even be killed              SWEEPING
+    SWEEPING  the workers left no process behind, or none that can be killed   WAITING
+    SWEEPING  the same, and the job has ended                                  ENDED
+    """
+
+    WAITING = auto()  # for the coordinator: there are no workers
+    RUNNING = auto()
+    # a failure that only follows another one was seen, or a failed import; which others fail is waited for
+    SETTLING = auto()
+    STOPPING = auto()  # the workers were asked to end; the grace period runs
+    KILLING = auto()  # SIGKILL was sent
+    SWEEPING = auto()  # no worker lives; processes that workers left behind are being ended
+    ENDED = auto()
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """What the user decided about supervision."""
+
+    ranks: frozenset[int]
+    stop_signals: frozenset[int]
+    grace_period: float = 30.0  # seconds
+    debug_rank: int | None = None
+    stacks_within: float = 0.0  # seconds to capture the workers' stacks before they are stopped; 0: that is not done
+    progress_interval: float = 0.0  # seconds from one check of progress to the next; 0: only the lazy ones below
+    lazy_progress_interval: float = 0.0  # the same for checks that may come late, and send the workers no signal
+    notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
+
+
+class DelayedStop(Struct, frozen=True, kw_only=True):
+    """A stop whose signal ddplaunch has not sent yet: the cluster sends it itself, or the workers' stacks come first."""
+
+    signum: int
+    until: float  # then ddplaunch sends the signal in any case
+    for_stacks: bool = False  # whether it waits for the workers' stacks, not for the cluster
+
+
+class State(Struct, frozen=True, kw_only=True):
+    """Everything that the next step depends on."""
+
+    policy: Policy
+    phase: Phase = Phase.WAITING
+    why: Why | None = None  # why the workers of this generation are to end
+
+    # from one generation to the next
+    signum: int = 0  # the signal that asked the job to stop
+    abandoned: bool = False  # the user has stopped a job that would be queued again after a notice
+    front_lost: bool = False  # while the workers were being stopped: no generation may begin after that
+    halted: bool = False  # the coordinator knows that no generation may begin
+    status: int | None = None  # of the job, once the coordinator has sent it or is lost
+
+    # of this generation
+    generation: int = 0
+    generation_at: float = 0.0  # when it began
+    alone: bool = False  # no other node takes part
+    pending: frozenset[int] = frozenset()  # ranks that have no process yet
+    alive: frozenset[int] = frozenset()
+    exits: tuple[WorkerExit, ...] = ()  # in order of death
+    raised: tuple[tuple[int, WorkerError], ...] = ()  # exceptions that workers recorded before they ended, by rank
+    causes: frozenset[int] = frozenset()  # ranks in `raised` whose errors do not merely follow another worker's end
+    start_failure: StartFailure | None = None
+    notice: int = 0  # the first of policy.notices that came
+    hosts_store: bool = False  # this node hosts torch's store, because a worker of another node waited for it
+    suspended_at: float | None = None
+    phase_deadline: float | None = None  # when this phase has waited long enough
+    warning_deadline: float | None = None  # when to name the workers that exited early, or that still run in a stop
+
+    # while the workers run
+    raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
+    progress_check_at: float | None = None  # when to check again whether the workers make progress
+    idle_since: float = 0.0  # when a worker last made progress
+    is_idle: bool = False  # the last report said that no worker made progress
+
+    # while debuggers hold workers
+    at_terminal: int | None = None  # the rank that failed and has the terminal for its debugger
+    was_debugged: bool = False  # that rank has left its debugger, and ends
+    queued: tuple[int, ...] = ()  # ranks that failed as well, and wait until that rank has left its debugger
+    attached: frozenset[int] = frozenset()  # ranks that `ddplaunch attach` holds, or a client of debugpy
+    interrupted: bool = False  # Ctrl-C went to the rank at the terminal
+
+    # while the workers are stopped
+    delayed_stop: DelayedStop | None = None
+    job_hangs: bool = False  # they are stopped because none made progress
+    others_ended: bool = False  # all workers of another node have ended since the stop
+    compared: frozenset[int] = frozenset()  # ranks whose stacks before the stop are compared with later ones
+    stuck_deadline: float | None = None  # when to do that
+    last_sweep: Sweep | None = None
+    leftovers: tuple[str, ...] = ()  # processes that the last sweep found
+
+    @property
+    def deadline(self) -> float | None:
+        """When the agent must wake at the latest."""
+        if self.suspended_at is not None or self.phase is Phase.ENDED:
+            return None
+        return soonest(
+            self.phase_deadline,
+            None if self.pauses_limits else self.warning_deadline,
+            self.raised_deadline if self.is_working and not self.is_held else None,
+            self.delayed_stop.until if self.delayed_stop else None,
+            self.stuck_deadline,
+            self.progress_check_at if self.checks_progress and self.policy.progress_interval else None,
+        )
+
+    @property
+    def rest_until(self) -> float | None:
+        """When the agent should wake for a lazy check of progress; it may come late."""
+        return self.progress_check_at if self.checks_progress and not self.policy.progress_interval else None
+
+    @property
+    def is_going(self) -> bool:
+        """Whether nothing has asked the workers to end yet."""
+        return self.is_working or self.phase is Phase.WAITING
+
+    @property
+    def is_working(self) -> bool:
+        """Whether there are workers, and nothing has asked them to end yet."""
+        return self.phase in (Phase.RUNNING, Phase.SETTLING)
+
+    @property
+    def checks_progress(self) -> bool:
+        """Whether it matters now that no worker makes progress."""
+        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.pauses_limits
+
+    @property
+    def is_sweeping_after_success(self) -> bool:
+        """Whether all workers of this node ended with status 0, and processes that they left behind are being ended."""
+        return self.phase is Phase.SWEEPING and self.why is Why.FINISHED
+
+    @property
+    def debugger(self) -> frozenset[int]:
+        """The rank whose debugger has the terminal, while it lives: one or none."""
+        return self.alive & {self.policy.debug_rank, None if self.was_debugged else self.at_terminal}
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a debugger may hold any worker now, perhaps at the exception that is to end it."""
+        return bool(self.debugger or self.alive & self.attached)
+
+    @property
+    def pauses_limits(self) -> bool:
+        """Whether a debugger holds any worker. No time limit runs then: the other workers may wait for that one."""
+        return bool(self.alive & {self.policy.debug_rank, self.at_terminal, *self.attached})
+
+    @property
+    def failure(self) -> WorkerExit | None:
+        """The first failure of this generation."""
+        return first_failure(self.exits, dict(self.raised))

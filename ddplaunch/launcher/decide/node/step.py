@@ -1,0 +1,401 @@
+"""The decision about a node's workers: a state and an event give the next state and the actions to carry out.
+
+`step` is the table of events. How workers are stopped, whatever the reason, is in `teardown`.
+"""
+
+from __future__ import annotations
+
+from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
+
+from msgspec.structs import replace
+
+from ddplaunch.launcher.decide.first_failure import follows, import_failure
+from ddplaunch.launcher.decide.node import actions, events, teardown
+from ddplaunch.launcher.decide.node.state import Phase, State
+from ddplaunch.launcher.decide.node.teardown import Result
+from ddplaunch.spec.outcome import Why, WorkerExit
+from ddplaunch.system import exitcodes
+from ddplaunch.system.loop.deadline import soonest
+
+# seconds to wait for the end of the cause, which may have closed its connections long before, and for the others to fail likewise
+CAUSE_TIMEOUT = 3.0
+END_TIMEOUT = 10.0  # seconds that a worker has to end once it has recorded the exception that ends it
+EARLY_EXIT_WARNING = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
+
+_NO_FURTHER = (Why.SIGNALLED, Why.FRONT_LOST)  # once this was reported, no generation is to begin
+
+
+def step(state: State, event: events.Event) -> Result:
+    """Return the state after `event`, and the actions to carry out."""
+    match event:
+        # the coordinator orders
+        case events.GenerationBegun(generation) if state.why in _NO_FURTHER or (state.halted and state.signum):
+            # the order crossed our report, or comes from a coordinator that has not had it
+            return replace(state, generation=generation), (actions.ReportEnded(),)
+        case events.GenerationBegun():
+            return _on_generation_begun(state, event)
+        case events.StopOrdered():
+            return _on_stop_ordered(state, event)
+        case events.KillOrdered(at):
+            return teardown.escalate(state, at)
+        case events.JobEnded(status, at):
+            state = replace(state, status=status)
+            if state.phase is Phase.WAITING:
+                return teardown.end(state)
+            return teardown.stop(state, Why.JOB_ENDED, SIGTERM, at) if state.is_working else (state, ())
+        case events.StoreOrdered():
+            hosts = bool(state.alive) and not state.hosts_store
+            return (replace(state, hosts_store=True), (actions.HostStore(),)) if hosts else (state, ())
+        # the user, or a scheduler
+        case events.SignalReceived():
+            return _on_signal(state, event)
+        case events.FrontLost(at):
+            if _may_others_run(state):
+                return teardown.stop_other_nodes(state, Why.FRONT_LOST, SIGTERM)
+            if state.is_going:
+                return teardown.stop(state, Why.FRONT_LOST, SIGTERM, at)
+            return teardown.resume(replace(state, front_lost=True), at)
+        # workers
+        case events.WorkerStarted(rank, at):
+            return _on_worker_started(state, rank, at)
+        case events.StartFailed(failure, at):
+            state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
+            if not state.is_going:
+                return teardown.sweep_if_all_ended(state, at)
+            return teardown.stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
+        case events.ErrorRecorded(at):
+            return (replace(state, raised_deadline=at + END_TIMEOUT) if state.raised_deadline is None else state), ()
+        case events.WorkerRaised():
+            return _on_worker_raised(state, event)
+        case events.StoreWanted():
+            return state, (actions.RequestStore(),)
+        case events.WorkerExited(exit, at):
+            return _on_worker_exited(state, exit, at)
+        case events.Swept(leftovers):
+            state = replace(state, leftovers=leftovers)
+            return (state, ()) if leftovers or state.phase is not Phase.SWEEPING else teardown.swept(state)
+        # answers to questions about workers
+        case events.Observed(progressed, at):
+            return _on_progress_checked(state, at, progressed=progressed)
+        case events.StacksCaptured():
+            return _on_stacks_captured(state, event)
+        case events.StuckFound(ranks):
+            stuck = ranks & state.compared & state.alive
+            if not stuck or state.phase is not Phase.STOPPING or state.suspended_at is not None:
+                return state, ()
+            return state, (actions.NameStuck(stuck, teardown.HANG_GRACE), actions.KillWorkers(stuck))
+        # debuggers
+        case events.TerminalRequested():
+            return _on_terminal_requested(state, event)
+        case events.TerminalReturned():
+            return _on_terminal_returned(state, event)
+        case events.DebuggerAttached(rank):
+            return _with_limits(state, replace(state, attached=state.attached | {rank}))
+        case events.DebuggerDetached(rank, at):
+            end_by = None if state.raised_deadline is None else at + END_TIMEOUT
+            left = replace(state, attached=state.attached - {rank}, idle_since=at, raised_deadline=end_by)
+            return _with_limits(state, left)
+        # time
+        case events.DeadlineReached(at):
+            return _on_deadline(state, at)
+
+
+# --- orders
+
+
+def _on_generation_begun(state: State, begun: events.GenerationBegun) -> Result:
+    """Start the workers of a generation; forget the last generation, except for facts about the whole job."""
+    state = State(
+        policy=replace(state.policy, ranks=begun.ranks),
+        phase=Phase.RUNNING,
+        generation=begun.generation,
+        generation_at=begun.at,
+        idle_since=begun.at,
+        alone=begun.alone,
+        pending=begun.ranks,
+        abandoned=state.abandoned,
+        signum=state.signum,
+        front_lost=state.front_lost,
+        halted=state.halted,
+        status=state.status,
+    )
+    return state, (actions.StartWorkers(begun.generation),)
+
+
+def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
+    """Stop for something that happened on another node. A worker here that failed because of it may have been seen first."""
+    if not state.is_working:
+        return replace(state, others_ended=state.others_ended or event.others_ended), ()
+    why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
+    explained = event.signum != SIGINT or event.silent >= teardown.SILENCE
+    return teardown.stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, explained=explained)
+
+
+# --- signals
+
+
+def _on_signal(state: State, event: events.SignalReceived) -> Result:
+    """Suspend, resume, forward or stop, by the signal; first report a signal that decides whether the job is requeued."""
+    signum, at = event.signum, event.at
+    state, then = _report_notice(state, signum)
+    if event.by_cluster and state.delayed_stop and state.delayed_stop.signum == signum:
+        state, stops = teardown.send_stop(state, by_cluster=True)  # the workers have had it
+        then = (*then, *stops)
+    more: tuple[actions.Action, ...] = ()
+    if signum == SIGTSTP:
+        if state.suspended_at is None:
+            state, more = replace(state, suspended_at=at), (actions.Suspend(),)
+    elif signum == SIGCONT and state.suspended_at is not None:
+        state, more = teardown.resume(state, at)
+    elif signum == SIGINT and state.debugger:
+        state, more = replace(state, interrupted=True), (actions.ForwardSignal(signum, state.debugger),)
+    elif signum in state.policy.stop_signals:
+        state, more = _on_stop_signal(state, event)
+    elif state.alive and not event.is_copy and not event.by_cluster:  # else the workers have had it
+        more = (actions.ForwardSignal(signum, state.alive),)
+    return state, (*then, *more)
+
+
+def _report_notice(state: State, signum: int) -> Result:
+    """Report a notice, or that the user has stopped a job that gets notices; what follows for workers is decided elsewhere."""
+    policy = state.policy
+    if policy.notices and signum in policy.stop_signals - policy.notices - {SIGTERM} and not state.abandoned:
+        return replace(state, abandoned=True), (actions.ReportNotice(signum),)
+    is_over = state.phase is Phase.ENDED or state.is_sweeping_after_success
+    if signum not in policy.notices or state.notice or is_over:
+        return state, ()
+    return replace(state, notice=signum), (actions.ReportNotice(signum),)
+
+
+def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
+    """Stop the job at the first signal to stop. At a later one kill the workers, if it is a second signal and no copy.
+
+    While workers end for another reason, a failure or a time limit, the first signal of a program leaves them time to save.
+    A signal may also come when there are no workers yet, when they have all ended, or while another node has the stop begun.
+    """
+    signum, at = event.signum, event.at
+    if state.phase is Phase.WAITING and state.why is Why.SIGNALLED:
+        return _on_second_signal_without_workers(state, event)
+    if state.is_going:
+        silent = signum == SIGINT and event.silent >= teardown.SILENCE
+        state = replace(state, signum=signum)
+        return teardown.stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=silent)
+    if _may_others_run(state):
+        return teardown.stop_other_nodes(
+            replace(state, signum=signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster
+        )
+    if state.is_sweeping_after_success and state.alone:
+        return teardown.escalate(state, at) if event.escalates else (state, ())
+    if state.why is Why.COORDINATOR and not state.signum:
+        # a scheduler signals all nodes: another node has reported this signal first, so this is no second signal
+        return replace(state, signum=signum, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
+    if event.escalates and not (event.asks_first and state.phase is Phase.STOPPING):
+        state, then = teardown.escalate(state, at)
+        return state, (*then, actions.Escalate(signum))
+    if state.halted or state.why in _NO_FURTHER:
+        return state, ()
+    # the stop goes on, whatever its reason is, and no generation begins after it
+    return replace(state, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
+
+
+def _on_second_signal_without_workers(state: State, event: events.SignalReceived) -> Result:
+    """Pass a second signal on; end at once where the coordinator is on another node, and may not answer any more."""
+    if not event.escalates:
+        return state, ()
+    escalates = actions.Escalate(event.signum)
+    if event.is_decided_here:
+        return state, (escalates,)
+    state, then = teardown.end(replace(state, status=exitcodes.of_signal(state.signum)))
+    return state, (escalates, *then)
+
+
+def _may_others_run(state: State) -> bool:
+    """Whether the workers of this node have finished while those of other nodes may still run."""
+    return state.is_sweeping_after_success and not state.alone and state.status is None
+
+
+# --- workers
+
+
+def _on_worker_started(state: State, rank: int, at: float) -> Result:
+    """Note that a worker has a process; once all workers have one, checks of progress begin."""
+    state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
+    then: tuple[actions.Action, ...] = (actions.PauseLimits(True),) if rank == state.policy.debug_rank else ()
+    if state.pending:
+        return state, then
+    if state.policy.progress_interval:
+        return state, (*then, actions.Observe())
+    if state.policy.lazy_progress_interval:
+        state = replace(state, progress_check_at=at + state.policy.lazy_progress_interval)
+    return state, then
+
+
+def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
+    """Note the exception of a worker; stop all if the worker lives on, since the other workers wait for it in silence."""
+    rank, error = event.rank, event.error
+    causes = state.causes if follows(error) else state.causes | {rank}
+    state = replace(state, raised=(*state.raised, (rank, error)), causes=causes)
+    runs = state.is_working and rank in state.alive - {*state.debugger, *state.queued}
+    # without a time torch's `@record` wrote it, which also sees exceptions that the program handles
+    if not event.lingers or not runs or error.at is None:
+        return state, ()
+    line = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
+    state, then = teardown.stop(state, Why.FAILED, SIGTERM, event.at)
+    return state, (actions.Print(line), *then)
+
+
+def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
+    """Decide what the end of a worker means for the other workers; resume time limits if it was the last in a debugger."""
+    were_paused = state.pauses_limits
+    state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), idle_since=at)
+    releases = (actions.PauseLimits(False),) if were_paused and not state.pauses_limits else ()
+    had_terminal = exit.rank in (state.policy.debug_rank, state.at_terminal)
+    if state.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
+        # the program ran, and no prompt was there to take Ctrl-C: it was meant for the job
+        state, then = teardown.stop(replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
+    elif not state.is_working:
+        state, then = teardown.sweep_if_all_ended(state, at)
+    elif exit.status != 0:
+        state, then = _on_failure(state, exit, at)
+    else:
+        state, then = _on_success(state, at)
+    return state, (*then, *releases)
+
+
+def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
+    """Stop all workers; but wait first if this failure follows another, or if all workers may fail at the same import."""
+    all_ended = not state.alive and not state.pending
+    cause_unknown = follows(exit) and not state.causes & state.alive
+    # where all have ended here, the cause may still be on another node
+    waits_for_cause = cause_unknown and not (all_ended and state.alone)
+    # if the others fail at the same import, a restart does not help
+    if waits_for_cause or (state.alive and import_failure(exit.error)):
+        deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + CAUSE_TIMEOUT
+        return replace(state, phase=Phase.SETTLING, phase_deadline=deadline), ()
+    return teardown.stop(state, Why.FAILED, SIGTERM, at)
+
+
+def _on_success(state: State, at: float) -> Result:
+    """Sweep when all workers have ended; warn some time after the first of them, which the others may wait for in vain."""
+    if state.alive or state.pending:
+        warns = state.phase is Phase.RUNNING and state.warning_deadline is None
+        return (replace(state, warning_deadline=at + EARLY_EXIT_WARNING) if warns else state), ()
+    if state.phase is Phase.SETTLING:
+        return teardown.stop(state, Why.FAILED, SIGTERM, at) if state.alone else (state, ())
+    return teardown.sweep(replace(state, why=Why.FINISHED), SIGTERM, at + teardown.SWEEP_GRACE)
+
+
+# --- progress and stacks
+
+
+def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result:
+    """Report for how long no worker has made progress. The first check cannot compare, and always says `progressed`."""
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    interval = state.policy.progress_interval or state.policy.lazy_progress_interval
+    state = replace(state, progress_check_at=at + interval)
+    if progressed or not state.checks_progress:
+        then = (actions.ReportIdle(0.0),) if state.is_idle else ()
+        return replace(state, idle_since=at, is_idle=False), then
+    return replace(state, is_idle=True), (actions.ReportIdle(at - state.idle_since),)
+
+
+def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
+    if state.delayed_stop is None or not state.delayed_stop.for_stacks:
+        return state, ()
+    if state.suspended_at is not None:
+        # a stop now would let the workers go on: it is due as soon as they are resumed
+        return replace(state, delayed_stop=replace(state.delayed_stop, until=state.suspended_at)), ()
+    return teardown.stop_with_stacks(state, event.at, event.known, event.waiting)
+
+
+# --- debuggers: a worker that failed has the terminal, others wait for it, some are attached to
+
+
+def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
+    """Lend the terminal to the first worker that has failed; queue the next workers; refuse when the job is about to end."""
+    rank = event.rank
+    if not state.is_going or state.was_debugged or rank not in state.alive:
+        return state, (actions.RefuseTerminal(rank),)
+    if state.debugger:
+        (holder,) = state.debugger
+        line = f"rank {rank} failed, too ({event.what}), and is held while rank {holder} is in the debugger"
+        return replace(state, queued=(*state.queued, rank)), (actions.Print(line),)
+    line = f"rank {rank} failed ({event.what}): its debugger has the terminal, the others are held"
+    state, holds = _with_limits(state, replace(state, at_terminal=rank))
+    return state, (actions.Print(line), *holds, actions.LendTerminal(rank))
+
+
+def _on_terminal_returned(state: State, event: events.TerminalReturned) -> Result:
+    """Have the workers that failed end, once the user has left the debugger of the first of them."""
+    queued = tuple(rank for rank in state.queued if rank != event.rank)
+    if state.at_terminal != event.rank:
+        return replace(state, queued=queued), ()
+    end_by = None if state.raised_deadline is None else event.at + END_TIMEOUT
+    refusals = tuple(actions.RefuseTerminal(rank) for rank in queued)
+    return replace(state, was_debugged=True, queued=(), raised_deadline=end_by), (actions.ShowOutput(), *refusals)
+
+
+def _with_limits(before: State, after: State) -> Result:
+    """Return the state `after`; time limits stop when the first worker is held in a debugger, and go on after the last."""
+    return after, () if before.pauses_limits == after.pauses_limits else (actions.PauseLimits(after.pauses_limits),)
+
+
+# --- time
+
+
+def _on_deadline(state: State, at: float) -> Result:
+    """Do what is due at this time. Each deadline was set when the time that it limits began."""
+    due = soonest(state.deadline, state.rest_until)
+    if due is None or at < due:
+        return state, ()
+    warns = _is_due(state.warning_deadline, at) and not state.pauses_limits
+    match state.phase:
+        case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.is_held:
+            return replace(state, raised_deadline=None), (actions.FindRaised(),)
+        case Phase.RUNNING | Phase.SETTLING if warns:
+            gone = ", ".join(map(str, sorted(exit.rank for exit in state.exits)))
+            ranks = "rank" if len(state.exits) == 1 else "ranks"
+            others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
+            line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
+            return replace(state, warning_deadline=float("inf")), (actions.Print(line),)
+        case Phase.RUNNING if _is_due(state.progress_check_at, at):
+            # if the check comes late, all was paused meanwhile: that time does not count as idle
+            late = at - (state.progress_check_at or at)
+            state = replace(state, progress_check_at=None, idle_since=state.idle_since + late)
+            return state, (actions.Observe(asks=bool(state.policy.progress_interval)),)
+        case Phase.SETTLING:
+            return teardown.stop(state, Why.FAILED, SIGTERM, at)
+        case Phase.STOPPING if state.delayed_stop and at >= state.delayed_stop.until:
+            return teardown.stop_with_stacks(state, at) if state.delayed_stop.for_stacks else teardown.send_stop(state)
+        case Phase.STOPPING if _is_due(state.stuck_deadline, at):
+            return teardown.look_for_stuck(state, at)
+        case Phase.STOPPING if warns and at < (state.phase_deadline or at):
+            until_kill = (state.phase_deadline or at) - at
+            return replace(state, warning_deadline=at + teardown.SLOW_STOP), (
+                actions.NameRunning(state.alive, until_kill),
+            )
+        case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
+            return replace(state, phase_deadline=None), (actions.KillWorkers(state.policy.ranks - state.debugger),)
+        case Phase.STOPPING:
+            return teardown.kill(state, at)
+        case Phase.KILLING:
+            return teardown.sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
+        case Phase.SWEEPING:
+            return _on_sweep_timeout(state, at)
+    return state, ()
+
+
+def _on_sweep_timeout(state: State, at: float) -> Result:
+    """Sweep again, harder: with SIGKILL, then without sparing any; then name the processes that nothing can end."""
+    last = state.last_sweep
+    if last is None or last.signum != SIGKILL:
+        return teardown.sweep(state, SIGKILL, at + teardown.TIDY_TIMEOUT)
+    if last.sparing:
+        return teardown.sweep(state, SIGKILL, at + teardown.KILL_TIMEOUT - teardown.TIDY_TIMEOUT, sparing=False)
+    state, then = teardown.swept(state)  # they are in uninterruptible sleep
+    return state, (actions.Print(f"could not be ended: {', '.join(state.leftovers)}"), *then)
+
+
+def _is_due(deadline: float | None, at: float) -> bool:
+    return deadline is not None and at >= deadline

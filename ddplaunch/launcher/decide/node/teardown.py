@@ -1,0 +1,218 @@
+"""How workers are stopped: stop, kill, sweep; then a report to the coordinator, or the exit. Pure.
+
+Each function returns the state after it and the actions to carry out, as `step` does.
+"""
+
+from __future__ import annotations
+
+from signal import SIGINT, SIGKILL, SIGTERM
+
+from msgspec.structs import replace
+
+from ddplaunch.launcher.decide.node import actions
+from ddplaunch.launcher.decide.node.state import DelayedStop, Phase, State
+from ddplaunch.spec.outcome import Why
+
+SWEEP_GRACE = 1.0  # seconds that processes left behind get after a clean end
+TIDY_TIMEOUT = 3.0  # seconds for processes that clean up: torch's manager of shared memory ends 2 s after its users
+EXPECTED_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
+SILENCE = 30.0  # seconds without any output after which Ctrl-C may be meant for a job that hangs
+SLOW_STOP = 5.0  # seconds of a long stop after which the workers that still run are named, and again
+STACKS_WITHIN = (
+    1.0  # seconds that Ctrl-C waits at most for stacks, which come in a tenth of one unless the machine is busy
+)
+# seconds from stop to SIGKILL for a worker that has not moved since: no handler of Python runs in a collective, for example
+HANG_GRACE = 5.0
+KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
+
+_ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
+_EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)  # their reports may show the workers' stacks
+# of these, the stops that do not wait for stacks unless workers may wait for others
+_SOON = (Why.FAILED, Why.COORDINATOR)
+_LEAST_CHECKS = 3  # that found no progress, before the coordinator stops a job that hangs
+
+Result = tuple[State, tuple[actions.Action, ...]]
+
+
+def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False, explained: bool = True) -> Result:
+    """Ask all workers to end within one grace period, and report the stop; without workers, only report.
+
+    `by_cluster`: the cluster signals the workers itself, so ddplaunch sends no signal; after an order of the coordinator, that
+    signal may still be on its way to this node.
+    `explained`: first capture the workers' stacks, if the user wants that and this kind of stop allows it. After Ctrl-C the
+    stacks are always captured, to know later which workers stand where they stood.
+    """
+    is_ordered = why in _ORDERED
+    reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
+    state, resumes = resume(state, at)
+    then = (*reports, *resumes)
+    if state.phase is Phase.WAITING:
+        return replace(state, why=why), then
+    state = _with_grace_period(replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING), at)
+    if by_cluster and is_ordered and state.alive:
+        return replace(state, delayed_stop=DelayedStop(signum=signum, until=at + EXPECTED_WITHIN)), resumes
+    captures_stacks = (explained or signum == SIGINT) and why in _EXPLAINED and not by_cluster
+    if captures_stacks and state.policy.stacks_within and state.alive and not state.debugger:
+        state, captures = _stop_after_stacks(state, signum, at, explained=explained)
+        return state, (*captures, *then)
+    in_debugger = state.debugger if why is Why.FAILED else frozenset()  # there the user decides when it ends
+    then = (actions.StopWorkers(signum, state.policy.ranks - in_debugger, by_cluster), *then)
+    if in_debugger:
+        then = (*then, actions.Print(f"{_what_failed(state)}; rank {min(in_debugger)} stays in the debugger"))
+    if state.alive:
+        return state, then
+    state, sweeps = sweep(state, signum, at + state.policy.grace_period)
+    return state, (*then, *sweeps)
+
+
+def _stop_after_stacks(state: State, signum: int, at: float, *, explained: bool) -> Result:
+    """Capture the workers' stacks first; when they are known, or the time is up, `send_stop` begins the grace period."""
+    interval = state.policy.progress_interval
+    within = state.policy.stacks_within if explained else min(STACKS_WITHIN, state.policy.stacks_within)
+    # an order of the coordinator does not say why; after so long without progress, the reason is that the job hangs
+    hangs = state.why is Why.COORDINATOR and 0 < _LEAST_CHECKS * interval <= at - state.idle_since
+    delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True)
+    state = replace(_with_grace_period(state, at + within), delayed_stop=delayed, job_hangs=hangs)
+    if_joined = explained and state.why in _SOON and not interval
+    return state, (actions.CaptureStacks(within, if_joined=if_joined, ras=hangs, silently=not explained),)
+
+
+def stop_with_stacks(
+    state: State, at: float, known: frozenset[int] = frozenset(), waiting: frozenset[int] = frozenset()
+) -> Result:
+    """Ask the workers to end, now that their stacks are known or their time is up; the grace period begins.
+
+    `known`: ranks whose stacks are known, `waiting`: those of them that wait for others. A check follows soon whether workers
+    still stand there: all in a job that hangs, after Ctrl-C only the waiting ones, where no handler of the signal runs.
+    """
+    state = _with_grace_period(state, at)
+    is_interrupted = state.delayed_stop is not None and state.delayed_stop.signum == SIGINT
+    compared = known if state.job_hangs else waiting if is_interrupted else frozenset[int]()
+    if compared and state.policy.grace_period > HANG_GRACE:
+        state = replace(state, compared=compared, stuck_deadline=at + HANG_GRACE)
+    return send_stop(state)
+
+
+def send_stop(state: State, *, by_cluster: bool = False) -> Result:
+    """End the delay of a stop: ddplaunch sends the signal, unless the workers have it from the cluster."""
+    assert state.delayed_stop is not None
+    stops = actions.StopWorkers(state.delayed_stop.signum, state.policy.ranks, by_cluster)
+    return replace(state, delayed_stop=None), (stops,)
+
+
+def _with_grace_period(state: State, at: float) -> State:
+    """Let the grace period begin at this time."""
+    warns = state.policy.grace_period > 2 * SLOW_STOP
+    deadline = at + state.policy.grace_period
+    return replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None)
+
+
+def look_for_stuck(state: State, at: float) -> Result:
+    """Ask which ranks still stand where they stood at the stop: these are killed before their grace period ends.
+
+    In a job that does not hang, a rank may wait for a worker that is saving. It waits in vain only once a worker has ended:
+    until then, look again later.
+    """
+    state = replace(state, stuck_deadline=None)
+    if not (ranks := state.compared & state.alive):
+        return state, ()
+    if not (state.job_hangs or state.exits or state.others_ended):
+        return replace(state, stuck_deadline=at + HANG_GRACE), ()
+    if state.warning_deadline is not None:
+        state = replace(state, warning_deadline=at + SLOW_STOP)  # the others are named once these are killed
+    return state, (actions.FindStuck(ranks),)
+
+
+def _what_failed(state: State) -> str:
+    """Return what failed, as in a sentence: "rank 1 failed (ValueError)"."""
+    first = state.failure
+    if first is not None:
+        return f"rank {first.rank} failed ({first.error.type if first.error else first.how})"
+    if state.raised:
+        rank, error = state.raised[0]
+        return f"rank {rank} failed ({error.type})"
+    return "a worker could not be started"
+
+
+def stop_other_nodes(state: State, why: Why, signum: int, *, by_cluster: bool = False) -> Result:
+    """Have the other nodes stop. Here all workers ended, and what they left behind is being swept already."""
+    return replace(state, why=why), (actions.ReportStopping(why, signum, by_cluster),)
+
+
+def sweep_if_all_ended(state: State, at: float) -> Result:
+    """Begin to sweep when a stop or a kill has ended the last worker."""
+    if state.alive or state.pending:
+        return state, ()
+    if state.phase is Phase.STOPPING:
+        # what the workers left behind gets the rest of the one grace period
+        return sweep(state, state.signum or SIGTERM, state.phase_deadline or at + SWEEP_GRACE)
+    if state.phase is Phase.KILLING:
+        return sweep(state, SIGKILL, at + TIDY_TIMEOUT)
+    return state, ()
+
+
+def escalate(state: State, at: float) -> Result:
+    """Wait no longer for a stop that has begun: SIGKILL."""
+    if not state.is_going:
+        state = replace(state, halted=True)
+    if state.phase is Phase.STOPPING:
+        return kill(state, at)
+    if state.phase is Phase.SWEEPING:
+        return sweep(state, SIGKILL, at + KILL_TIMEOUT, sparing=False)
+    return state, ()
+
+
+def kill(state: State, at: float) -> Result:
+    """Kill all workers."""
+    state, resumes = resume(state, at)
+    state = replace(_without_deadlines(state), phase=Phase.KILLING, phase_deadline=at + KILL_TIMEOUT)
+    return state, (actions.KillWorkers(state.policy.ranks), *resumes)
+
+
+def sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -> Result:
+    """End the processes that the workers, which have all ended, left behind."""
+    sweeps = actions.Sweep(signum, sparing)
+    state = replace(_without_deadlines(state), phase=Phase.SWEEPING, phase_deadline=deadline, last_sweep=sweeps)
+    return state, (sweeps,)
+
+
+def _without_deadlines(state: State) -> State:
+    """Forget the deadlines of a phase that is over."""
+    return replace(state, delayed_stop=None, stuck_deadline=None, warning_deadline=None)
+
+
+def swept(state: State) -> Result:
+    """Report that nothing of the generation is left, and wait for the coordinator, unless it has ended the job already."""
+    if state.status is not None:
+        return end(state)
+    lost = (actions.ReportStopping(Why.FRONT_LOST, SIGTERM),) if state.front_lost else ()
+    return replace(state, phase=Phase.WAITING, phase_deadline=None), (actions.ReportEnded(), *lost)
+
+
+def end(state: State) -> Result:
+    """End the job on this node, with the status that the coordinator has sent."""
+    assert state.status is not None
+    return replace(state, phase=Phase.ENDED, phase_deadline=None), (actions.Exit(state.status),)
+
+
+def resume(state: State, at: float) -> Result:
+    """Let suspended workers go on, and move every deadline by the time of the suspension; else do nothing."""
+    if state.suspended_at is None:
+        return state, ()
+    pause, delayed = at - state.suspended_at, state.delayed_stop
+
+    def later(deadline: float | None) -> float | None:
+        return None if deadline is None else deadline + pause
+
+    state = replace(
+        state,
+        suspended_at=None,
+        delayed_stop=replace(delayed, until=delayed.until + pause) if delayed else None,
+        stuck_deadline=later(state.stuck_deadline),
+        phase_deadline=later(state.phase_deadline),
+        warning_deadline=later(state.warning_deadline),
+        raised_deadline=later(state.raised_deadline),
+        progress_check_at=later(state.progress_check_at),
+        idle_since=state.idle_since + pause,
+    )
+    return state, (actions.Resume(),)

@@ -1,0 +1,110 @@
+"""What the dispatcher shows: the output of all hosts and its own messages, on their way to the front. Never blocks."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from itertools import chain
+
+from ddplaunch.launcher.output.bars import Bar, BarFeed, unpack
+from ddplaunch.reach import messages
+from ddplaunch.reach.connections import HostConnection
+from ddplaunch.reach.pipes import BARS, CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
+from ddplaunch.system import fields
+from ddplaunch.system.errors import below, visible
+from ddplaunch.system.loop.deadline import soonest
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.loop.stream import FrameError
+
+REMEMBERED = 100  # messages; hosts send an equal one at about the same time
+
+
+class Console:
+    """Stops reading the hosts' output while the front reads none; a stopped job waits UNREAD_TIMEOUT seconds for that at most."""
+
+    def __init__(self, loop: Loop, queue: OutputQueue, *, quiet: bool, reports_to_caller: bool = False) -> None:
+        """Show what hosts send through `queue`, which leads to the front; the hosts' output is not read while it is full."""
+        self._loop = loop
+        self.queue = queue
+        self._quiet = quiet
+        self._reports_to_caller = reports_to_caller
+        self._first: dict[bytes, HostConnection] = {}  # by message of ddplaunch, the host that sent it first
+        self._sent = 0  # bytes
+        self._sent_at = 0.0  # when that was last new
+        self._limits_wait = False
+        self._wakes = loop.timer(None, lambda: None)  # for the next `update`
+        self._bars: dict[HostConnection, tuple[Bar, ...]] = {}
+        self._bar_feed = BarFeed(lambda: chain.from_iterable(self._bars.values()), queue.put_bars)
+
+    def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
+        """Show output of a host; a message of ddplaunch that several hosts send, once.
+
+        Raises FrameError: it is malformed.
+        """
+        if stream == BARS:
+            self._show_bars(host, data)
+        elif stream != OURS:
+            self.queue.put(stream, data)
+        elif self._first.setdefault(data, host) is host:
+            self.queue.put(STDERR, data)
+        if len(self._first) > REMEMBERED:
+            del self._first[next(iter(self._first))]
+
+    def _show_bars(self, host: HostConnection, message: bytes) -> None:
+        """Keep the progress bars of a host, and show them with those of all hosts."""
+        try:
+            bars = unpack(message)
+        except ValueError as error:
+            raise FrameError(f"sent what it should not: {error}") from None
+        before = self._bars.get(host, ())
+        self._bars[host] = bars
+        if len(bars) < len(before):
+            self._bar_feed.update(self._loop.now())  # at once, since one may now come as a line
+        elif bars != before:
+            self._bar_feed.changed(self._loop.now())
+
+    def forget_bars(self, host: HostConnection) -> None:
+        """Show no progress bars of this host any more."""
+        if self._bars.pop(host, ()):
+            self._bar_feed.update(self._loop.now())
+
+    def note_signal(self, signum: int) -> None:
+        """Draw the progress bars again after SIGWINCH and SIGCONT: the terminal has another size, or the shell wrote to it."""
+        if signum in (signal.SIGWINCH, signal.SIGCONT):
+            self._bar_feed.repeat(self._loop.now())
+
+    def notify(self, text: str) -> None:
+        """Print a message of ddplaunch, unless quiet."""
+        if not self._quiet:
+            self.write(f"ddplaunch: {below(text)}\n")
+
+    def report(self, text: str) -> None:
+        """Tell the caller of the job, or the user, why the job failed; "" if it did not fail."""
+        if not self._reports_to_caller:
+            self.write(text)
+        elif text:
+            self.queue.put(CONTROL, messages.encode(messages.FailureText(text=fields.text(text))))
+
+    def write(self, text: str) -> None:
+        """Write to stderr."""
+        self.queue.put(STDERR, visible(text).encode(errors="replace"))
+
+    def limit_wait(self) -> None:
+        """From now on wait for the front only while the front takes output."""
+        if not self._limits_wait:
+            self._limits_wait = True
+            self._sent, self._sent_at = self.queue.sent, self._loop.now()
+
+    def update(self, hosts: Iterable[HostConnection]) -> None:
+        """Pause or resume the hosts by how full the queue is; give up a front that reads nothing. Called before each sleep."""
+        queue, now = self.queue, self._loop.now()
+        self._bar_feed.flush(now)
+        if queue.sent != self._sent or not queue.size:
+            self._sent, self._sent_at = queue.sent, now
+        elif self._limits_wait and now >= self._sent_at + UNREAD_TIMEOUT:
+            queue.abandon()
+        read_by = self._sent_at + UNREAD_TIMEOUT if self._limits_wait and queue.size else None
+        self._wakes.set(soonest(read_by, self._bar_feed.deadline))
+        if queue.full or queue.size < FULL // 2:
+            for host in hosts:
+                host.pause(queue.full)

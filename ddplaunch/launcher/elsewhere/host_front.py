@@ -1,0 +1,301 @@
+"""The front of an agent on another host: frames from the dispatcher become signals, the agent's output becomes frames.
+
+It serves the agent as `launcher.node.front` does in the command that the user typed, but never blocks. When the connection
+closes, or no frame comes for the heartbeat timeout, it closes the agent's signal pipe, and the agent ends its workers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+
+from ddplaunch.launcher.node import child
+from ddplaunch.launcher.node.signals import passed_on
+from ddplaunch.reach import messages, pipes
+from ddplaunch.reach.channel.streams import Chunk, Streams
+from ddplaunch.reach.messages import Report
+from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
+from ddplaunch.reach.protocol import (
+    CONNECT,
+    COORDINATOR_ENDED,
+    FEWER,
+    HEARTBEAT,
+    PLAIN_SIGNAL,
+    SIGNAL,
+    STREAM,
+    InputPipe,
+    OutputPipe,
+)
+from ddplaunch.record import run_socket
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.exitcodes import NODE_LOST, of_signal
+from ddplaunch.system.fields import Malformed
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.loop.stream import FrameError
+from ddplaunch.system.process.clock import PROCESS_CLOCK
+from ddplaunch.system.process.tree import ends_within, has_ended
+from ddplaunch.system.words import duration
+
+_REQUESTS = {FEWER: pipes.ONE_FEWER, COORDINATOR_ENDED: pipes.COORDINATOR_ENDED}
+_FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
+
+
+class HostFront:
+    """Serves one agent."""
+
+    def __init__(
+        self, input_pipe: InputPipe, output_pipe: OutputPipe, heartbeat_timeout: float, host: str, *, reports_job: bool
+    ) -> None:
+        """Prepare to serve; after `heartbeat_timeout` seconds without a frame the dispatcher is lost.
+
+        `host` is the name of this host in the job; one of the hosts reports how all of it ended.
+        """
+        self._input = input_pipe
+        self._output = output_pipe
+        self._heartbeat_timeout = heartbeat_timeout
+        PROCESS_CLOCK.protect(heartbeat_timeout)
+        self._host = host
+        self._reports_job = reports_job
+        self.ends_job = True  # whether the job cannot go on without this host
+        self._loop = Loop()
+        self._lost_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._disconnect)
+        self._loop.watch(input_pipe, self._on_input)
+        output_pipe.attach(self._loop)
+        self._agent: int | None = None
+        self._pipes: FrontPipes | None = None
+        self._stops: Collection[int] = ()
+        self._stopped = False
+        self._prevented: tuple[int, str] | None = None  # status and text of an agent that never began
+        # processes that outlive the agent: see `FrontPipes.spared_processes`
+        self.spared: tuple[tuple[int, int], ...] = ()
+        self._lost = False
+        self._streams: Streams | None = None  # of commands where the job was typed, which ask the agent
+        self._watch: child.Watch | None = None  # of the agent
+        self._look_at = self._loop.timer(None, self._look_whether_it_runs)
+        self._question: child.Question | None = None  # to an agent that has to end
+        self._ask_again = self._loop.timer(None, self._look_whether_stuck)
+        self._is_stuck = False  # the agent has not answered
+
+    def report(self, report: Report) -> None:
+        """Send a report to the dispatcher."""
+        self._output.put(CONTROL, messages.encode(report))
+
+    def serve(
+        self,
+        agent: Callable[[FrontPipes], int],
+        signals: Iterable[int],
+        stops: Collection[int],
+        *,
+        sent_again: frozenset[int] = frozenset(),
+    ) -> int:
+        """Run the agent, as `front.run` does; which signals escalate, `sent_again` or not, the dispatcher decides.
+
+        Raises LaunchError: the machine has no room for the agent.
+        """
+        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)  # no frame was read until now
+        passed = passed_on(signals)
+        self._stops = stops
+        if not self._input.read():  # meanwhile, as modules were imported
+            return NODE_LOST
+        self._output.put(HEARTBEAT, b"")  # from now on frames are answered
+
+        def as_agent(pipes: FrontPipes) -> int:
+            self._input.close()
+            self._output.close()
+            return agent(pipes)
+
+        pid, self._pipes = child.start(as_agent, passed, _send_error)
+        self._agent = pid
+        self._replies = Replies(self._pipes.replies[0])
+        self._watch = child.Watch(pid, self._pipes, self._replies, self._heartbeat_timeout)
+        self._look_at.set(self._loop.now() + self._watch.interval)
+        for signum in passed:  # those that come to this process itself
+            signal.signal(signum, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
+        self._take_frames()
+        pidfd = os.pidfd_open(pid)
+        self._loop.watch(pidfd, lambda: None)
+        while not has_ended(pid):
+            self._wait()
+            if self._is_stuck:
+                child.kill(pid)
+                if not ends_within(pid, child.KILL_TIMEOUT):
+                    self._output.put(OURS, child.describe_leftovers().encode())
+                    return NODE_LOST
+        self._loop.unwatch(pidfd)
+        os.close(pidfd)
+        wait_status = child.reap_agent(pid, self._pipes)
+        self.spared = tuple(self._pipes.spared_processes())
+        self._agent = None
+        self._watch_agent()
+        while self._on_output():
+            pass
+        status, message = self._prevented or child.status_of(pid, wait_status, self._host, ends_job=self.ends_job)
+        if message:
+            self._output.put(OURS, message.encode())
+        return status
+
+    def finish(self, report: Report) -> None:
+        """Send the last report, and wait until all is sent; if the job was stopped, only while there is progress."""
+        self.report(report)
+        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
+        sent, read_by = self._output.sent, self._loop.timer(self._loop.now() + UNREAD_TIMEOUT, lambda: None)
+        while self._output.size and not self._lost:
+            self._wait()
+            if self._output.sent != sent or not self._stopped:
+                sent = self._output.sent
+                read_by.set(self._loop.now() + UNREAD_TIMEOUT)
+            elif not read_by.is_set:
+                return
+
+    # --- an agent that does not run
+
+    def _ask(self) -> None:
+        """Ask the agent whether it runs."""
+        if self._agent is not None and self._pipes is not None and self._question is None:
+            self._question = child.Question(self._agent, self._pipes, self._replies)
+            self._ask_again.set(self._loop.now() + child.INTERVAL)
+
+    def _look_whether_it_runs(self) -> None:
+        """Give the agent up if it does not run. Called by the loop."""
+        if self._agent is None or self._watch is None:
+            return
+        self._look_at.set(self._loop.now() + self._watch.interval)
+        if self._question is None and not self._watch.look():
+            self._is_stuck = True
+            silence = f"did not respond for {duration(self._watch.silent)}{child.describe_silence(self._agent)}"
+            self._output.put(OURS, f"ddplaunch: the agent on {self._host} (pid {self._agent}) {silence}\n".encode())
+
+    def _look_whether_stuck(self) -> None:
+        """Find out whether the agent still answers; once the dispatcher is lost, ask again and again until the agent ends."""
+        if self._question is None:
+            return
+        if not self._question.has_answer():
+            self._ask_again.set(self._loop.now() + child.INTERVAL)
+            self._is_stuck = not self._question.repeat()
+            return
+        self._question = None
+        if self._lost:
+            self._ask()
+
+    # --- the loop
+
+    def _wait(self) -> None:
+        if self._output.broken:
+            self._disconnect()
+        self._watch_agent()
+        self._loop.run_once()
+
+    def _watch_agent(self) -> None:
+        """Read the agent's output while there is room to send it."""
+        if self._pipes is None:
+            return
+        if self._agent is not None and self._output.size < _FULL:
+            self._loop.watch(self._pipes.output[0], self._on_output)
+        else:
+            self._loop.unwatch(self._pipes.output[0])
+
+    def _on_output(self) -> bool:
+        """Send output of the agent as a frame; return whether there was any."""
+        assert self._pipes is not None
+        try:
+            message = self._pipes.output[0].recv(MESSAGE + 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        if not message:
+            self._loop.unwatch(self._pipes.output[0])
+            return False
+        self._output.put(message[:1], message[1:])
+        return True
+
+    # --- from the dispatcher
+
+    def _on_input(self) -> None:
+        """Read and take frames of the dispatcher, or disconnect at their end. Called by the loop."""
+        more = self._input.read()
+        self._take_frames()
+        if not more:
+            self._disconnect()
+
+    def _take_frames(self) -> None:
+        try:
+            while (frame := self._input.take()) is not None:
+                self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
+                self._on_message(*frame)
+        except FrameError:
+            self._disconnect()
+
+    def _on_message(self, tag: bytes, data: bytes) -> None:
+        """Take a message of the command that has started this host: a heartbeat, a signal or a client's bytes."""
+        if tag == HEARTBEAT and not self._output.size:  # else the output that waits serves as a heartbeat
+            self._output.put(HEARTBEAT, b"")
+        elif tag in (SIGNAL, PLAIN_SIGNAL) and data and 0 < data[0] < signal.NSIG:
+            if self._stopped and tag == SIGNAL and data[0] in self._stops:
+                self._ask()
+            self._stopped = self._stopped or data[0] in self._stops
+            self._prevent_start(data[0], is_printed=self._reports_job)  # all hosts get it
+            self._request(pipes.PLAIN_SIGNAL if tag == PLAIN_SIGNAL else pipes.DECIDED_SIGNAL, data[0])
+        elif tag in _REQUESTS:
+            self._request(_REQUESTS[tag])
+        elif tag in (CONNECT, STREAM):
+            self._take_chunk(tag, data)
+
+    def _take_chunk(self, tag: bytes, data: bytes) -> None:
+        """Begin or continue the stream of a command that asks the agent over the socket of the run."""
+        if self._streams is None:
+            self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, messages.encode(chunk)))
+        try:
+            if tag == STREAM:
+                self._streams.take(messages.chunk(data))
+                return
+            wanted = messages.connect(data)
+        except Malformed:
+            self._disconnect()
+            return
+        try:
+            self._streams.add(wanted.number, run_socket.connect(wanted.folder, wanted.name))
+        except (OSError, LaunchError):  # the run has ended, or its agent is stopped, and the kernel keeps no more
+            self._output.put(STREAM, messages.encode(Chunk(wanted.number)))
+
+    def _prevent_start(self, signum: int, *, is_printed: bool = True) -> None:
+        """End an agent that has not begun, if this signal stops the job; 0 stands for the loss of the dispatcher."""
+        if self._agent is None or self._pipes is None or (signum and signum not in self._stops):
+            return
+        if child.prevent_start(self._agent, self._pipes):
+            text = child.prevented_by(signum) if signum and is_printed else ""
+            self._prevented = (of_signal(signum) if signum else NODE_LOST, text)
+
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        """Prevent the start of the job, or pass the signal on to the agent: it came to this process directly."""
+        self._prevent_start(signum)
+        self._request(HOST_SIGNAL, signum)
+
+    def _request(self, kind: bytes, signum: int = 0) -> None:
+        if self._pipes is not None:
+            self._pipes.request(kind, signum)
+
+    def _disconnect(self) -> None:
+        """Handle the loss of the dispatcher: drop all output, and end the pipe of signals, on which the agent ends."""
+        if self._lost:
+            return
+        self._lost = True
+        self._lost_at.cancel()
+        self._loop.unwatch(self._input)
+        if self._streams is not None:
+            self._streams.close()
+        self._output.abandon()
+        if self._pipes is not None:
+            self._prevent_start(0)
+            os.close(self._pipes.signals[1])
+            self._ask()
+
+
+def _send_error(error: LaunchError, pipes: FrontPipes) -> None:
+    """From the agent, send this as its last message: to the dispatcher, which names the host, unless the job has begun."""
+    begun = not child.decide_start(pipes)
+    last = (OURS, error.render().encode()) if begun else (CONTROL, messages.encode(messages.refusal(error)))
+    with suppress(OSError):  # the front has ended, or does not read
+        pipes.output[1].sendmsg(last)

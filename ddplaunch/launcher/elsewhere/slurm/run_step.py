@@ -1,0 +1,187 @@
+"""How a job in a Slurm allocation becomes one step of it with an agent on each node. Starts nothing itself."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+from ddplaunch.launcher.node import child, front
+from ddplaunch.launcher.node.signals import passed_on
+from ddplaunch.plan.cluster import Allocation, endpoints
+from ddplaunch.plan.cluster.slurm import components
+from ddplaunch.reach.pipes import FrontPipes
+from ddplaunch.reach.slurm import srun
+from ddplaunch.reach.slurm.job import SlurmRequeue
+from ddplaunch.reach.slurm.srun import escaped
+from ddplaunch.reach.slurm.step import Grants, are_grants_uncertain, public_environment, query_grants, task_options
+from ddplaunch.spec.job import Given, JobSpec, Source
+from ddplaunch.spec.options import token as secret
+from ddplaunch.spec.options.parsers import write_nnodes
+from ddplaunch.spec.options.resolve import sent
+from ddplaunch.spec.options.table import Reach
+from ddplaunch.system.console.streams import Screen
+from ddplaunch.system.errors import LaunchError, below, tell
+from ddplaunch.system.process.linux import raise_open_files
+from ddplaunch.system.redaction import Redactor
+
+
+def run_step(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, *, serve: Callable[..., int] = front.run
+) -> int:
+    """Start the step, watch the step until its end, and return the exit status of the job; `serve` is that of `node.run`."""
+    if spec.wants_terminal:
+        raise _no_terminal(spec, allocation)
+    for note in allocation.notes:
+        tell(f"ddplaunch: {below(note)}\n")
+    job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
+    port = endpoints.ports_of(job_id, os.getpid())[0]
+    token = os.urandom(32).hex()
+    signals = passed_on(spec.signals)
+    mode = os.fstat(0).st_mode  # keyboard input is for the shell
+    gpus = query_grants(secret.public(env)) if are_grants_uncertain(env) else {}
+    screen = Screen.here(env, has_rows=spec.live)
+    job = srun.StepJob(
+        argv=argv(spec, allocation, sys.executable, components(env), gpus, mpi_type(env)),
+        env={
+            **environment(env, token=token, port=port),
+            secret.SCREEN: screen.text,
+            **apart(spec),
+            **secret.hidden(spec),
+        },
+        host=allocation.start[0].address,
+        ports=endpoints.ports_from(port),
+        token=token,
+        name="\0".join(("", spec.rdzv_id or "", str(port))),
+        signals=signals,
+        stops=spec.ending_signals,
+        sent_again=allocation.sent_again,
+        heartbeat_timeout=spec.heartbeat_timeout,
+        may_shorten_silence=spec.may_shorten_silence,
+        grace_period=spec.grace_period,
+        open_files=raise_open_files(),
+        notices=frozenset(spec.requeue_on),
+        requeue=SlurmRequeue(secret.public(env), spec.max_requeues, spec.grace_period),
+        is_quiet=spec.verbosity < 0,
+        live=spec.live,
+        reads_stdin=allocation.is_here and (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)),
+    )
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
+    return serve(
+        partial(run, job, srun.start_step(job)), signals, spec.ending_signals, sent_again=allocation.sent_again
+    )
+
+
+def _no_terminal(spec: JobSpec, allocation: Allocation) -> LaunchError:
+    """Return the error for a job that wants a terminal; its hint is `srun --pty`, which gives the first node one."""
+    asked, nodes = spec.wants_terminal, len(allocation.start)
+    each, rank = spec.nproc_per_node, spec.debug_rank
+    on_first = rank == 0 or (rank is not None and isinstance(each, int) and rank < each)
+    pty = "srun --pty --ntasks-per-node=1"
+    if nodes == 1 or on_first:
+        hint = f"start it yourself: `{pty} --nodes={nodes} ddplaunch {asked} ...` gives the first node yours"
+    elif rank is not None:
+        hint = (
+            f"`srun --pty` gives your terminal to the first node alone: with `--debugpy {rank}` that rank waits for an editor "
+            "to connect, wherever it runs"
+        )
+    else:
+        hint = f"`srun --pty` gives your terminal to the first node alone: `{pty} --nodes=1 ddplaunch --nnodes 1 {asked} ...`"
+    return LaunchError(f"{asked}: the step that ddplaunch would start has no terminal", hint=hint)
+
+
+def argv(
+    spec: JobSpec,
+    allocation: Allocation,
+    python: str,
+    components: Sequence[Collection[str]] = (),
+    gpus: Grants = MappingProxyType({}),
+    mpi: str = "none",
+) -> tuple[str, ...]:
+    """Return the command that starts an agent on each node.
+
+    srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. It reads nothing
+    either: an agent on this host is handed our stdin, see `reach/slurm/stdin.py`; on others no worker reads. A bad exit of one
+    kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step waits
+    for no other of the job, unless its nodes have different numbers of GPUs: `gpus` are those of each node. In a heterogeneous
+    job, each of the `components` has srun options of its own.
+    """
+    hosts = [host.address for host in allocation.start]
+    is_range = allocation.nnodes[0] < allocation.nnodes[1]
+    given = [one for one in sent(spec, Reach.STEP) if not _is_apart(one)]
+    if is_range:
+        least, most = allocation.nnodes
+        given.append(Given.typed("nnodes", write_nnodes((least, most - spec.spares))))
+    words = (*(json.dumps(one.fields()) for one in given), "--", spec.program.target, *spec.program.args)
+    agent = (python, "-P", "-m", "ddplaunch.launcher.start.task", *escaped(words))
+    # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn
+    at_once = ("--unbuffered",) if len(hosts) == 1 and not components else ()
+    outlives_nodes = ("--no-kill",) if is_range else ()
+
+    def on(nodes: Sequence[str], *of_component: str) -> list[str]:
+        return [*of_component, *task_options(nodes, gpus, mpi), "--input=none", *at_once, *outlives_nodes, *agent]
+
+    if not components:
+        return ("srun", *on(hosts))
+    parts: list[str] = []
+    for number, component in enumerate(components):
+        if chosen := [host for host in hosts if host in component]:
+            parts += (":" if parts else "srun", *on(chosen, f"--het-group={number}"))
+    return tuple(parts)
+
+
+def apart(spec: JobSpec) -> dict[str, str]:
+    """Return the variable by which the agents get the options that are not among their arguments; none if all are."""
+    fields = [one.fields() for one in sent(spec, Reach.STEP) if _is_apart(one)]
+    return {secret.OPTIONS: json.dumps(fields)} if fields else {}
+
+
+def _is_apart(given: Given) -> bool:
+    """Whether an option goes to the agents by a variable: it holds a secret, and was typed on no command line."""
+    if given.source is Source.COMMAND_LINE:
+        return False
+    redactor = Redactor()
+    redactor.text(str(given))
+    return redactor.hidden > 0
+
+
+def mpi_type(env: Mapping[str, str]) -> str:
+    """Return what srun is to prepare for MPI: what SLURM_MPI_TYPE says in a batch script, else nothing, whatever the site does.
+
+    Agents are no processes of MPI, and their workers share the task of the agent. A task that has submitted or started this
+    script has SLURM_MPI_TYPE too: that was for itself.
+    """
+    return "none" if "SLURM_STEP_ID" in env else env.get("SLURM_MPI_TYPE") or "none"
+
+
+def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
+    """Return the variables of a step of agents."""
+    kept = public_environment(env)
+    if tasks := env.get("SLURM_NTASKS_PER_NODE"):
+        kept[secret.TASKS_PER_NODE] = tasks
+    return {**kept, secret.VARIABLE: token, secret.RDZV_PORT: str(port)}
+
+
+def run(job: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
+    """Watch the step and give the job's exit status. Runs in a process of its own, in which signals are still blocked."""
+    child.decide_start(pipes)  # srun has been started: from here on there is something to be stopped
+    from ddplaunch.launcher.elsewhere.slurm.watcher import (
+        Watcher,  # takes about as long as srun does to start the agents
+    )
+    from ddplaunch.system.loop.loop import Loop
+
+    gc.freeze()
+    gc.enable()
+    return Watcher(Loop(), job, pipes).run(started)
+
+
+# --- how many GPUs each node was granted, and how srun is asked for them
+#
+# A step inherits what a job has for each node (`--gpus-per-node`, `--gres`), but is given less or nothing of `--gpus`,
+# `--gpus-per-task` and what comes with `--exclusive` (Slurm 22.05). So the GPUs of each node are asked for by number.

@@ -1,0 +1,55 @@
+"""From a job on several hosts, real or simulated, to an order for each of them, and to the dispatcher behind the front.
+
+Orders go through the pipes to the hosts, not onto their command lines.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from ddplaunch.launcher.elsewhere import dispatcher
+from ddplaunch.launcher.node.signals import passed_on
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.reach.agents import agents
+from ddplaunch.reach.connections import RemoteJob
+from ddplaunch.record.folders import run_id_of
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.options import token as secret
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.process.linux import raise_open_files
+
+
+def run_over_ssh(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, *, serve: Callable[..., int], reports_to_caller: bool
+) -> int:
+    """Start an agent on each host, show their output until all have ended, and return the exit status of the job.
+
+    `serve` and `reports_to_caller` are those of `launcher.start.node.run`.
+
+    Raises LaunchError: nothing was started.
+    """
+    if asked := spec.wants_terminal:
+        raise LaunchError(
+            f"{asked}: a worker on another node cannot have this terminal",
+            hint="debug it in a job of one node, on that host; or start ddplaunch on each node yourself, with --node-rank",
+        )
+    python = spec.remote_python or sys.executable
+    signals, run_id = passed_on(spec.signals), run_id_of(spec)
+    job = RemoteJob(
+        spec=spec,
+        agents=agents(spec, env, allocation, python, run_id, reports_to_caller=reports_to_caller),
+        run_id=run_id,
+        starter=allocation.starter,
+        python=python,
+        min_nodes=allocation.nnodes[0],
+        env=secret.public(env),
+        open_files=raise_open_files(),
+        signals=signals,
+        reports_to_caller=reports_to_caller,
+    )
+    return serve(partial(dispatcher.run, job), signals, spec.ending_signals)
+
+
+# --- the command for each host

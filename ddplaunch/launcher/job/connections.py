@@ -1,0 +1,322 @@
+"""The coordinator's connections: which peers are alive, and the offsets of their clocks. Decides nothing about the job."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from math import inf
+from socket import socket
+
+from msgspec import Struct
+
+from ddplaunch.launcher.job import messages
+from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.channel.listener import Listener
+from ddplaunch.reach.channel.peer import CLOSED, Peer, sends_again_each_second
+from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS, Silence
+from ddplaunch.system.fields import Malformed, line
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.net.addresses import is_loopback
+
+_TOO_MANY = "too many connections"
+_KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
+
+
+class Heartbeat:
+    """Counts pings without an answer, and measures the offset between two clocks as NTP does."""
+
+    def __init__(self) -> None:
+        self.unanswered = 0  # pings since the last message
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (round trip, offset), seconds
+
+    def pong_received(self, sent: float, at: float, now: float) -> None:
+        """Take a pong: the ping was sent at `sent` and answered at `at` by the other clock, the pong arrived at `now`."""
+        if sent <= now:
+            self._samples.append((now - sent, (sent + now) / 2 - at))
+
+    @property
+    def offset(self) -> float:
+        """What has to be added to the other clock's times to get ours, in seconds; right to half a round trip."""
+        if not self._samples:
+            return 0.0
+        trip, offset = min(self._samples)
+        return 0.0 if abs(offset) <= trip / 2 else offset  # if they may be one clock, as on one host, they are
+
+    @property
+    def error(self) -> float:
+        """How many seconds the offset may be wrong by; 0.0 if it is taken for one clock."""
+        return min(self._samples)[0] / 2 if self._samples and self.offset else 0.0
+
+
+_SILENT_BEATS = 2  # from one ping to the next
+_PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
+_NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """What the coordinator sets for the agents of all nodes."""
+
+    max_nodes: int
+    run_id: str
+    address: str | None  # MASTER_ADDR as the user or the cluster gave it; None: as the others reach this node
+    names: tuple[
+        str, ...
+    ] = ()  # by which others may reach it: this node was told them itself, on its own command line, say
+    key: Key
+    listen: str | None  # numeric address to listen on; None: all
+    ports: Sequence[int]  # candidates to listen on
+    has_front: bool  # a command has started all agents, and connects to forward the user's signals
+    heartbeat_timeout: float  # seconds after which a silent agent counts as lost
+    may_shorten_silence: bool = False  # for a host that answers nothing
+    listening: socket | None = None  # what listens already, at one of the ports
+
+
+class _Connection:
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.host_silence = 0.0  # seconds, as last measured
+        self.heartbeat = Heartbeat()
+        self.is_known = False  # whether it has sent a valid message besides pongs
+        self.answered = 0.0  # when it gave its last answer, or said hello, by its clock
+        self.answered_at = -inf  # when that or another message came
+
+
+class Connections:
+    """Authenticated peers by number, in order of arrival; each is pinged from time to time.
+
+    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason, whether its process
+    is known to have ended, and when its last message came. `dropped` gets each peer of whose message what it tells of workers was
+    malformed and left out, with the reason: no node is lost for that. `answered` is called at each pong. A peer learns when its
+    last pong has come if it `counts`: the coordinator does not go on without it for AT_ONCE after that.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        terms: Terms,
+        *,
+        received: Callable[[int, messages.ToCoordinator], None],
+        lost: Callable[[int, str, bool, float], None],
+        dropped: Callable[[int, str], None],
+        refused: Callable[[str, str], None],
+        answered: Callable[[], None],
+        counts: Callable[[int], bool],
+    ) -> None:
+        """Listen on one of the ports of `terms`; raise LaunchError if all are taken."""
+        self._received_message = received
+        self._lost = lost
+        self._dropped = dropped
+        self._answered = answered
+        self._counts = counts
+        self._loop = loop
+        self._heartbeat_timeout = terms.heartbeat_timeout
+        least = terms.heartbeat_timeout
+        if terms.may_shorten_silence:
+            least = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
+        self._silence = Silence(terms.heartbeat_timeout, least)
+        # of one length from the first to the last: what counts is the number of pings without an answer
+        self._beat = min(max(1.0, terms.max_nodes / _NODES_PER_BEAT), terms.heartbeat_timeout / 4)
+        self._beat_at = loop.timer(None, self._send_heartbeats)
+        self._next_beat = 0.0
+        self._unpinged: list[int] = []  # in this beat, last first
+        self._connections: dict[int, _Connection] = {}
+        self._last_id = 0
+        self._most = max(64, 2 * terms.max_nodes)
+        self._listener = Listener(
+            loop,
+            terms.key,
+            address=terms.listen,
+            ports=terms.ports,
+            opened=self._on_opened,
+            refused=refused,
+            user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is decided here
+            max_half_open=self._most,
+            listening=terms.listening,
+        )
+        self.port = self._listener.port
+
+    @property
+    def ids(self) -> Collection[int]:
+        """The peers that are connected."""
+        return self._connections.keys()
+
+    def send(self, id: int, payload: bytes) -> None:
+        """Send a message; drop it if the peer is gone."""
+        if (connection := self._connections.get(id)) is not None:
+            connection.peer.send(payload)
+
+    def admit(self, id: int) -> None:
+        """Take long messages from a peer from now on."""
+        if (connection := self._connections.get(id)) is not None:
+            connection.peer.admit()
+
+    def ping_all(self) -> None:
+        """Ping all peers now."""
+        if self._connections:
+            self._beat_at.set(self._loop.now())
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether no pong is outstanding."""
+        return all(connection.heartbeat.unanswered == 0 for connection in self._connections.values())
+
+    def offset(self, id: int) -> tuple[float, float]:
+        """Return what has to be added to this peer's times to get ours, in seconds, and how wrong that may be."""
+        connection = self._connections.get(id)
+        return (0.0, 0.0) if connection is None else (connection.heartbeat.offset, connection.heartbeat.error)
+
+    @property
+    def reached_at(self) -> str | None:
+        """The address of this node that most of the others reach."""
+        addresses = Counter(connection.peer.local_address for connection in self._connections.values())
+        return addresses.most_common(1)[0][0] if addresses else None
+
+    def far_address(self, id: int) -> str:
+        """Return the address from which a peer is connected; "" if it is gone."""
+        return self._connections[id].peer.address if id in self._connections else ""
+
+    def local_address(self, id: int) -> str:
+        """Return the address of this node that a peer has reached, as the kernel of this node has it."""
+        return self._connections[id].peer.local_address
+
+    def address(self, id: int) -> str:
+        """Return the address at which other nodes reach a peer: where the peer connects from, or ours for a peer on this host."""
+        peer = self._connections[id].peer
+        if not is_loopback(peer.address):
+            return peer.address
+        own = (connection.peer.local_address for connection in self._connections.values())
+        return next((address for address in own if not is_loopback(address)), peer.address)
+
+    def drop(self, id: int) -> None:
+        """Close a connection and report nothing."""
+        if (connection := self._connections.pop(id, None)) is not None:
+            connection.peer.close()
+
+    def answered_at(self, id: int) -> float:
+        """Return when the last message of a peer came, unless it has left."""
+        return self._connections[id].answered_at
+
+    def is_silent(self, id: int) -> bool:
+        """Return whether a peer has answered none of the last pings."""
+        return self._loop.now() - self._connections[id].answered_at > _SILENT_BEATS * self._beat
+
+    def expel(self, id: int, reason: str) -> None:
+        """Close a connection, and report it as lost."""
+        connection = self._connections.get(id)
+        if connection is not None:
+            if not connection.is_known:  # nothing else reports it
+                self._listener.report_refusal(connection.peer.address, reason)
+            connection.peer.send(messages.encode(messages.GivenUp(line(reason))))
+        self.drop(id)
+        self._lost(id, reason, False, -inf if connection is None else connection.answered_at)
+
+    def close(self) -> None:
+        """Close everything."""
+        self._listener.close()
+        self._beat_at.cancel()
+        for connection in self._connections.values():
+            connection.peer.close()
+        self._connections.clear()
+
+    # --- what comes in
+
+    def _on_opened(self, peer: Peer) -> None:
+        """Take a peer that has proven the key, and ping it once. Called by the listener."""
+        if len(self._connections) >= self._most:
+            self._listener.report_refusal(peer.address, _TOO_MANY)
+            peer.send(messages.encode(messages.GivenUp(_TOO_MANY)))
+            peer.close()
+            return
+        self._last_id += 1
+        id = self._last_id
+        self._connections[id] = _Connection(peer)
+        peer.received = lambda payload: self._on_payload(id, payload)
+        peer.closed = lambda reason: self._on_closed(id, reason)
+        self._ping(id)
+        if not self._beat_at.is_set:
+            self._beat_at.set(self._loop.now() + self._beat)
+
+    def _on_payload(self, id: int, payload: bytes) -> None:
+        """Pass on a message of a peer; expel a peer whose message is malformed. Called by the peer."""
+        connection = self._connections[id]
+        heartbeat = connection.heartbeat
+        try:
+            message = self._decoded(id, payload)
+        except Malformed as error:
+            self.expel(id, f"sent a malformed message ({error})")
+            return
+        heartbeat.unanswered = 0
+        if not isinstance(message, messages.Deserted):
+            connection.answered_at = self._loop.now()
+        if isinstance(message, messages.Pong):
+            heartbeat.pong_received(message.sent, message.at, time.monotonic())
+            connection.answered = message.at
+            self._answered()
+        elif message is not None:
+            if isinstance(message, messages.Hello):
+                connection.answered = message.at
+            self._received_message(id, message)
+            connection.is_known = True
+
+    def _decoded(self, id: int, payload: bytes) -> messages.ToCoordinator | None:
+        """Return the message. If it is malformed, but only about workers, drop it and return NoAnswer or None instead.
+
+        Raises Malformed: any other message is malformed.
+        """
+        try:
+            return messages.for_coordinator(payload)
+        except Malformed as error:
+            try:
+                message = messages.without_words(payload)
+            except Malformed:
+                raise error from None
+            self._dropped(id, str(error))
+            return message
+
+    def _on_closed(self, id: int, reason: str) -> None:
+        connection = self._connections.pop(id)
+        when = self._loop.clock.paused(self._heartbeat_timeout)
+        # the kernel closes the connections of a process that ends; an agent that goes on elsewhere says so before. A firewall
+        # may reset them
+        text = f"{reason} while the coordinator was {when}" if when else reason
+        self._lost(id, text, reason == CLOSED, connection.answered_at)
+
+    # --- time
+
+    def _send_heartbeats(self) -> None:
+        """Ping all peers, some in each turn of the loop, and give up those that have not answered for too long.
+
+        What counts is the number of pings, so that a pause of this process makes no peer look dead.
+        """
+        now = self._loop.now()
+        if not self._unpinged:
+            self._unpinged = list(reversed(self._connections))
+            self._next_beat = now + self._beat
+        due, self._unpinged = self._unpinged[-_PINGS:], self._unpinged[:-_PINGS]
+        if self._unpinged:
+            self._beat_at.set(now)
+        else:
+            self._beat_at.set(self._next_beat if self._connections else None)
+        for id in reversed(due):
+            connection = self._connections.get(id)
+            if connection is None:
+                continue
+            agent, host = connection.heartbeat.unanswered * self._beat, connection.peer.host_silence()
+            self._silence.observe(connection.host_silence, host)
+            connection.host_silence = host
+            if self._silence.seconds_left(agent, host, self._beat) == 0:
+                self.expel(id, self._silence.describe(agent))
+            else:
+                self._ping(id)
+
+    def _ping(self, id: int) -> None:
+        self._connections[id].heartbeat.unanswered += 1
+        self.confirm(id)
+
+    def confirm(self, id: int) -> None:
+        """Tell a peer that its last answer or hello has come, by a ping that nobody counts."""
+        if (connection := self._connections.get(id)) is not None:
+            answered = connection.answered if self._counts(id) else 0.0
+            ping = messages.Ping(time.monotonic(), self._silence.host_limit, answered)
+            connection.peer.send(messages.encode(ping))

@@ -1,0 +1,471 @@
+"""What the agent of node 0 is besides: `launcher.decide.job` decides for all nodes, and this carries it out.
+
+It knows its own agent; the others, if there are any, are reached through `agents`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from signal import SIGTERM
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.decide.first_failure import failed_itself
+from ddplaunch.launcher.decide.job import SELF_ID, Member
+from ddplaunch.launcher.job.orders import Forward, Generation, JobEnd, Moved, NodeEnd, Warned
+from ddplaunch.launcher.tell.job_reporter import JobReporter
+from ddplaunch.plan import Plan
+from ddplaunch.record.seen.collectives import Whereabouts
+from ddplaunch.spec.outcome import ClusterEnding, StartFailure, Traces, Why
+from ddplaunch.system import exitcodes
+from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.net.port import PortTaken, Reservation, reserve
+from ddplaunch.system.words import signal_name
+
+if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
+    from ddplaunch.launcher.job.agents import Agents
+    from ddplaunch.launcher.job.orders import Order, OrderToAll, Report
+    from ddplaunch.launcher.job.questions import NodeStreams, Questions
+    from ddplaunch.launcher.job.straggler_check import StragglerCheck
+    from ddplaunch.launcher.job.warnings import Warnings
+    from ddplaunch.reach.channel.streams import Chunk
+    from ddplaunch.record.seen import Sample
+    from ddplaunch.record.window.questions import Answer
+    from ddplaunch.system.loop.loop import Pending
+
+_EXPLAINED_WITHIN = 5.0  # seconds
+QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
+_NOT_MET_HINT = (
+    "hint: is ddplaunch running there, with the same address and token? Type `--node-rank` on all nodes or on none. "
+    "`--rdzv-timeout` sets how long to wait"
+)
+
+
+class Coordinator:
+    """The job's state, and what its decisions come to."""
+
+    def __init__(self, loop: Loop, state: job.State, draft: Plan, reporter: JobReporter) -> None:
+        """Begin in this state. `draft` is the plan of this node, made as if all nodes were like this one."""
+        self._loop = loop
+        self._draft = draft
+        self._reporter = reporter
+        self._explaining: Pending[Whereabouts] | None = None  # where the workers were, the last time
+        self._explaining_end: Pending[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
+        self.state = state
+        self._took_over = state.took_over
+        self._deadline = loop.timer(None, lambda: self.feed(job.DeadlineReached(loop.now())))  # of the state
+        self._take_order: Callable[[Order], None]  # of the coordinator's own agent
+        self._agents: Agents | None = None  # of the other nodes
+        self._traces: dict[int, Traces] = {}  # of this generation, by rank
+        self._samples: dict[int, list[Sample]] = {}  # of this generation, by member
+        self._reservation: Reservation | None = None
+        self._begin_error = ""  # why a generation could not begin, with its hint
+        self._has_ended = False
+        self._over = loop.timer(None, lambda: None)  # then the others have had the time to take note of the end
+        self._questions: Questions | None = None
+        self._streams: NodeStreams | None = None
+        self._warnings: Warnings | None = None
+        self.stragglers: StragglerCheck | None = None  # once a worker has a process group
+
+    def join(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
+        """Take the coordinator's own agent as a member, which gets its orders so; `agents` are those of the other nodes."""
+        self._take_order, self._agents = take_order, agents
+        self.feed(job.Joined(member, self._loop.now()))
+
+    # --- what comes in
+
+    def feed(self, event: job.Event) -> None:
+        """Take an event of the job: decide on the next state, then carry out the actions that follow."""
+        before = self.state
+        if isinstance(event, job.NodeEscalated):
+            self._report_now()
+        self.state, actions = job.step(before, event)
+        self._deadline.set(self.state.deadline)
+        self._reporter.on_event(event, before, self.state)
+        if self._agents is not None and self.state.electorates is not before.electorates:
+            self._agents.note_ended(before.electorates, self.state.electorates)  # before a node that leaves is let go
+        for action in actions:
+            self._carry_out(action)
+        if self.state.why is Why.FAILED and before.why is not Why.FAILED:
+            # once the workers have been asked
+            self._loop.timer(self._loop.now(), lambda: self._reporter.prepare(self.state))
+        if self._agents is not None:
+            self._agents.state_changed()
+        for asked in (self._questions, self._streams):
+            if asked is not None and len(self.state.members) < len(before.members):
+                asked.drop_departed(self.state.members)
+
+    def take_up(self, stop: node.StopOrdered | None) -> None:
+        """Learn from a node that has lost another coordinator why that one was stopping the workers."""
+        if stop is not None:
+            self.feed(job.PastStop(stop.why, stop.signum, self._loop.now()))
+
+    def take(self, id: int, report: Report) -> None:
+        """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""
+        if id not in self.state.members:
+            return
+        now = self._loop.now()
+        match report:
+            case node.RequestStore():
+                self._take_order(node.StoreOrdered(now))
+            case NodeEnd(generation) if generation == self.state.generation and not self.state.members[id].has_ended:
+                self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
+                self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
+            case Forward(signum):
+                self.forward(signum)
+            case Warned():
+                self._warn(self.state.members[id], report)
+            case node.ReportStopping(why, signum, by_cluster):
+                self.feed(job.NodeStopping(id, why, signum, now, by_cluster))
+            case node.ReportNotice(signum):
+                self.feed(job.NodeNoticed(id, signum))
+            case node.Escalate(signum):
+                self.feed(job.NodeEscalated(id, signum, now))
+            case node.ReportIdle(seconds):
+                self.feed(job.NodeIdle(id, now - seconds, now))
+            case node.PauseLimits(paused):
+                self.feed(job.LimitsPaused(id, paused))
+            case node.Suspend():
+                self.feed(job.JobSuspended(now))
+            case node.Resume():
+                self.feed(job.JobResumed(now))
+            case _:
+                self._take_about_workers(self.state.members[id], report)
+
+    def _take_about_workers(self, member: Member, report: Report) -> None:
+        """Take a report about the agent's workers: an answer, what one of them says to a client, or their stacks at the end."""
+        from ddplaunch.launcher.look.answers import received
+        from ddplaunch.reach.channel.streams import Chunk
+        from ddplaunch.record.window.questions import Answered, StacksAtEnd  # only a job that is looked into has them
+
+        match report:
+            case Chunk() if member.id == SELF_ID and self._agents is not None:  # our own agent answers a watcher
+                self._agents.send(tuple(self._agents.watchers), report)
+            case Chunk() if self._streams is not None:
+                self._streams.take(member.id, report)
+            case Answered() if self._questions is not None:
+                self._questions.take(member.id, report)
+            case StacksAtEnd(generation) if generation == self.state.generation and not member.has_ended:
+                self._samples[member.id] = received(report.stacks, member.host)
+
+    def take_of_watcher(self, chunk: Chunk) -> None:
+        """Take what is asked through the command that has started the agents: the agent that is here answers."""
+        if not self._has_ended:
+            self._take_order(chunk)
+
+    def _warn(self, member: Member, warned: Warned) -> None:
+        if self._warnings is None:
+            from ddplaunch.launcher.job.warnings import Warnings  # most jobs lack nothing
+
+            self._warnings = Warnings(self._loop, self._reporter.print, self.state.members.values)
+        self._warnings.add(member, warned)
+        if self._has_ended:
+            self._warnings.flush()
+
+    @property
+    def questions(self) -> Questions:
+        """What is asked of the agents of all nodes."""
+        if self._questions is None:
+            from ddplaunch.launcher.job.questions import Questions
+
+            self._questions = Questions(self._loop, lambda: self.state.members, self._order)
+        return self._questions
+
+    @property
+    def streams(self) -> NodeStreams:
+        """The clients that are connected to agents of other nodes, which may then hold a worker in a debugger."""
+        if self._streams is None:
+            from ddplaunch.launcher.job.questions import NodeStreams  # few jobs are debugged
+
+            def ended(id: int) -> None:
+                if id in self.state.debugging and not self.state.policy.debugs:
+                    self.feed(job.LimitsPaused(id, False))
+
+            self._streams = NodeStreams(self._loop, self._order, ended)
+        return self._streams
+
+    def attaches(self, id: int) -> bool:
+        """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
+        return self._streams is not None and id in self._streams
+
+    def last_one_ended(self) -> None:
+        """Take note that the coordinator from which this one has taken over has ended."""
+        self.feed(job.CoordinatorEnded(self._loop.now()))
+
+    def expect_one_fewer(self) -> None:
+        """Take note that a node which has not joined was given up."""
+        self.feed(job.NodeGivenUp(self._loop.now()))
+
+    def joined(self) -> None:
+        """Take note that a worker of this generation has a process group."""
+        if self.stragglers is None:
+            from ddplaunch.launcher.job.straggler_check import StragglerCheck  # many jobs have none
+
+            self.stragglers = StragglerCheck(
+                self._loop,
+                self.state.policy.straggler_check,
+                members=self._members_at_work,
+                ask=self.questions.ask,
+                offset=lambda id: (0.0, 0.0) if self._agents is None else self._agents.connections.offset(id),
+                report=self._reporter.straggler,
+                warn=self._reporter.print,
+                keep=self._reporter.keep_collectives,
+            )
+        self.stragglers.begin()
+
+    def _members_at_work(self) -> Mapping[int, Member] | None:
+        """Return the members while their workers run; None: they are not to be asked now."""
+        going = self.state.phase is job.Phase.RUNNING and self.state.suspended_at is None
+        return self.state.members if going else None
+
+    def refuse(self, id: int, reason: str, status: int, hint: str = "") -> None:
+        """Tell an agent that it cannot take part, with which its node ends; and the user."""
+        text = LaunchError(f"node 0 refused this node: {reason}", hint=hint).render()
+        self._order((id,), JobEnd(status=status, why="refused", text=text))
+        if self._agents is not None:
+            self._agents.refused(id, reason)
+
+    def release(self, id: int, signum: int) -> None:
+        """Have an agent end by the signal that it received, while the others go on."""
+        others = "go on if enough are left" if self.state.generation >= 0 else "wait for another one"
+        text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others {others}\n"
+        self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
+
+    def forward(self, signum: int) -> None:
+        """Pass a signal on to the workers of all nodes."""
+        self._order(list(self.state.members), Forward(signum))
+
+    # --- what follows
+
+    def _carry_out(self, action: job.Action) -> None:
+        """Carry out one action of the decision (`launcher.decide.job`)."""
+        match action:
+            case job.Announce() if self._agents is not None:
+                self._agents.announce(action, self.state.members)
+            case job.BeginGeneration(number, order, restarts):
+                self._begin(number, order, restarts)
+            case job.HandOver(signum, unfit) if self._agents is not None:
+                self._has_ended = self._has_ended or bool(unfit)
+                self._agents.hand_over(signum, unfit)
+            case job.StopNodes(ids, signum, by_cluster, others_ended):
+                why = self.state.why or Why.COORDINATOR
+                self._order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
+            case job.KillNodes(ids):
+                self._order(ids, node.KillOrdered(self._loop.now()))
+            case job.Refuse(id, reason, status, hint, unfit):
+                self.refuse(id, reason, status, hint)
+                if unfit is not None:
+                    self._reporter.left_out(unfit, reason)
+            case job.Release(id, signum):
+                self._has_ended = self._has_ended or id == SELF_ID
+                self.release(id, signum)
+            case job.Drop(id) if self._agents is not None:
+                self._agents.connections.drop(id)
+            case job.ReportFailure(wait):
+                self._report_when_known(partial(self._reporter.failed, self.state, self._traces, wait))
+            case job.Print(text):
+                self._reporter.print(text)
+            case job.NameIdle(seconds):
+                self._report_idle(seconds)
+            case job.NameProgress(seconds):
+                self._reporter.progress_again(seconds)
+            case job.EndJob(status, error, requeue, hint):
+                advice = f"hint: {hint}" if hint else _NOT_MET_HINT
+                if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
+                    self._end(status, text, requeue, ClusterEnding())
+                else:
+                    self._report_when_known(partial(self._end, status, "", requeue))
+
+    def _report_idle(self, seconds: float) -> None:
+        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where."""
+        if self.stragglers is None:
+            self._reporter.idle(seconds, "")
+            return
+        from ddplaunch.launcher.job.questions import Asker
+        from ddplaunch.launcher.job.straggler_check import ON_THE_WAY, WITHIN
+        from ddplaunch.launcher.look.answers import received
+        from ddplaunch.record.window.questions import AskStacks, NodeStacks
+
+        samples: list[Sample] = []
+        named_at = self.state.idle_named_at
+        guard = partial(expendable, failed=lambda _why: self._reporter.idle(seconds, ""))
+
+        def answered(member: Member, answer: Answer) -> None:
+            if isinstance(answer, NodeStacks):
+                guard(lambda: samples.extend(received(answer, member.host)))
+
+        def explained(found: Whereabouts) -> None:
+            if self._members_at_work() and self.state.progress_at <= named_at:
+                self._reporter.idle(seconds, found.what)
+
+        def done() -> None:
+            explain = partial(_explain, tuple(samples), self._reporter.cwd, of_hang=True)
+            guard(lambda: self._loop.ask(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN))
+
+        question, asker = AskStacks(WITHIN, threads=False, native=False), Asker(answered=answered, done=done)
+        guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
+
+    def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
+        """Reserve MASTER_PORT and order all agents to begin a generation; feed the failure if no port can be had."""
+        self._traces, self._samples = {}, {}
+        if self.stragglers is not None:
+            self.stragglers.end()
+        try:
+            port = self._reserve()
+        except PortTaken:
+            self.feed(job.PortTaken(self._loop.now()))
+            return
+        except LaunchError as error:
+            self._begin_error = error.render()
+            failure = StartFailure(0, self._draft.workers[0].host, error.message, error.status)
+            self.feed(job.BeginFailed(failure, self._loop.now()))
+            return
+        agreed = self._agents.agree(order) if self._agents is not None else None
+        generation = Generation(
+            number=number,
+            restarts=restarts,
+            port=port,
+            agreed=agreed,
+            ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),
+        )
+        if self._agents is not None:
+            self._agents.begin(order, generation)
+        self._take_order(generation)  # last: it is busy when it starts
+
+    def _reserve(self) -> int:
+        """Reserve MASTER_PORT, and return it; the one that was asked for may not be free where another node has taken over.
+
+        Raises:
+            PortTaken: it may soon be free.
+            LaunchError: no port can be had.
+        """
+        self._release()
+        port, origin = self._draft.master_port or 0, self._draft.reasons["master_port"]
+        if self._agents is None and 0 not in self._draft.ranks:
+            return port  # nodes that do not communicate were given it
+        try:
+            self._reservation = reserve(port, origin, again=self.state.may_wait_for_port and not self._took_over)
+        except LaunchError:
+            if not self._took_over:
+                raise
+            self._reservation = reserve()
+        return self._reservation.port
+
+    def _report_when_known(self, report: Callable[[ClusterEnding], None]) -> None:
+        """Call `report` once two answers are there: where the workers were, and, where that may be, why the cluster ends the job.
+
+        Both are found out in children, while the loop goes on: what nodes say of thousands of workers takes long to compare.
+        """
+        self._report_now()
+        question = self._reporter.question(self.state)
+
+        def explained(found: Whereabouts) -> None:
+            self._reporter.found = found
+            if question is None:
+                report(ClusterEnding())
+            else:
+                self._explaining_end = self._loop.ask(question, ClusterEnding(), report)
+
+        if not self._samples:
+            explained(Whereabouts())
+            return
+        samples = tuple(chain.from_iterable(self._samples.values()))
+        ended = frozenset(end.rank for end in self.state.exits if end.stopped_with is None or failed_itself(end))
+        explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG, ended=ended)
+        self._explaining = self._loop.ask(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN)
+
+    def _report_now(self) -> None:
+        """Report what waits to be reported, without what is not known yet."""
+        for pending in (self._explaining, self._explaining_end):
+            if pending is not None:
+                pending.give_up()
+
+    def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
+        """Report how the job ended, and send that to all agents, which have QUIT_TIMEOUT seconds to take note."""
+        if self._warnings is not None:
+            self._warnings.flush()
+        if self.stragglers is not None:
+            self.stragglers.end()
+            self._reporter.pace, self._reporter.steps = self.stragglers.last_pace, self.stragglers.last_steps
+            self._reporter.came_last = self.stragglers.last_word
+        text, outcome = self._reporter.ended(self.state, self._traces, error, ending)
+        status, why = outcome or (status, self.state.why.value if self.state.why is not None else "failed")
+        self._has_ended = True
+        self._over.set(self._loop.now() + QUIT_TIMEOUT)
+        end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
+        if self._agents is not None and self.state.is_cut_off:
+            self._agents.send(tuple(self._agents.watchers), replace(end, text=text))
+            self._agents.desert()
+        elif self._agents is not None:
+            # a command that has started the agents requeues the job, unless its shell has ended at the same SIGTERM
+            is_left_to_us = requeue == SIGTERM and self._agents.requeues_after_sigterm
+            end = replace(end, is_watched=bool(self._agents.watchers) and not is_left_to_us)
+            self._agents.end(replace(end, text=text), self.state.unneeded_spares)
+        self._take_order(end)
+
+    def _order(self, ids: Sequence[int], order: OrderToAll) -> None:
+        others = [id for id in ids if id != SELF_ID]
+        if self._agents is not None and others:
+            self._agents.send(others, order)
+        if len(others) < len(ids):
+            self._take_order(order)
+
+    def leave_unfit(self, reason: str) -> bool:
+        """Leave the job to the other nodes, since this one has failed its health check; return whether they can go on."""
+        self.feed(job.OwnUnfit(reason))
+        return self.state.phase is job.Phase.ENDED
+
+    def retire(self, successor: Moved) -> None:
+        """Decide nothing any more: the own agent follows `successor`. Connections stay open."""
+        self._deadline.cancel()
+        self._release()
+        self._take_order(successor)
+
+    def desert(self) -> None:
+        """Decide nothing any more, since this node follows another coordinator, which the other agents are to find too."""
+        if self._agents is not None:
+            self._agents.desert()
+        self.close()
+
+    # --- facts
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all agents know that the job has ended, or have had the time to learn it."""
+        if not self._has_ended or (self._agents is not None and self._agents.awaits_watcher):
+            return False
+        return self._agents is None or not self._agents.connections.ids or not self._over.is_set
+
+    @property
+    def reached_at(self) -> str | None:
+        """The address of this node that most of the others reach."""
+        return self._agents.connections.reached_at if self._agents is not None else None
+
+    def _release(self) -> None:
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
+
+    def close(self) -> None:
+        """Close all that is open."""
+        self._release()
+        self._deadline.cancel()
+        if self._streams is not None:
+            self._streams.close()
+        if self._agents is not None:
+            self._agents.close()
+
+
+def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: frozenset[int] = frozenset()) -> Whereabouts:
+    """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
+    try:
+        from ddplaunch.record.seen.collectives import describe_end  # most jobs do not fail
+
+        return describe_end(samples, cwd, of_hang=of_hang, ended=ended)
+    except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the rest is reported without
+        return Whereabouts()

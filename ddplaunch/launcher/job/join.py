@@ -1,0 +1,223 @@
+"""From the options to the agent's link: the coordinator, the key, the first message; and to the plan once all have joined."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ddplaunch import __version__
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.link import JoinRequest, Link
+from ddplaunch.launcher.job.messages import Withdrawal
+from ddplaunch.launcher.tell.reporter import Reporter
+from ddplaunch.plan import Agreed, Plan
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster.endpoints import job_name
+from ddplaunch.plan.devices.node import Node
+from ddplaunch.plan.make import make_plan
+from ddplaunch.plan.ranks import host_of
+from ddplaunch.reach.channel.handshake import key
+from ddplaunch.spec.job import JobSpec, ProgramKind
+from ddplaunch.spec.options import token
+from ddplaunch.spec.options.parsers import write_nnodes
+from ddplaunch.system.errors import LaunchError, own_imports, write_stderr
+from ddplaunch.system.fields import host, line, piece
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.net.addresses import interface_of
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.job.remote_link import RemoteLink
+
+_WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
+_SILENT = 5.0  # seconds without a word from node 0 after which it is lost
+
+
+def prepare(
+    spec: JobSpec,
+    allocation: Allocation,
+    draft: Plan,
+    env: Mapping[str, str],
+    *,
+    torch: str,
+    listening: socket.socket | None = None,
+) -> JoinRequest:
+    """Decide how this agent finds the other nodes; may look up a name. The secret, if there is one, is in `env`.
+
+    Imports the modules that `join` will need, while a failed import can still be reported.
+    """
+    rendezvous = allocation.rendezvous
+    assert rendezvous is not None
+    if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0], quiet=spec.verbosity < 0):
+        rendezvous = replace(rendezvous, coordinator=False)
+    with own_imports():  # from now on all is here, for `join` too
+        if rendezvous.coordinator is not False:
+            from ddplaunch.launcher.job import listen
+        if not rendezvous.coordinator:
+            from ddplaunch.launcher.job import remote_link  # noqa: F401
+        if allocation.is_elastic:
+            from ddplaunch.launcher.job import listen, redirector, succession_link  # noqa: F401
+    return JoinRequest(
+        spec=spec,
+        allocation=allocation,
+        draft=draft,
+        rendezvous=rendezvous,
+        key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
+        facts=messages.NodeFacts(
+            ddplaunch=__version__,
+            python=sys.version.partition(" ")[0],
+            torch=line(torch),
+            script=line(_digest(spec)),
+            nnodes=_typed_nnodes(allocation.nnodes, spec.spares),
+        ),
+        listening=listening,
+    )
+
+
+def _typed_nnodes(nnodes: tuple[int, int], spares: int) -> str:
+    running = write_nnodes((nnodes[0], nnodes[1] - spares))
+    return f"{running} with --spares {spares}" if spares else running
+
+
+def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
+    """Return the agent's link to the coordinator, which may be here.
+
+    Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
+    """
+    hello = partial(_hello, request)
+    successor = None
+    if request.allocation.is_elastic:
+        from ddplaunch.launcher.job.succession_link import SuccessionLink
+
+        successor = SuccessionLink(request, hello, loop, reporter)
+    if request.rendezvous.coordinator is not False:
+        from ddplaunch.launcher.job.listen import coordinate_if_here
+        from ddplaunch.launcher.job.local_link import LocalLink
+
+        link_to = successor.lead if successor is not None else partial(LocalLink, loop)
+        try:
+            own = coordinate_if_here(request, hello(request.rendezvous.addresses[0]), loop, reporter, link_to)
+        except LaunchError:
+            if successor is not None:
+                successor.close()
+            raise
+        if own is not None:
+            return own
+    link = successor or _remote_link(request, hello, loop)
+    link.aim(request.rendezvous.addresses, request.rendezvous.ports)
+    return link
+
+
+def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], loop: Loop) -> RemoteLink:
+    """Return a link to a coordinator elsewhere."""
+    from ddplaunch.launcher.job.remote_link import RemoteLink
+
+    return RemoteLink(
+        loop,
+        key=request.key,
+        hello=hello,
+        source=request.rendezvous.source,
+        heartbeat_timeout=request.spec.heartbeat_timeout,
+        may_shorten_silence=request.spec.may_shorten_silence,
+        rdzv_timeout=request.spec.rdzv_timeout,
+    )
+
+
+def _hello(request: JoinRequest, reached: str) -> messages.Hello:
+    """Return the first message of this node's agent to a coordinator that was reached under the name `reached`."""
+    task = request.allocation.task
+    return messages.Hello(
+        requested_rank=request.allocation.node_rank if task is None else task.rank,
+        host=host(host_of(request.allocation, socket.gethostname())),
+        workers=len(request.draft.workers),
+        backend=request.draft.backend,
+        backend_reason=line(request.draft.reasons["backend"]),
+        reached=host(reached),
+        facts=request.facts,
+    )
+
+
+def _is_here(address: str, *, quiet: bool) -> bool:
+    """Whether a name or address belongs to this host; False for a name that does not resolve yet."""
+    with own_imports():
+        from ddplaunch.system.net.addresses import is_own  # where it is not known before
+        from ddplaunch.system.net.resolver import look_up
+
+    def notify() -> None:
+        if not quiet:
+            write_stderr(f"ddplaunch: looking up {address}, to see whether the rendezvous host is this one\n")
+
+    return any(is_own(str(sockaddr[0])) for _, sockaddr in look_up(address, notify).targets)
+
+
+def _digest(spec: JobSpec) -> str:
+    """Return the name and a hash of the script, which differ between two versions; "" if the program is no script."""
+    if spec.program.kind is not ProgramKind.SCRIPT or not os.path.isfile(spec.program.target):
+        return ""
+    try:
+        with open(spec.program.target, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+    except OSError:
+        return ""  # it is gone meanwhile, which its workers tell
+    return f"{os.path.basename(spec.program.target)} ({digest.hexdigest()[:12]})"
+
+
+# --- once all have joined
+
+
+def agreed_plan(
+    agreed: Agreed, port: int, address: str | None, spec: JobSpec, allocation: Allocation, node: Node
+) -> Plan:
+    """Make the plan of this node for the generation that begins; `address` is this node's, as the others reach it.
+
+    Raises LaunchError: what was agreed on does not fit this node.
+    """
+    chosen = interface_of(spec.local_addr) if spec.local_addr else None
+    interface = chosen or (interface_of(address) if address is not None else None)
+    reason = allocation.endpoint.port_reason if allocation.endpoint.port else "reserved on node 0"
+    known = replace(allocation.endpoint, port=port, port_reason=reason)
+    return make_plan(
+        spec, replace(allocation, endpoint=known), node, run_id=agreed.run_id, agreed=agreed, interface=interface
+    )
+
+
+# --- a node that cannot take part
+
+
+def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> bool:
+    """Tell a node 0 on another host that this node does not take part; return whether node 0 was reached.
+
+    The others need not wait for this node then. Never fails itself.
+    """
+    from ddplaunch.launcher.job.remote_link import RemoteLink  # few jobs need it
+
+    rendezvous, task = allocation.rendezvous, allocation.task
+    if rendezvous is None or rendezvous.coordinator:
+        return False
+    message = Withdrawal(
+        requested_rank=allocation.node_rank if task is None else task.rank,
+        host=host(host_of(allocation, socket.gethostname())),
+        reason=piece(why.message.partition("\n")[0]),
+        hint=piece((why.hint or "").partition("\n")[0]),
+    )
+    loop = Loop()
+    link = RemoteLink(
+        loop,
+        key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
+        hello=lambda _: message,
+        source=rendezvous.source,
+        heartbeat_timeout=_SILENT,
+        rdzv_timeout=_WITHIN,
+    )
+    link.aim(rendezvous.addresses, rendezvous.ports)
+    while link.end is None:  # node 0 closes the connection, or is not reached
+        loop.run_once()
+    link.close()
+    loop.close()
+    return link.is_reached

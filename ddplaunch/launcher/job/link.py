@@ -1,0 +1,90 @@
+"""An agent's link to the coordinator: reports go there, orders come from there. Knows no network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.job.orders import ClientOrder, Forward, Generation, JobEnd, Moved
+from ddplaunch.system.loop.loop import Loop
+
+if TYPE_CHECKING:
+    import socket
+
+    from ddplaunch.launcher.job import messages
+    from ddplaunch.launcher.job.coordinator import Coordinator
+    from ddplaunch.launcher.job.orders import Order, Report
+    from ddplaunch.plan import Plan
+    from ddplaunch.plan.cluster import Allocation, Rendezvous
+    from ddplaunch.reach.channel.handshake import Key
+    from ddplaunch.spec.job import JobSpec
+
+
+class JoinRequest(Struct, frozen=True, kw_only=True):
+    """All that this agent needs to find the others."""
+
+    spec: JobSpec
+    allocation: Allocation
+    draft: Plan
+    rendezvous: Rendezvous
+    key: Key
+    facts: messages.NodeFacts
+    listening: socket.socket | None  # what the others can reach already, if the coordinator is here
+
+
+class Link(ABC):
+    """What all kinds of links have in common."""
+
+    coordinator: Coordinator | None = None  # if it is here
+    coordinator_host = ""  # the name of its host, if it is elsewhere and has said so
+
+    def __init__(self, loop: Loop) -> None:
+        """Post each order to this loop, whose owner is an agent, or a command that has started agents."""
+        self._loop = loop
+        self.end: JobEnd | None = None  # how the job has ended, once that is known
+        self._has_ended = False
+
+    @abstractmethod
+    def send(self, report: Report) -> None:
+        """Report to the coordinator, as far as it is reached."""
+
+    @property
+    def address(self) -> str | None:
+        """The address of this node that the others reach, as far as it is known."""
+        return None if self.coordinator is None else self.coordinator.reached_at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is expected of this node."""
+        return self._has_ended if self.coordinator is None else self.coordinator.is_over
+
+    def expect_one_fewer(self) -> None:
+        """Have the coordinator wait for one node less, if it is here: only the agent of node 0 learns who was given up."""
+        if self.coordinator is not None:
+            self.coordinator.expect_one_fewer()
+
+    def leave(self) -> None:
+        """Wait for the coordinator no longer."""
+        self._has_ended = True
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all that is open."""
+
+    def take(self, order: Order) -> None:
+        """Post an order of the coordinator; after the end of the job there is none."""
+        match order:
+            case JobEnd() if self._has_ended:
+                pass
+            case Moved():
+                pass  # of a job that has no other coordinator
+            case JobEnd():
+                self._has_ended, self.end = True, order
+                self._loop.post(order)
+            case Generation() | Forward() | node.StopOrdered() | node.KillOrdered() | node.StoreOrdered():
+                self._loop.post(order)
+            case _:
+                self._loop.post(ClientOrder(order))

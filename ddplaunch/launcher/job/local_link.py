@@ -1,0 +1,67 @@
+"""The link of the coordinator's own agent, in one process with it; a job of one node has no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.job import SELF_ID, Member
+from ddplaunch.launcher.job.coordinator import Coordinator
+from ddplaunch.launcher.job.link import Link
+from ddplaunch.launcher.tell.job_reporter import JobReporter
+from ddplaunch.launcher.tell.reporter import Reporter
+from ddplaunch.plan import Plan
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.fork import is_followed
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.job.orders import Report
+
+
+class LocalLink(Link):
+    """A link whose other end is in the same process."""
+
+    coordinator: Coordinator
+
+    def __init__(self, loop: Loop, coordinator: Coordinator) -> None:
+        super().__init__(loop)
+        self.coordinator = coordinator
+
+    def send(self, report: Report) -> None:
+        """Report to the coordinator."""
+        self.coordinator.take(SELF_ID, report)
+
+    def close(self) -> None:
+        """Close the coordinator."""
+        self.coordinator.close()
+
+
+def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
+    """Return what the user decided about the job as a whole."""
+    return job.Policy(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=spec.max_restarts,
+        restart_window=spec.restart_window,
+        restart_on=spec.restart_on,
+        max_no_progress=spec.max_no_progress,
+        rdzv_timeout=spec.rdzv_timeout,
+        last_call=spec.last_call,
+        timeout=spec.timeout,
+        hang_timeout=spec.hang_timeout,
+        debugs=spec.debug_on_error or spec.debug_rank is not None or bool(spec.debugpy_ranks) or is_followed(),
+        straggler_check=spec.straggler_check,
+        notices=frozenset(spec.notices),
+    )
+
+
+def coordinate_alone(spec: JobSpec, draft: Plan, loop: Loop, reporter: Reporter) -> Link:
+    """Be the coordinator of a job of one node: no network, and its draft is its plan."""
+    state, _ = job.begin(job_policy(spec, 1, 1), loop.now())
+    coordinator = Coordinator(loop, state, draft, JobReporter(reporter, spec))
+    link = LocalLink(loop, coordinator)
+    coordinator.join(
+        link.take, Member(id=SELF_ID, host=draft.workers[0].host, workers=len(draft.workers), requested_rank=0)
+    )
+    return link

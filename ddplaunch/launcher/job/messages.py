@@ -1,0 +1,461 @@
+"""All that agents and the coordinator send each other, and what each believes: reports and orders, and what the channel needs.
+
+Pure: values to bytes and back. What does not fit its type exactly, or contradicts itself, is refused, whichever side has sent it.
+A sender makes the texts of programs valid before that (`fitted`). Sizes are bounded twice: by the frame, and by the types.
+
+An agent with the secret may lie about its own workers, and about no others: the bounds follow from how many workers it has and
+how many the job has, and are checked before any work is done with what was sent. Node 0 may order an agent to do its own part,
+and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.decide.electorate import Electorate, History, Vote
+from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself
+from ddplaunch.launcher.job.ballots import Seals, Secret
+from ddplaunch.launcher.job.orders import MAX_LEFTOVERS, Generation, JobEnd, NodeEnd, SentOrder, SentReport
+from ddplaunch.reach.channel.streams import Chunk
+from ddplaunch.record.window.questions import (
+    MAX_ENTRIES,
+    Answer,
+    Answered,
+    Ask,
+    Forget,
+    NoAnswer,
+    NodeArrivals,
+    NodeStacks,
+    NodeStatus,
+    StacksAtEnd,
+)
+from ddplaunch.spec.outcome import Frame, WorkerError, WorkerExit
+from ddplaunch.system import fields
+from ddplaunch.system.errors import below
+from ddplaunch.system.fields import (
+    Backend,
+    Duration,
+    Host,
+    Line,
+    Malformed,
+    Name,
+    Number,
+    Piece,
+    Port,
+    Seconds,
+    SignalOrNone,
+    Workers,
+    decoder,
+    line,
+    piece,
+    text,
+)
+
+_MOST_WHOLE = 4  # ends of one node that are sent with their stderr output and exception
+_SHORT = 1000  # characters of a text of each of the others,
+_SHORT_TEXTS = 100_000  # and of all these texts, so that also the ends of thousands fit into a message
+_TEXT = 20_000  # so that the whole message stays far below what a frame may hold
+_FRAMES = 100
+_PART = 250  # characters of each part of a frame
+_LONGEST_AGO = 1e12
+MAX_CANDIDATES = 16  # of the nodes of a generation: the first may take over
+MAX_VOTES = 8  # of a node that has acknowledged generations which did not begin
+
+Votes = Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
+Secrets = Annotated[tuple[Secret, ...], Meta(max_length=MAX_VOTES)]
+
+
+class NodeFacts(Struct, frozen=True):
+    """What should be equal on all nodes; "" where it is not known."""
+
+    ddplaunch: Line
+    python: Line
+    torch: Line
+    script: Line  # a digest of the program's file
+    nnodes: Line  # as it was asked for
+
+
+class Running(Struct, frozen=True):
+    """The part of a node in a generation of a coordinator that was lost."""
+
+    generation: Number
+    node_rank: Number
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """An agent to the coordinator: its identity and its resources."""
+
+    requested_rank: Number | None  # the node rank that its user gave it; None: any
+    host: Host
+    workers: Workers
+    backend: Backend  # what it would choose on its own
+    backend_reason: Line
+    reached: Host  # the host name or address under which it reached the coordinator
+    facts: NodeFacts
+    listens: Annotated[int, Meta(ge=0, le=65535)] = 0  # where others reach it, should it take over; 0: it will not
+    # of a node that has lost another coordinator
+    run_id: Name | None = None
+    votes: Votes = ()
+    secrets: Secrets = ()  # of its votes, which shows that they are its own
+    runs: Running | None = None  # whose end is still to be reported
+    stop: node.StopOrdered | None = None  # that the coordinator had ordered, or knew of
+    at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
+
+
+class Watch(Struct, frozen=True, tag="watch"):
+    """A front that has started the agents to the coordinator: it has no workers, but forwards the user's signals."""
+
+
+class Withdrawal(Struct, frozen=True, tag="withdrawal"):
+    """An agent to the coordinator, in place of its hello: it cannot take part, and why."""
+
+    requested_rank: Number | None  # as in its hello
+    host: Host
+    reason: Piece
+    hint: Piece
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """The coordinator to an agent: a heartbeat, to be answered."""
+
+    sent: Seconds
+    host_limit: Duration  # of silence, after which each takes the host of the other for lost: see `silence.py`
+    answered: Seconds = 0.0  # when the agent gave the last answer that has come, or said hello, by its clock
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    """An agent to the coordinator: the answer, at `at` by its clock."""
+
+    sent: Seconds  # as it came
+    at: Seconds
+
+
+# --- who takes over if the coordinator is lost
+
+
+class Candidate(Struct, frozen=True):
+    """A node that may take over, and where it listens then."""
+
+    votes: Votes
+    host: Host
+    address: Host
+    port: Port
+
+
+class Succession(Struct, frozen=True, kw_only=True, tag="succession"):
+    """The coordinator to each node before a generation begins: what to go by if the coordinator is lost."""
+
+    run_id: Name
+    host: Host  # of the coordinator
+    coordinator: Votes
+    votes: Votes = ()  # of the node that gets this
+    secrets: Secrets = ()  # of these votes
+    seals: Annotated[
+        tuple[Seals, ...], Meta(max_length=MAX_VOTES)
+    ] = ()  # of the electorates, for a node that may take over
+    candidates: Annotated[
+        tuple[Candidate, ...], Meta(max_length=MAX_CANDIDATES)
+    ]  # in the order in which they take over
+    electorates: Annotated[tuple[Electorate, ...], Meta(min_length=1, max_length=MAX_VOTES)]
+    history: History
+
+    def without(self, votes: Votes) -> Succession:
+        """Return what counts once the node with these votes is known to have ended."""
+        return replace(self, electorates=tuple(one.without(votes) for one in self.electorates))
+
+    def as_begun(self) -> Succession:
+        """Return what counts once the generation begins: the last electorate alone, which all its nodes have acknowledged."""
+        last = self.electorates[-1]
+
+        def kept(votes: Votes) -> Votes:
+            return tuple(vote for vote in votes if vote.term == last.term)
+
+        return replace(
+            self,
+            electorates=(last,),
+            coordinator=kept(self.coordinator),
+            votes=kept(self.votes),
+            secrets=tuple(
+                secret for vote, secret in zip(self.votes, self.secrets, strict=False) if vote.term == last.term
+            ),
+            seals=tuple(one for one in self.seals if one.term == last.term),
+            candidates=tuple(replace(one, votes=kept(one.votes)) for one in self.candidates),
+        )
+
+
+class Acknowledged(Struct, frozen=True, tag="acknowledged"):
+    """An agent to the coordinator: it knows the succession of this term."""
+
+    term: Number
+
+
+class Ended(Struct, frozen=True, tag="ended"):
+    """The coordinator to the nodes that may take over: the agent of the node with these votes is known to have ended."""
+
+    votes: Votes
+
+
+class GivenUp(Struct, frozen=True, tag="given_up"):
+    """The coordinator to an agent: the job goes on without this node."""
+
+    reason: Line
+
+
+class Anew(Struct, frozen=True, tag="anew"):
+    """The coordinator to an agent that has lost another one, or to `GoesOn`: it was started since, and has no part in the job."""
+
+
+class HandedOver(Struct, frozen=True, tag="handed_over"):
+    """The coordinator to all agents: it leaves the job, and another is to take over."""
+
+    signum: SignalOrNone  # by which it leaves; 0: it is unfit, or cut off from the command that started it
+    unfit: Line = ""  # why its health check has failed
+
+
+class GoesOn(Struct, frozen=True, tag="goes_on"):
+    """The coordinator that has taken over to one that was started where the first one was: the job goes on here."""
+
+    host: Host
+    port: Port
+
+
+class Deserted(Struct, frozen=True, tag="deserted"):
+    """To a coordinator that was silent for too long, or from one that gives way: this side follows another one."""
+
+
+FirstMessage = Hello | Watch | Withdrawal | GoesOn
+ToCoordinator = (
+    SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong | Acknowledged | Deserted | GoesOn
+)
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | Ended | GivenUp | HandedOver | Anew | Deserted
+
+encode = msgspec.json.Encoder().encode
+for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
+for_agent: Callable[[bytes], ToAgent] = decoder(ToAgent)
+
+# --- what a job can do without
+
+
+class _UnreadAnswer(Struct, tag="answered"):
+    number: Number
+
+
+class _UnreadStacks(Struct, tag="stacks_at_end"):
+    pass
+
+
+_unread: Callable[[bytes], _UnreadAnswer | _UnreadStacks] = decoder(_UnreadAnswer | _UnreadStacks)
+
+
+def without_words(payload: bytes) -> Answered | None:
+    """Return what stands for a malformed message that only tells of workers: for an answer that there is none, else nothing.
+
+    Raises Malformed: it is another message, of which a job cannot do without.
+    """
+    unread = _unread(payload)
+    return (
+        Answered(unread.number, NoAnswer("has sent a malformed answer")) if isinstance(unread, _UnreadAnswer) else None
+    )
+
+
+# --- before a message is sent: any receiver takes it, whatever workers and their programs wrote
+
+_M = TypeVar("_M", bound="ToCoordinator | ToAgent")
+
+
+def fitted(message: _M) -> _M:
+    """Return a report or order with its texts made valid, and cut to what a message holds."""
+    match message:
+        case NodeEnd():
+            failed, folder = message.start_failure, message.traces.log_folder
+            return replace(
+                message,
+                exits=fitted_ends(message.exits),
+                start_failure=failed and replace(failed, host="", reason=line(failed.reason)),
+                leftovers=tuple(map(line, message.leftovers[:MAX_LEFTOVERS])),
+                traces=replace(message.traces, log_folder=folder and line(folder)),
+            )
+        case JobEnd():
+            return replace(message, text=text(message.text))
+        case Generation(agreed=agreed) if agreed is not None:
+            fitting = replace(agreed, address=fields.host(agreed.address), backend_reason=line(agreed.backend_reason))
+            return replace(message, agreed=fitting)
+    return message
+
+
+def fitted_ends(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
+    """Return the ends of a node's workers, the earliest failure first. Only the first few keep tracebacks and output."""
+    ends = sorted(exits, key=failed_at)
+    failed = [end for end in ends if end.status != 0 or end.error is not None]
+    whole = {end.rank for end in sorted(failed, key=lambda end: not failed_itself(end))[:_MOST_WHOLE]}
+    short = min(_SHORT, _SHORT_TEXTS // max(1, len(ends)))
+
+    def shortened(end: WorkerExit) -> WorkerExit:
+        error = end.error
+        # the type and the message say whether this failure only follows another
+        kept = error and replace(error, type=error.type[:short], message=error.message[:short], traceback="", frames=())
+        tail = end.stderr_tail[-short:] if short and end.status != 0 and not error else ""
+        return replace(end, stderr_tail=tail, error=kept)
+
+    return tuple(_fitted_end(end if end.rank in whole else shortened(end)) for end in ends)
+
+
+def _fitted_end(end: WorkerExit) -> WorkerExit:
+    """Return the end of a worker with its texts cut to what a message holds."""
+    return replace(
+        end,
+        host="",  # the coordinator knows it from the connection
+        device=line(end.device),
+        error=end.error and _fitted_error(end.error),
+        stderr_tail=text(end.stderr_tail[-_TEXT:]),
+        log=end.log and line(end.log),
+    )
+
+
+def _fitted_error(error: WorkerError) -> WorkerError:
+    """Return an exception with its texts cut to what a message holds."""
+    return WorkerError(
+        type=piece(error.type),
+        message=text(error.message, _TEXT),
+        traceback=text(error.traceback[-_TEXT:]),
+        frames=tuple(
+            Frame(
+                file=piece(frame.file[-_PART:]),
+                line=fields.number(frame.line),
+                function=piece(frame.function, _PART),
+                source=piece(frame.source, _PART),
+            )
+            for frame in error.frames[-_FRAMES:]
+        ),
+        at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,
+    )
+
+
+# --- when it has arrived: hosts are those of the connections, times those of the receiver's clock
+
+_O = TypeVar("_O", bound="SentOrder | Ask | Forget | Chunk")
+
+
+def on_arrival(order: _O, at: float) -> _O:
+    """Return an order of node 0 with the time of its arrival; in the text of a `JobEnd`, indent what could look like ours.
+
+    Our messages begin at the left edge: only the first lines of the error and of its hint may do so.
+    """
+    match order:
+        case node.StopOrdered() | node.KillOrdered():
+            return replace(order, at=at)
+        case JobEnd(text=text):
+            error, separator, hint = text.partition("\n\nhint: ")
+            return replace(order, text=f"{below(error)}{separator}{below(hint)}")
+    return order
+
+
+def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
+    """Return the end of the node on `host`, to whose times `offset` seconds are added: what its clock lacks to ours."""
+    failed = end.start_failure
+
+    def moved(exit: WorkerExit) -> WorkerExit:
+        error, stopped_at = exit.error, exit.stopped_at
+        return replace(
+            exit,
+            host=host,
+            at=exit.at + offset,
+            stopped_at=None if stopped_at is None else stopped_at + offset,
+            error=replace(error, at=error.at + offset) if error is not None and error.at is not None else error,
+        )
+
+    exits = tuple(map(moved, end.exits))
+    return replace(end, exits=exits, start_failure=failed and replace(failed, host=host))
+
+
+# --- reports: those of an agent are about its own workers, and no more than these can have
+
+
+_MAX_PROCESSES = 65  # of a worker: itself, and what `stacks.take` asks at most of what it has started
+_MAX_SERIES = 128  # of a worker: process groups
+
+
+def speaks_for_others(report: NodeEnd | StacksAtEnd, own: Sequence[int]) -> bool:
+    """Whether what is said of the end of a generation names workers that are not the agent's own, or ends one of them twice."""
+    if isinstance(report, StacksAtEnd):
+        return not all(process.rank in own for process in report.stacks.processes)
+    ranks = [end.rank for end in report.exits]
+    named = [*ranks, *([report.start_failure.rank] if report.start_failure else [])]
+    return len(set(ranks)) < len(ranks) or not all(rank in own for rank in named)
+
+
+def why_refused(answer: Answer, own: Sequence[int], workers: int, world_size: int) -> str:
+    """Return why an answer is refused, as a predicate; "" if the answer is taken.
+
+    `own` are the ranks of the agent, none if it takes no part in a generation: then it may say of at most `workers` workers that
+    they wait to be started.
+    """
+    match answer:
+        case NodeStatus(found):
+            ranks = [worker.rank for worker in found]
+            is_own = all(rank in own for rank in ranks) if own else not any(worker.pid for worker in found)
+            if not is_own or len(set(ranks)) < len(ranks) or len(ranks) > workers:
+                return "speaks of workers that are not its own"
+        case NodeStacks(processes=processes):
+            if not all(process.rank in own for process in processes):
+                return "speaks of workers that are not its own"
+            return why_too_much(answer, len(own), world_size)
+        case NodeArrivals(series=series):
+            if not all(each.rank in own for each in series):
+                return "speaks of workers that are not its own"
+            entries = sum(len(each.numbers) + len(each.times) for each in series)
+            if len(series) > _MAX_SERIES * len(own) or entries > 2 * MAX_ENTRIES * len(own):
+                return "has more to say of collectives than its workers can have called"
+    return ""
+
+
+def why_too_much(found: NodeStacks, workers: int, world_size: int) -> str:
+    """Say, as a predicate, why these stacks cannot be those of so many workers of a job; "" if they can."""
+    if len(found.processes) > _MAX_PROCESSES * workers:
+        return "has more processes than its workers can have started"
+    if any(len(ranks) > world_size or max(ranks, default=0) >= world_size for ranks in found.members):
+        return "has process groups of more ranks than the job has"
+    return ""
+
+
+# --- orders: those that fit what an agent has said of itself, in their order
+
+
+class OrderSequence:
+    """What has been said and ordered so far."""
+
+    def __init__(self, hello: FirstMessage) -> None:
+        self._hello = hello
+        running = hello.runs if isinstance(hello, Hello) else None
+        self._generation = -1 if running is None else running.generation  # the latest
+        self._runs = running is not None  # its end was not reported yet
+        self._may_be_anew = isinstance(hello, GoesOn) or (isinstance(hello, Hello) and hello.run_id is not None)
+
+    def ended(self) -> None:
+        """Note that the end of the generation was reported."""
+        self._runs = False
+
+    def check(self, message: ToAgent) -> None:
+        """Take the next message. Raises Malformed: it begins what this agent cannot begin, or answers what was not said."""
+        if isinstance(message, Anew) and not self._may_be_anew:
+            raise Malformed("says that it is not the coordinator of before, and there was none")
+        if not isinstance(message, Generation):
+            return
+        agreed, hello = message.agreed, self._hello
+        if agreed is None:
+            raise Malformed("begins workers without saying which")
+        if not isinstance(hello, Hello):
+            raise Malformed("begins workers where there are none")
+        if len(agreed.ranks) != hello.workers:
+            raise Malformed(f"agent {agreed.index} has another number of workers")
+        if hello.requested_rank is not None and agreed.index != hello.requested_rank < agreed.nnodes:
+            raise Malformed(f"agent {agreed.index} for node rank {hello.requested_rank}")
+        if self._runs or message.number <= self._generation:
+            raise Malformed(f"generation {message.number} after {self._generation}")
+        self._generation, self._runs = message.number, True

@@ -1,0 +1,149 @@
+"""The orders that the coordinator gives an agent, the reports that an agent sends back, and what a link posts to its loop.
+
+Orders and reports travel as they are, as JSON, between nodes. Their fields have types that bound what a peer may send. Those
+about questions are in `record/window/questions.py`, which only a job that somebody looks into imports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from ddplaunch.launcher.decide import node
+from ddplaunch.plan import Agreed
+from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
+from ddplaunch.system.fields import Host, Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Text
+
+if TYPE_CHECKING:
+    from ddplaunch.reach.channel.streams import Chunk
+    from ddplaunch.record.window.questions import Answered, Ask, Forget, StacksAtEnd
+
+MAX_LEFTOVERS = 100  # processes that are named
+
+
+class Forward(Struct, frozen=True, tag="forward"):
+    """Pass this signal on to the workers: from a command that has started the agents, and from there to each agent."""
+
+    signum: Signal
+
+
+# --- orders: what the coordinator sends an agent
+
+
+class Generation(Struct, frozen=True, kw_only=True, tag="begin"):
+    """One start of all workers, as the coordinator has set it for a node."""
+
+    number: Number
+    restarts: Number  # how many of --max-restarts are used
+    port: Port  # MASTER_PORT
+    agreed: Agreed | None = None  # between several nodes; None: the node's draft is its plan
+    ranks_of_draft: tuple[Number, ...] = ()  # the ranks of this node then
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks of the workers of this node."""
+        return frozenset(self.ranks_of_draft if self.agreed is None else self.agreed.ranks)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other node takes part."""
+        return self.agreed is None or self.agreed.nnodes == 1
+
+
+class JobEnd(Struct, frozen=True, tag="quit"):
+    """How the job has ended, at least for this node."""
+
+    status: Status
+    why: Keyword  # as in `summary.json`
+    text: Text = ""  # for the user; "" if there is none
+    requeue: SignalOrNone = 0  # the notice after which the job should go back into the queue
+    is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
+
+
+class Moved(Struct, frozen=True, tag="moved"):
+    """The job goes on with the coordinator there, which has taken over before this one was started: follow that."""
+
+    address: Host
+    port: Port
+
+
+SentOrder = Generation | JobEnd | Moved | Forward | node.StopOrdered | node.KillOrdered
+
+# --- reports: what an agent sends the coordinator
+
+
+class NodeEnd(Struct, frozen=True, tag="ended"):
+    """Nothing of a generation is left on this node."""
+
+    generation: Number
+    exits: tuple[WorkerExit, ...]
+    start_failure: StartFailure | None
+    # processes that could not be ended, each as in a sentence
+    leftovers: Annotated[tuple[Line, ...], Meta(max_length=MAX_LEFTOVERS)]
+    traces: Traces
+
+
+class Warned(Struct, frozen=True, tag="warned"):
+    """Something that holds for this node, for a line of node 0 about all nodes for which it holds."""
+
+    text: Line
+    is_warning: bool = True
+
+
+class Unfit(Struct, frozen=True, tag="unfit"):
+    """This node has failed its health check before a restart, and leaves the job."""
+
+    reason: Piece
+
+
+SentReport = node.Reports | NodeEnd | Warned | Unfit | Forward
+
+if TYPE_CHECKING:
+    OrderToAll = SentOrder | Ask | Forget | Chunk
+    Order = OrderToAll | node.StoreOrdered  # the last one to the coordinator's own agent only
+    Report = SentReport | Answered | StacksAtEnd | Chunk | node.Suspend | node.Resume  # the last two from there only
+
+
+class ClientOrder(Struct, frozen=True):
+    """The coordinator passes on what a client asks about the workers of this node, no longer asks, or says to one of them."""
+
+    order: Ask | Forget | Chunk
+
+
+class Listening(Struct, frozen=True):
+    """The coordinator is here, and listens at this port: who starts the other agents passes that on."""
+
+    port: int
+
+
+class CoordinatorLost(Struct, frozen=True):
+    """A link has lost the coordinator, and looks for the one that takes over: how it was lost, for the user."""
+
+    text: str
+
+
+class Follows(Struct, frozen=True):
+    """A link has found another coordinator than before, or waits as a spare: in a sentence for the user."""
+
+    text: str
+
+
+class TookOver(Struct, frozen=True):
+    """The coordinator is here from now on: why, for the user."""
+
+    text: str
+
+
+class Retired(Struct, frozen=True):
+    """The coordinator is here no longer: the job goes on elsewhere."""
+
+
+class Coordinates(Struct, frozen=True):
+    """A coordinator that has taken over here begins a generation: who has started the agents follows it from now on."""
+
+
+class LookingForCoordinator(Struct, frozen=True):
+    """A link has not reached the coordinator yet: where it looks, and what came of it, for the user."""
+
+    text: str

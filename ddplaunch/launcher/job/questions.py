@@ -1,0 +1,144 @@
+"""What clients of node 0 have open with the other nodes: questions that are not answered by all, and streams to their agents.
+
+Opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from socket import socket
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ddplaunch.launcher.decide.job import Member
+from ddplaunch.reach.channel.streams import CHUNK, Chunk, Streams
+from ddplaunch.record.window.questions import Answer, Answered, Ask, Forget, NoAnswer, Question
+from ddplaunch.system.loop.loop import Loop, Timer
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.job.orders import OrderToAll
+
+
+class Asker(Struct, frozen=True, kw_only=True):
+    """Who wants to know: `answered` is called once for each member that was asked, then `done`; neither after `forget`."""
+
+    answered: Callable[[Member, Answer], None]
+    done: Callable[[], None]
+
+
+class _PendingQuestion(Struct):
+    asker: Asker
+    missing: dict[int, Member]  # that have not answered
+    give_up: Timer
+
+
+class Questions:
+    """At most as many as there are clients at once."""
+
+    def __init__(
+        self, loop: Loop, members: Callable[[], Mapping[int, Member]], send: Callable[[Sequence[int], OrderToAll], None]
+    ) -> None:
+        self._loop = loop
+        self._members = members
+        self._send = send
+        self._pending: dict[int, _PendingQuestion] = {}
+        self._last = 0  # number given
+
+    def ask(self, question: Question, within: float, asker: Asker) -> None:
+        """Ask all members; who has not answered in `within` seconds does not count any more."""
+        members = self._members()
+        self._last = number = self._last + 1
+        late = NoAnswer(f"has not answered within {within:g} s")
+        give_up = self._loop.timer(self._loop.now() + within, lambda: self._answer_for_all(number, late))
+        self._pending[number] = _PendingQuestion(asker, dict(members), give_up)
+        self._send(tuple(members), Ask(number, question))
+        self._close_complete()
+
+    def take(self, id: int, report: Answered) -> None:
+        """Take an answer; one that was not asked for, or comes too late, changes nothing."""
+        asked = self._pending.get(report.number)
+        if asked is not None and (member := asked.missing.pop(id, None)) is not None:
+            asked.asker.answered(member, report.answer)
+            self._close_complete()
+
+    def drop_departed(self, members: Mapping[int, Member]) -> None:
+        """Take note of which members there still are."""
+        for asked in list(self._pending.values()):
+            for id in asked.missing.keys() - members.keys():
+                asked.asker.answered(asked.missing.pop(id), NoAnswer("was lost before it had answered"))
+        self._close_complete()
+
+    def forget(self, asker: Asker) -> None:
+        """Call this one no more, and have nobody go on with an answer: it has gone."""
+        for number, asked in list(self._pending.items()):
+            if asked.asker is asker:
+                del self._pending[number]
+                asked.give_up.cancel()
+                self._send(tuple(asked.missing), Forget(number))
+
+    def _answer_for_all(self, number: int, answer: NoAnswer) -> None:
+        """Answer a question in place of all members that have not."""
+        asked = self._pending[number]
+        for id in list(asked.missing):
+            asked.asker.answered(asked.missing.pop(id), answer)
+        self._close_complete()
+
+    def _close_complete(self) -> None:
+        for number, asked in list(self._pending.items()):
+            if not asked.missing and self._pending.pop(number, None) is not None:
+                asked.give_up.cancel()
+                asked.asker.done()
+
+
+class NodeStreams:
+    """Clients that are connected to agents of other nodes, of which only what belongs to its own streams is taken."""
+
+    def __init__(
+        self, loop: Loop, send: Callable[[Sequence[int], OrderToAll], None], ended: Callable[[int], object]
+    ) -> None:
+        """`send` takes orders for agents; `ended` is told once an agent has no stream any more."""
+        self._send = send
+        self._ended = ended
+        self._agents: dict[int, int] = {}  # by the number of the stream
+        self._last = 0  # number given
+        self._streams = Streams(loop, self._on_chunk, self._on_stream_end)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._agents.values()
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def open(self, id: int, sock: socket, first: bytes, within: float, late: bytes) -> None:
+        """Connect a socket to an agent, which gets `first` from it; without a reply `within` seconds, `late` is the reply."""
+        assert len(first) <= CHUNK
+        self._last += 1
+        self._agents[self._last] = id
+        self._on_chunk(Chunk(self._last, first))
+        self._streams.add(self._last, sock, within, late)
+
+    def take(self, id: int, chunk: Chunk) -> None:
+        """Take what an agent has sent."""
+        if self._agents.get(chunk.number) == id:
+            self._streams.take(chunk)
+
+    def drop_departed(self, members: Collection[int]) -> None:
+        """End the streams of agents that are gone."""
+        for number in [number for number, id in self._agents.items() if id not in members]:
+            self._streams.finish(number)
+
+    def _on_chunk(self, chunk: Chunk) -> None:
+        """Send a chunk of a client to the agent of its stream."""
+        if (id := self._agents.get(chunk.number)) is not None:
+            self._send((id,), chunk)
+
+    def _on_stream_end(self, number: int) -> None:
+        """Forget a stream that has ended, and report an agent that has no other stream."""
+        id = self._agents.pop(number)
+        if id not in self:
+            self._ended(id)
+
+    def close(self) -> None:
+        """End all."""
+        self._streams.close()

@@ -1,0 +1,263 @@
+"""Where workers of this node ask for what a debugger needs: an abstract address that they know, never a port. Decides nothing.
+
+Who asks is known by its process, as the kernel names it. A connection lasts as long as the debugger does. Clients that profile a
+worker come to it in the same way; they hold nothing, and once a worker has its client the agent has no part in a profile.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.look.take import has_file, read_status
+from ddplaunch.record.window.requests import Attach, Attached, Profile, Reply, Unreached, reached_within
+from ddplaunch.system.errors import below
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.net.acceptor import Acceptor
+from ddplaunch.system.process.child import ATTACH_SIGNAL, RunningWorker
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.tell.reporter import Reporter
+
+_CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
+_BACKLOG = 1024
+_LONGEST = 4096  # bytes of what a worker asks
+_TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
+_OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/signals.py
+
+
+class Visitor(Protocol):
+    """The connection of a client that wants to debug or profile a worker."""
+
+    number: int
+
+    def hand_over(self, *last: Reply) -> socket.socket | None:
+        """Give the connection away behind these replies, unless it is lost."""
+
+    def finish(self, reply: Reply) -> None:
+        """Send the last reply."""
+
+    def refuse(self, reason: str) -> None:
+        """Refuse to answer, and say why."""
+
+
+class _Pending(Struct, frozen=True):
+    visitor: Visitor
+    until: float
+    profiles: bool
+
+
+class Debuggers:
+    """Takes what workers ask from the moment that it is made."""
+
+    def __init__(self, loop: Loop, running: Mapping[int, RunningWorker], reporter: Reporter, address: str) -> None:
+        """Make ready to listen at this address; `running` are the workers that there are at any time, by rank.
+
+        Raises:
+            OSError: there are too many open files.
+        """
+        self._loop = loop
+        self._running = running
+        self._reporter = reporter
+        self._debugpy_ranks: Collection[int] = ()  # of this node
+        self._ports: dict[int, tuple[socket.socket, int]] = {}  # of debugpy, with the connection of the worker
+        self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
+        self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
+        self._gives_up = loop.timer(None, self._give_up_pending)
+        self._attached: dict[int, tuple[socket.socket, socket.socket]] = {}  # the connections of worker and visitor
+        self._hang_ups = select.epoll()  # of visitors; what they send is the worker's, and not looked at
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
+        self._listener.bind("\0" + address)
+        self._acceptor = Acceptor(loop, self._listener, self._on_connection)
+        loop.watch(self._hang_ups, self._on_hang_up)
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The workers that have a debugger, or wait for one."""
+        return frozenset((*self._asking, *self._attached, *self._ports))
+
+    def listen(self, debugpy_ranks: Collection[int] | None = None) -> None:
+        """Take connections; `debugpy_ranks` are the workers of this node that are to wait for a client of debugpy."""
+        if debugpy_ranks is not None:
+            self._debugpy_ranks = debugpy_ranks
+        self._listener.listen(_BACKLOG)
+        self._acceptor.start()
+
+    def _on_connection(self, sock: socket.socket, _address: object) -> None:
+        """Take the connection of a worker of ours, known by its pid; refuse any other. Called by the acceptor."""
+        pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        rank = next((rank for rank, worker in self._running.items() if worker.pid == pid), None)
+        if rank is None or uid != os.getuid():
+            sock.close()
+            return
+        self._loop.watch(sock, partial(self._on_packet, sock, rank))
+
+    def _on_packet(self, sock: socket.socket, rank: int) -> None:
+        """Take what a worker's debugger says: it wants the terminal, or a client, or listens at a port. Called by the loop."""
+        try:
+            packet = sock.recv(_LONGEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if packet[:1] == b"E" and rank not in self._asking:
+            self._asking[rank] = sock
+            self._loop.post(node.TerminalRequested(rank, below(packet[1:].decode(errors="replace")), self._loop.now()))
+        elif (
+            packet[:1] == b"A"
+            and (pending := self._pending.pop(rank, None)) is not None
+            and (visitor := pending.visitor.hand_over(Attached())) is not None
+        ):
+            with suppress(OSError):  # it has ended, which is read
+                socket.send_fds(sock, [b"P" if pending.profiles else b"A"], [visitor.fileno()])
+            if pending.profiles:
+                visitor.close()
+                self._drop(sock, rank)
+            else:
+                self._attached[rank] = sock, visitor
+                self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)
+                self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
+        elif packet[:1] == b"P" and packet[1:].isdigit() and rank not in self._ports:
+            self._ports[rank] = sock, int(packet[1:])
+            self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
+            self._announce()
+        else:
+            self._drop(sock, rank)
+
+    def _on_hang_up(self) -> None:
+        """Signal workers whose visitors have left: a worker that runs to a breakpoint would read of that only there."""
+        left = {fd for fd, _ in self._hang_ups.poll(0)}
+        for rank, (sock, visitor) in list(self._attached.items()):
+            if visitor.fileno() in left:
+                self._on_packet(sock, rank)  # perhaps it was the worker who left
+                if (
+                    (worker := self._running.get(rank)) is not None
+                    and rank in self._attached
+                    and not _why_deadly(worker)
+                ):
+                    worker.signal(ATTACH_SIGNAL)
+
+    def _announce(self) -> None:
+        """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
+        if self._ports.keys() >= {*self._debugpy_ranks}:
+            from ddplaunch.launcher.tell.launch_json import announcement  # few jobs have one
+
+            self._reporter.write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
+
+    def _drop(self, sock: socket.socket, rank: int) -> None:
+        """Close the connection of a worker's debugger, and post that it holds the worker no more."""
+        if sock.fileno() < 0:
+            return
+        self._loop.unwatch(sock)
+        sock.close()
+        if self._asking.get(rank) is sock:
+            del self._asking[rank]
+            self._loop.post(node.TerminalReturned(rank, self._loop.now()))
+        if rank in self._ports and self._ports[rank][0] is sock:
+            del self._ports[rank]
+            self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
+        if rank in self._attached and self._attached[rank][0] is sock:
+            _, visitor = self._attached.pop(rank)
+            self._hang_ups.unregister(visitor)  # else it stays there as long as anybody has a copy
+            visitor.close()
+            self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
+
+    def lend_terminal(self, rank: int) -> None:
+        """Lend the terminal to a worker that has asked for it."""
+        if (sock := self._asking.get(rank)) is not None:
+            with suppress(OSError):  # it has ended, which is read
+                socket.send_fds(sock, [b"T"], _TERMINAL)
+
+    def refuse_terminal(self, rank: int) -> None:
+        """Let it end without."""
+        if (sock := self._asking.get(rank)) is not None:
+            self._drop(sock, rank)
+
+    def attach(self, asked: Attach | Profile, visitor: Visitor) -> None:
+        """Have a worker come for a client, which is told if that cannot be, or if the worker does not come by."""
+        rank, until = asked.rank, self._loop.now() + reached_within(asked)
+        if why := self._why_unreachable(rank):
+            visitor.refuse(f"rank {rank} {why}")
+            return
+        self.listen()
+        self._pending[rank] = _Pending(visitor, until, isinstance(asked, Profile))
+        self._gives_up.set_by(until)
+        self._running[rank].signal(ATTACH_SIGNAL)
+
+    def _why_unreachable(self, rank: int) -> str:
+        """Return why no client can get into a worker, as a predicate; "" if one can."""
+        worker = self._running.get(rank)
+        if worker is None:
+            return "has not been started yet"
+        if worker.look() is not None:
+            return "has ended"
+        if rank in self.ranks or (rank in self._pending and not self._pending[rank].profiles):
+            return "has a debugger already"
+        if rank in self._pending:
+            return "is about to be profiled"
+        return _why_not(worker)
+
+    def forget(self, client: int) -> None:
+        """Have no worker come for the client of this number any more."""
+        for rank, pending in list(self._pending.items()):
+            if pending.visitor.number == client:
+                del self._pending[rank]
+
+    def _give_up_pending(self) -> None:
+        """Refuse the worker to visitors for whom it has not come in time."""
+        now = self._loop.now()
+        for rank, pending in list(self._pending.items()):
+            if now >= pending.until:
+                del self._pending[rank]
+                pending.visitor.finish(Unreached())
+        self._gives_up.set(min((pending.until for pending in self._pending.values()), default=None))
+
+    def detach_all(self) -> None:
+        """Have workers that are asked to end go on with that: their visitors are gone."""
+        for _, visitor in self._attached.values():
+            with suppress(OSError):
+                visitor.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Take nothing any more."""
+        self._acceptor.close()
+        held = [*self._attached.items(), *self._ports.items()]
+        for rank, sock in [*self._asking.items(), *((rank, pair[0]) for rank, pair in held)]:
+            self._drop(sock, rank)
+        self._gives_up.cancel()
+        self._loop.unwatch(self._hang_ups)
+        self._hang_ups.close()
+
+
+def _why_not(worker: RunningWorker) -> str:
+    """Say, as a predicate, why a worker would not come, or would be killed by the signal; "" if it does."""
+    status = read_status(worker.pid)
+    if status is not None and status.is_stopped:
+        return "is stopped" if status.state == "T" else "is held by a debugger"
+    blocks = status is not None and status.blocks(ATTACH_SIGNAL)
+    return _why_deadly(worker) or ("blocks the signal by which a debugger would get in" if blocks else "")
+
+
+def _why_deadly(worker: RunningWorker) -> str:
+    """Return why the signal to attach might kill a worker, or not reach our handler, as a predicate; "" if it is safe."""
+    status = read_status(worker.pid)
+    if status is None:
+        return "has ended"
+    mode = 0 if worker.stacks is None else os.fstat(worker.stacks).st_mode
+    if worker.stacks is None or mode & _OTHERS:
+        return "is no Python, or has not begun to run its program"
+    if not mode & _GROUP:
+        return f"handles signal {ATTACH_SIGNAL} (SIGRTMAX-6) itself, by which a debugger would get in: its program has taken it"
+    if not has_file(worker.pid, worker.stacks) or not status.catches(ATTACH_SIGNAL):
+        return "is about to end, runs another program, or has taken the signals by which a debugger would get in"
+    return ""

@@ -1,0 +1,292 @@
+"""What looks into the workers of this node while they run: their stacks, whether they move, what is asked about them.
+
+It is made when it is first needed. It decides nothing, and waits for nothing: children ask the workers, and what they find
+becomes events.
+
+A worker moves if it, or a process below it, has written to its pipes, read or written files, computed, started or ended a
+process. One that computes and does nothing else moves too, unless it waits in a collective, and in the same one as at the look
+before: that may be all that keeps the CPU busy. A worker that cannot be judged counts as moving.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+
+from ddplaunch.launcher.decide import node
+from ddplaunch.record.seen import Sample
+from ddplaunch.record.seen.merge import is_waiting, standing
+from ddplaunch.system.errors import visible
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.ask import FIRST
+from ddplaunch.system.process.child import RunningWorker
+from ddplaunch.system.process.tree import Footprint, footprint
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.look.sampler import GpuUse
+    from ddplaunch.plan import Plan
+    from ddplaunch.record.window.questions import Answer, Answered, Question
+    from ddplaunch.spec.outcome import Progress, WorkerExit
+    from ddplaunch.system.console.streams import Written
+    from ddplaunch.system.loop.loop import Pending
+
+T = TypeVar("T")
+MAX_QUESTIONS = 8  # that children answer at once
+_LATE = 5.0  # seconds that a child may take longer than it has, on a busy machine, before it is killed
+_STUCK_WITHIN = 1.0  # seconds to find out whether workers still hang
+_STACKS_WITHIN = 2.0  # seconds to find out what workers that compute wait for
+_IDLE = 0.01  # of a CPU: threads that look from time to time whether something is to be done need less
+_LEAST_CPU = 0.02  # seconds: two ticks of the clock
+_LEAST_BYTES = 1 << 16  # that are more than one thread telling another to wake up
+
+
+class Inspection:
+    """Of one generation after another: what was asked about the workers of one is not told of those of the next."""
+
+    def __init__(
+        self, loop: Loop, host: str, running: Mapping[int, RunningWorker], printed: Callable[[int], str]
+    ) -> None:
+        """`running` are the workers of the generation that there is, by rank; none between two.
+
+        `printed` gives the end of what a rank has written to stderr.
+        """
+        self._loop = loop
+        self._host = host
+        self._running = running
+        self._printed = printed
+        self._children: dict[int, Pending[Any]] = {}  # the children that answer, by the number of the question
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was seen of the last generation."""
+        self._generation = object()
+        self._before: tuple[Sample, ...] = ()  # where the workers were when they had to end
+        self.samples: tuple[Sample, ...] = ()  # the same, if it is to be told
+        self._observed_at = 0.0
+        self._footprints: dict[int, Footprint] = {}  # at the last look
+        self._waits: dict[int, object] = {}  # in which collective those wait that are busy
+
+    def capture(
+        self,
+        workers: Iterable[RunningWorker],
+        within: float,
+        reply: Callable[[T | None], None],
+        *,
+        made: Callable[[Sequence[Sample]], T],
+        native: bool = False,
+        stacks: bool = True,
+        ras: bool = False,
+    ) -> Pending[T | None]:
+        """Capture the stacks of these workers and of their children in so many seconds.
+
+        A child asks them, and `made` turns the samples there into the value for `reply`; without room for a child, `reply` gets
+        None. `native`: with frames of C. Without `stacks`, only torch is asked about collectives, and no process is signalled.
+        `ras`: with what NCCL tells of all ranks.
+        """
+        found = list(workers)
+        files = [worker.stacks for worker in found if worker.stacks is not None and stacks]
+        until, host, printed = time.monotonic() + within, self._host, self._printed
+
+        def question() -> T:
+            from ddplaunch.launcher.look.take import Target, take
+            from ddplaunch.record.seen.reasons import last_error  # the loop does not wait for imports
+
+            left = iter(range(FIRST, FIRST + len(files)))
+            targets = [
+                Target(one.rank, one.pid, next(left) if one.stacks is not None and stacks else None, one.recorder)
+                for one in found
+            ]
+            taken = take(targets, until=until, host=host, native=native, stacks=stacks, ras=ras)
+            return made([one if one.child else replace(one, said=last_error(printed(one.rank))) for one in taken])
+
+        return self._ask(question, within, reply, files)
+
+    def _ask(
+        self,
+        question: Callable[[], T],
+        within: float,
+        reply: Callable[[T | None], None],
+        descriptors: Sequence[int] = (),
+    ) -> Pending[T | None]:
+        def guarded() -> T | None:
+            try:
+                return question()
+            except Exception:  # noqa: BLE001 - whatever it is, it is no reason to end a job
+                return None
+
+        return self._loop.ask(guarded, None, reply, descriptors, within + _LATE)
+
+    # --- where workers are that have to end
+
+    def take_stacks(self, within: float, *, ras: bool, silently: bool) -> None:
+        """Find out where the workers are; `silently`: to be told only if some do not move any more."""
+        reply = partial(self._on_stacks, self._generation, silently=silently)
+        self.capture(self._running.values(), within, reply, made=tuple, ras=ras)
+
+    def _on_stacks(self, generation: object, samples: Sequence[Sample] | None, *, silently: bool) -> None:
+        """Keep the stacks of this generation, and post who is known to wait in a collective."""
+        if generation is self._generation and self._running:  # those of the generation before have ended by themselves
+            self._before = tuple(samples or ())
+            self.samples = () if silently else self._before
+            known = _of_workers(self._before)
+            waiting = frozenset(rank for rank, sample in known.items() if is_waiting(sample))
+            self._loop.post(node.StacksCaptured(self._loop.now(), frozenset(known), waiting))
+
+    def look_for_stuck(self, ranks: Collection[int]) -> None:
+        """Find out which of these workers stand where they did when their stacks were taken."""
+        running = [self._running[rank] for rank in ranks if rank in self._running]
+        self.capture(running, _STUCK_WITHIN, partial(self._on_stuck, self._generation), made=tuple)
+
+    def _on_stuck(self, generation: object, samples: Sequence[Sample] | None) -> None:
+        """Post which workers stand where they stood when their stacks were captured before the stop."""
+        if generation is self._generation and self._running:
+            before, now = _of_workers(self._before), _of_workers(samples or ())
+            stuck = frozenset(rank for rank in before.keys() & now if standing(before[rank]) == standing(now[rank]))
+            self.samples = self._before if stuck else self.samples
+            self._loop.post(node.StuckFound(stuck, self._loop.now()))
+
+    @property
+    def stacks(self) -> bytes:
+        """A text for the folder of the run: where the workers were when they had to end; empty if that is not known."""
+        if not self.samples:
+            return b""
+        from ddplaunch.record.seen.merge import lines, merge
+
+        text = "\n".join(map(str, lines(merge(self.samples, threads=True), "", threads=True)))
+        return visible(f"{text}\n").encode(errors="replace")
+
+    # --- whether workers make progress
+
+    def observe(self, has_written: Callable[[int, float], bool], *, asks: bool) -> None:
+        """Post whether any worker has made progress since the last check, at once or after the busy workers have answered.
+
+        `has_written` says whether a rank has written to its pipes since a time. `asks`: busy workers give their stacks; else only
+        torch's recorders are read, and a worker with a terminal counts as making progress.
+        """
+        running = {rank: worker for rank, worker in self._running.items() if worker.look() is None}
+        before, since = self._footprints, self._observed_at
+        self._observed_at, self._footprints = self._loop.now(), _footprints(running)
+        busy = []
+        for rank, worker in running.items():
+            is_exempt = (worker.terminal and not asks) or rank not in before
+            least = 1 if worker.terminal else _LEAST_BYTES
+            if is_exempt or has_written(rank, since) or _has_progressed(before[rank], self._footprints[rank], least):
+                self._waits.clear()
+                return self._observed(True)
+            used = self._footprints[rank].cpu_seconds - before[rank].cpu_seconds
+            if used > max(_LEAST_CPU, _IDLE * (self._observed_at - since)):
+                busy.append(worker)
+        if not busy:
+            return self._observed(False)
+        reply = partial(self._on_busy_stacks, self._generation, busy, is_waiting if asks else _has_called)
+        self.capture(busy, _STACKS_WITHIN, reply, made=tuple, stacks=asks)
+        return None
+
+    def _on_busy_stacks(
+        self,
+        generation: object,
+        busy: Sequence[RunningWorker],
+        waits: Callable[[Sample], bool],
+        samples: Sequence[Sample] | None,
+    ) -> None:
+        """Post whether any busy worker has made progress: it has if it waits nowhere, or elsewhere than before."""
+        if generation is self._generation and self._running:
+            now = {one.rank: standing(one) for one in samples or () if not one.child and waits(one)}
+            progressed = any(one.rank not in now or now[one.rank] != self._waits.get(one.rank) for one in busy)
+            self._waits = now
+            # an answer to our question is no progress
+            self._footprints |= _footprints({one.rank: one for one in busy})
+            self._observed(progressed)
+
+    def _observed(self, progressed: bool) -> None:
+        self._loop.post(node.Observed(progressed, self._loop.now()))
+
+    # --- questions about workers
+
+    def answer(
+        self,
+        number: int,
+        question: Question,
+        reply: Callable[[Answered], None],
+        *,
+        plan: Plan,
+        exits: Sequence[WorkerExit],
+        written: Mapping[int, Written],
+        progress: Mapping[int, Progress],
+        debugged: frozenset[int],
+        gpus: Callable[[], Mapping[int, GpuUse]],
+    ) -> None:
+        """Answer a question about the workers, now or later, by a call of `reply`, unless too many are being answered.
+
+        `plan` tells of the workers while there are none, and `exits` how they ended; `written` what each has written to its
+        pipes, `progress` how far it is; `debugged` are the ranks that have a debugger; `gpus` says what their GPUs do.
+        """
+        from ddplaunch.launcher.look import answers
+        from ddplaunch.record.window.questions import (  # few are asked
+            Answered,
+            AskStacks,
+            AskStatus,
+            NoAnswer,
+            NodeArrivals,
+        )
+
+        if number in self._children:
+            return None  # it was asked before
+
+        def answered(answer: Answer | None) -> None:
+            self._children.pop(number, None)
+            reply(Answered(number, answer or NoAnswer("could not create the process that asks the workers")))
+
+        if len(self._children) >= MAX_QUESTIONS:
+            return answered(NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
+        if isinstance(question, AskStatus):
+            return answered(answers.status(plan.workers, self._running, exits, written, progress, debugged, gpus()))
+        if isinstance(question, AskStacks):
+            made = partial(answers.stacks, threads=question.threads)
+            workers = self._running.values()
+            asked = self.capture(
+                workers,
+                question.within,
+                answered,
+                made=made,
+                native=question.native,
+                stacks=question.frames,
+                ras=question.frames,
+            )
+        else:
+            recorders = {rank: worker.recorder for rank, worker in self._running.items() if worker.recorder}
+            if not recorders:
+                return answered(NodeArrivals(wall=0, members=(), series=()))
+            until = time.monotonic() + question.within
+            read = partial(answers.arrivals, recorders, until=until, every=question.every)
+            asked = self._ask(read, question.within, answered)
+        if asked.pid:
+            self._children[number] = asked
+        return None
+
+    def forget(self, number: int) -> None:
+        """Have the child that would answer this question end."""
+        if (asked := self._children.get(number)) is not None:
+            asked.give_up()
+
+
+def _of_workers(samples: Iterable[Sample]) -> dict[int, Sample]:
+    """Return the samples of workers whose stacks are known, by rank."""
+    return {one.rank: one for one in samples if one.main and not (one.child or one.ended)}
+
+
+def _footprints(running: Mapping[int, RunningWorker]) -> dict[int, Footprint]:
+    return {rank: footprint(worker.pid) for rank, worker in running.items()}
+
+
+def _has_progressed(before: Footprint, now: Footprint, least: int) -> bool:
+    return now.is_held or now.pids != before.pids or now.transferred - before.transferred >= least
+
+
+def _has_called(sample: Sample) -> bool:
+    """Return whether a worker has called a collective that is not completed."""
+    return any(not (call.done or call.is_p2p) for group in sample.groups or () for call in group.calls)

@@ -1,0 +1,192 @@
+"""What the workers use while they run: CPU, memory and steps from /proc and their files, GPUs by a child that asks NVML.
+
+A sampler never wakes the agent: it takes a sample when the agent is awake for something else, at most once a second. At rest that
+is each 10 s, when the agent looks whether the workers move. The samples become lines of samples.jsonl. The longer that file,
+the rarer they are.
+"""
+
+from __future__ import annotations
+
+import marshal
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from ddplaunch.record.events import VERSION
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.ask import FIRST
+from ddplaunch.system.process.child import RunningWorker
+from ddplaunch.system.process.tree import usage
+from ddplaunch.system.words import compress
+
+if TYPE_CHECKING:
+    from ddplaunch.plan import WorkerPlan
+    from ddplaunch.plan.devices import Device
+    from ddplaunch.spec.outcome import Progress
+
+_INTERVAL = 1.0  # seconds from one sample to the next, at least
+_DOUBLES = 1 << 17  # bytes of samples after which that doubles: 8 workers write 1 MB a day
+_SHARE = 0.005  # of a core that samples may take
+_MIB = 1 << 20
+_FRESH = 30.0  # seconds for which an answer of NVML counts
+_LONGEST_ANSWER = 1 << 16  # bytes
+
+
+class GpuUse(Struct, frozen=True):
+    """What the GPUs of a worker do, whoever uses them; None if that is not known."""
+
+    percent: int | None  # of the time in which it computed, of several GPUs on average
+    memory: int | None  # bytes in use, of several GPUs in sum
+
+
+class GpuGauge:
+    """A child that asks NVML, which may hang: nothing waits for the child, and an answer is taken when somebody comes by."""
+
+    def __init__(self, loop: Loop, devices: Sequence[Device]) -> None:
+        """The child starts with the first question; `devices` are those of this node."""
+        self._loop = loop
+        self._devices = devices
+        self._places = {device.uuid or str(device): place for place, device in enumerate(devices)}
+        self._socket: socket.socket | None = None
+        self._is_asked = False
+        self._answer: list[tuple[int | None, int | None]] = []
+        self._answered_at = -inf
+
+    def ask(self) -> None:
+        """Ask for the use of all GPUs, unless a question is not answered yet."""
+        if self._is_asked or not self._devices:
+            return
+        try:
+            if self._socket is None:
+                self._start()
+            assert self._socket is not None
+            self._socket.send(b"?")
+            self._is_asked = True
+        except OSError:  # the child has ended: there is no NVML
+            self._devices = ()
+
+    def _start(self) -> None:
+        devices = self._devices
+
+        def serve() -> None:
+            from ddplaunch.plan.devices import nvidia  # 20 ms; only this child needs it
+
+            nvidia.serve_use(FIRST, devices)
+
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        with theirs:
+            self._loop.ask(serve, None, descriptors=(theirs.fileno(),))
+
+    def take(self) -> bool:
+        """Take the answer, if it is there; return whether all questions are answered."""
+        if self._is_asked and self._socket is not None:
+            try:
+                answer = self._socket.recv(_LONGEST_ANSWER)
+            except BlockingIOError:
+                return False
+            except OSError:
+                answer = b""
+            self._is_asked = False
+            if not answer:
+                self._devices = ()
+                return False
+            self._answer, self._answered_at = marshal.loads(answer), self._loop.now()
+        return True
+
+    def of(self, names: Iterable[str]) -> GpuUse:
+        """Return what these devices do, as the last answer says; names are those of `WorkerPlan.devices`."""
+        places = [self._places[name] for name in names if name in self._places]
+        if not places or len(self._answer) <= max(places) or self._loop.now() - self._answered_at > _FRESH:
+            return GpuUse(None, None)
+        percents, memories = zip(*(self._answer[place] for place in places), strict=True)
+        known = [percent for percent in percents if percent is not None]
+        used = [memory for memory in memories if memory is not None]
+        return GpuUse(round(sum(known) / len(known)) if known else None, sum(used) if used else None)
+
+    def close(self) -> None:
+        """Have the child end."""
+        if self._socket is not None:
+            self._socket.close()
+
+
+class Sampler:
+    """Takes the samples of one generation after another, and knows what the GPUs do."""
+
+    def __init__(self, loop: Loop, devices: Sequence[Device], keep: Callable[[Mapping[str, Any]], int]) -> None:
+        """`devices` are the NVIDIA GPUs of this node; `keep` writes a sample, and returns how many bytes it has."""
+        self.due = inf  # when the next sample may be taken
+        self._loop = loop
+        self._keep = keep
+        self._gpus = GpuGauge(loop, devices)
+        self._cpu: dict[int, tuple[float, float]] = {}  # by pid: when it was read, and the seconds
+        self._unwritten: tuple[dict[str, Any], Sequence[WorkerPlan]] | None = None  # waits for what the GPUs did then
+        self._written = 0  # bytes
+
+    def sample(
+        self,
+        plans: Sequence[WorkerPlan],
+        running: Mapping[int, RunningWorker],
+        progress: Mapping[int, Progress],
+        generation: int,
+    ) -> None:
+        """Take a sample of the workers that live; one that the kernel is ending has no memory any more."""
+        began = time.process_time()
+        self.flush()
+        found = [(plan, running[plan.rank], usage(running[plan.rank].pid)) for plan in plans if plan.rank in running]
+        alive = [
+            (plan, worker, used)
+            for plan, worker, used in found
+            if used is not None and used.state not in "ZX" and used.rss
+        ]
+        now = time.monotonic()
+        shares = []
+        for _, worker, used in alive:
+            at, seconds = self._cpu.get(worker.pid, (worker.started_at, 0.0))
+            shares.append(round(100 * max(used.cpu_seconds - seconds, 0.0) / max(now - at, 0.001)))
+        self._cpu = {worker.pid: (now, used.cpu_seconds) for _, worker, used in alive}
+        row = {
+            "v": VERSION,
+            "mono": round(now, 2),
+            "generation": generation,
+            "ranks": compress(plan.rank for plan, _, _ in alive),
+            "cpu": shares,
+            "memory": [used.rss // _MIB for _, _, used in alive],
+        }
+        steps = [progress[plan.rank].step if plan.rank in progress else None for plan, _, _ in alive]
+        if any(step is not None for step in steps):
+            row["step"] = steps
+        self._gpus.ask()
+        self._unwritten = row, [plan for plan, _, _ in alive]
+        took = time.process_time() - began
+        self.due = self._loop.now() + max(_INTERVAL * 2 ** (self._written // _DOUBLES), took / _SHARE)
+
+    def flush(self) -> None:
+        """Write the last sample, with what the GPUs did if NVML has answered since."""
+        if self._unwritten is None:
+            return
+        (row, plans), self._unwritten = self._unwritten, None
+        if self._gpus.take():
+            uses = [self._gpus.of(plan.devices) for plan in plans]
+            if any(use.percent is not None for use in uses):
+                row["gpu"] = [use.percent for use in uses]
+            if any(use.memory is not None for use in uses):
+                row["gpu_memory"] = [None if use.memory is None else use.memory // _MIB for use in uses]
+        if row["cpu"]:
+            self._written += self._keep(row)
+
+    def gpus(self, plans: Iterable[WorkerPlan]) -> dict[int, GpuUse]:
+        """Return what the GPUs of each worker did a moment ago, and ask for what they do now."""
+        self._gpus.take()
+        uses = {plan.rank: self._gpus.of(plan.devices) for plan in plans}
+        self._gpus.ask()
+        return uses
+
+    def close(self) -> None:
+        """Write the last sample, and have the child end."""
+        self.flush()
+        self._gpus.close()

@@ -1,0 +1,531 @@
+"""The agent of a node: what happens becomes events, `launcher.decide.node` decides, actions become calls of the agent's parts.
+
+No threads: without an event the process sleeps; where there is a deadline it wakes once a second, see `system/process/clock.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextlib import ExitStack
+from signal import SIGINT, SIGKILL, SIGTERM, SIGWINCH
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.decide.node import Phase
+from ddplaunch.launcher.job import orders
+from ddplaunch.launcher.job.link import Link
+from ddplaunch.launcher.job.orders import JobEnd, NodeEnd, SentReport, Unfit, Warned
+from ddplaunch.launcher.node import events
+from ddplaunch.launcher.node.context import AgentContext
+from ddplaunch.launcher.node.generations import Generations
+from ddplaunch.launcher.node.job import AgentJob
+from ddplaunch.launcher.node.leftovers import Leftovers
+from ddplaunch.launcher.node.run_socket import RunSocket
+from ddplaunch.launcher.node.shutdown import Shutdown
+from ddplaunch.launcher.node.signals import END_MARGIN, SignalOrigin, SignalSource
+from ddplaunch.launcher.tell.closing import render_still_running, render_stuck
+from ddplaunch.reach.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
+from ddplaunch.reach.repeated_stop import Typed
+from ddplaunch.record.file_queue import FileQueue
+from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
+from ddplaunch.system import exitcodes
+from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.fields import line, piece
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.linux import keep_freed_memory
+from ddplaunch.system.words import signal_name
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.job.coordinator import Coordinator
+    from ddplaunch.launcher.job.orders import Report
+    from ddplaunch.launcher.node.health import HealthGate
+    from ddplaunch.launcher.node.job import Connect
+    from ddplaunch.launcher.node.outward import Errands
+    from ddplaunch.launcher.node.workers import Workers
+    from ddplaunch.reach.channel.streams import Chunk
+    from ddplaunch.record.window.questions import Ask, Forget
+
+_AT_WORK = (Phase.RUNNING, Phase.SETTLING)
+
+
+def run(job: AgentJob, connect: Connect, files: FileQueue, pipes: FrontPipes) -> int:
+    """Carry the job out and give its exit status; `files` goes to the process that writes them."""
+    # the start went without a garbage collector; a job of weeks needs one, for what it makes itself
+    gc.freeze()
+    gc.enable()
+    keep_freed_memory()
+    loop = Loop()
+    context = AgentContext(loop, job.inputs, files, OutputQueue(loop, pipes.output[1]))
+    return Agent(loop, context, job, pipes).run(connect)
+
+
+class Agent:
+    """Owns the parts, which know the loop and the context, and nothing of each other; `handle` says what they do when."""
+
+    def __init__(self, loop: Loop, context: AgentContext, job: AgentJob, pipes: FrontPipes) -> None:
+        """Make all parts of the agent. The coordinator is not known yet: `run` connects to it."""
+        self._loop = loop
+        loop.handle = self.handle
+        loop.question_failed = self._question_failed
+        self._context = context
+        self._reporter = context.reporter
+        self._job = job
+        context.files.attach(loop)
+        self._backpressure = Backpressure(loop, context.queue)
+        self._leftovers = Leftovers(loop)
+        self._signals = SignalSource(
+            loop,
+            pipes,
+            stops=job.policy.stop_signals,
+            sent_again=job.sent_again,
+            end_within=job.policy.grace_period + END_MARGIN,
+            signals_all=job.signals_all,
+            from_caller=job.inputs.reports_to_caller,
+            heartbeat_timeout=job.inputs.spec.heartbeat_timeout,
+        )
+        self._shutdown = Shutdown(loop, context, self._signals, pipes, job.requeue)
+        self._generations = Generations(loop, context)
+        self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
+        self._health: HealthGate | None = None  # once a restart has to wait for a health check
+        self._stop_asked = False  # of all nodes, where a signal would mean this one alone
+        self._link: Link | None = None  # until the coordinator is known
+        self._state = node.State(policy=job.policy)
+        self._deadline = loop.timer(None, self._on_deadline)
+        self._rest = loop.timer(None, self._on_deadline, may_rest=True)
+        self._exits: list[WorkerExit] = []  # of the last generation that has ended
+        self._outward: list[Errands] = []
+        self._reports_job = False
+
+    def run(self, connect: Connect) -> int:
+        """Run the loop until everything is gone; give the job's exit status."""
+        self._signals.listen(self._job.signals)
+        with ExitStack() as opened:  # what is opened is closed here, in reverse order
+            try:
+                self._link = link = connect(self._loop, self._reporter)
+            except LaunchError as error:
+                self._loop.handle = self._handle_without_coordinator
+                self._reporter.write(error.render())
+                self._shutdown.leave_early(self._state)
+                return error.status
+            if self._job.inputs.allocation.has_one_screen:
+                self._reporter.tell_all = lambda text, is_warning: self._report(Warned(line(text), is_warning))
+            opened.callback(link.close)
+            self._run_socket.open(link)
+            opened.callback(self._run_socket.close)
+            self._watch_for_notices()
+            if self._context.inputs.reports_job and link.coordinator is not None:
+                self._report_job()
+            opened.callback(self._generations.close)
+            if self._job.inputs.allocation.rendezvous is not None:
+                # what forks workers imports while the nodes meet, and in a spare while it waits
+                self._generations.starter.prepare(self._context.draft, self._job.inputs.env)
+            opened.callback(self._loop.give_up_questions)
+            while self._state.phase is not Phase.ENDED or not link.is_over:
+                self._before_sleep()
+                self._loop.run_once()
+            self._shutdown.wait_for(self._outward)
+        assert self._state.status is not None
+        assert link.end is not None
+        self._shutdown.leave(self._state, self._exits, link)
+        return self._state.status
+
+    def _report_job(self) -> None:
+        """Do from now on what one node does for the whole job: tell programs outside of it, and look for the stop file."""
+        if self._reports_job:
+            return
+        self._reports_job = True
+        spec, reporter = self._context.inputs.spec, self._reporter
+        if spec.notify or spec.metrics_file:
+            from ddplaunch.launcher.node import outward  # few jobs need it
+
+            self._outward = outward.begin(self._loop, self._context, lambda: (self._state, self._workers, self._link))
+        if spec.stop_file:
+            from ddplaunch.launcher.node import notices  # few jobs need it
+
+            notices.watch_stop_file(self._loop, spec.stop_file, reporter.clock() - reporter.began)
+
+    def _watch_for_notices(self) -> None:
+        """Have the file and the command watched that may announce the end of the job, or of this node."""
+        inputs, spec = self._context.inputs, self._context.inputs.spec
+        if not (spec.notice_file or spec.notice_command):
+            return
+        from ddplaunch.launcher.node import notices  # few jobs need it
+
+        notices.watch(self._loop, spec, inputs.env, leaves=inputs.allocation.nodes_leave)
+
+    def _before_sleep(self) -> None:
+        """Adapt to how much output waits, and to whether there is more to start."""
+        output, backpressure = self._generations.output, self._backpressure
+        backpressure.update(logged=output.is_kept)
+        if self._workers is not None:
+            self._workers.pause_output(backpressure.holds or self._context.files.holds)
+        output.muted = backpressure.mutes
+        if not output.muted:
+            self._reporter.output_dropped(output.dropped)
+        self._generations.before_sleep()
+        self._reporter.paused(self._loop.clock.pause)
+        self._reporter.report_folder()
+
+    @property
+    def _coordinator(self) -> Coordinator | None:
+        """What decides for all nodes, if it is on this one."""
+        return self._link.coordinator if self._link is not None else None
+
+    @property
+    def _workers(self) -> Workers | None:
+        """The workers of the generation that there is; None between two."""
+        return self._generations.workers
+
+    # --- what happens, and what follows
+
+    def handle(self, event: Any) -> None:
+        """Carry out what follows from one event of the loop, or from one action of the decision (`launcher.decide.node`)."""
+        context, generations, loop = self._context, self._generations, self._loop
+        match event:
+            # the processes of this node
+            case events.WorkerEnded(rank):
+                for found in generations.end_of(rank, tells_why=self._state.phase in _AT_WORK):
+                    loop.post(found)
+            case events.ChildEnded():
+                self._leftovers.child_ended()
+            case events.ReapDue():
+                self._leftovers.reap(keep=self._kept | self._others)
+                if self._state.phase is Phase.SWEEPING:
+                    self._sweep()
+            case events.GroupJoined():
+                if context.inputs.spec.straggler_check and self._coordinator is not None:
+                    generations.guard("stragglers are no longer looked for", self._coordinator.joined)
+            case events.WorkersLinger(ranks):
+                generations.name_lingering(ranks)
+            # the front
+            case events.FrontWaits():
+                self._signals.let_front_stop(all_stopped=self._workers is None or self._workers.has_stopped)
+            case events.OneFewer():
+                if self._link is not None:
+                    self._link.expect_one_fewer()
+            case events.CoordinatorEnded():
+                if self._coordinator is not None:
+                    self._coordinator.last_one_ended()
+            case node.FrontLost():
+                context.queue.abandon()
+                self._step(event)
+            # what the user has this node look for
+            case events.NoticeSeen():
+                self._on_notice(event)
+            case events.HealthChecked(number, why):
+                if self._health is not None and (generation := self._health.release(number)) is not None:
+                    self._on_health(generation, why)
+            # the coordinator
+            case orders.LookingForCoordinator(text):
+                self._reporter.print(text)
+            case orders.CoordinatorLost(text) | orders.Follows(text):
+                self._reporter.on_succession(text)
+            case orders.TookOver(text):
+                self._report_job()
+                self._reporter.took_over(text)
+                self._run_socket.took_over()
+            case orders.Retired():
+                self._run_socket.retired()
+            case orders.Coordinates():
+                context.queue.put(CONTROL, b'{"type":"coordinates"}')
+            case orders.Listening(port):
+                context.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
+            case orders.Generation():
+                self._on_order_to_begin(event)
+            case orders.Forward(signum):
+                self._signals.received(signum, SignalOrigin.COORDINATOR)
+            case orders.ClientOrder(order):
+                self._take_client_order(order)
+            case orders.JobEnd():
+                self._step(node.JobEnded(event.status, loop.now()))
+            # commands that ask the run
+            case events.QuestionAnswered(report):
+                self._report(report)
+            case events.ClientAsked(client, request):
+                self._run_socket.answer(client, request)
+            case events.AttachAsked(client, asked):
+                if (visitor := self._run_socket.client(client)) is not None:
+                    expendable(lambda: generations.debuggers.attach(asked, visitor), self._run_socket.fail)
+            case events.StopAsked():
+                # as Ctrl-C does; with another signal if that is ignored here, as after nohup
+                self._reporter.print("asked to stop from another shell")
+                stop = SIGINT if SIGINT in self._job.signals else SIGTERM
+                self._stop_all(stop, SignalOrigin.FRONT, typed=Typed.YES)
+            case events.ClientGone(client):
+                self._run_socket.forget(client)
+                if generations.debugged is not None:
+                    generations.debugged.forget(client)
+            case events.ClientsFailed(why):
+                self._run_socket.fail(why)
+            # actions of the decision that concern more than the workers
+            case node.StartWorkers():
+                generations.begin()
+            case node.Sweep(signum, sparing):
+                self._sweep(signum, sparing=sparing)
+            case node.ReportEnded():
+                self._report_end()
+            case node.Exit(status):
+                self._exit(status)
+            case node.Suspend() | node.Resume():
+                self._report(event)
+                if self._workers is not None:
+                    self._workers.suspend(isinstance(event, node.Suspend))
+                # when the job goes on, the shell has written to the screen
+                generations.output.show_bars_again(loop.now())
+            case _ if isinstance(event, SentReport):
+                self._report(event)
+            case _ if isinstance(event, node.Event):
+                self._step(event)
+            case _ if self._workers is not None:
+                self._act_on(self._workers, event)
+
+    def _take_client_order(self, order: Ask | Forget | Chunk) -> None:
+        """Answer a question of a client, forget one, or pass on what a client says to a worker."""
+        from ddplaunch.record.window.questions import Ask, Forget  # only a job that is looked into needs it
+
+        generations = self._generations
+        match order:
+            case Ask(number, question):
+                expendable(
+                    lambda: generations.inspection.answer(
+                        number,
+                        question,
+                        lambda answered: self._loop.post(events.QuestionAnswered(answered)),
+                        plan=generations.plan,
+                        exits=self._state.exits,
+                        written=self._workers.written if self._workers is not None else {},
+                        progress=self._workers.progress if self._workers is not None else {},
+                        debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
+                        gpus=lambda: generations.sampler.gpus(generations.plan.workers),
+                    ),
+                    lambda why: self._report_no_answer(number, why),
+                )
+            case Forget(number):
+                if (inspection := generations.inspected) is not None:
+                    inspection.forget(number)
+            case chunk:
+                self._run_socket.take(chunk)
+
+    def _act_on(self, workers: Workers, action: node.Action) -> None:
+        """Carry out an action that concerns the workers there are."""
+        generations, output, loop = self._generations, self._generations.output, self._loop
+        match action:
+            case node.ForwardSignal(signum, ranks):
+                workers.forward(signum, ranks)
+                if signum == SIGWINCH:
+                    output.show_bars_again(loop.now())
+            case node.StopWorkers(signum, ranks, by_cluster):
+                generations.start_notice.end()
+                if generations.debugged is not None:
+                    generations.debugged.detach_all()
+                workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
+            case node.KillWorkers(ranks):
+                workers.end(SIGKILL, ranks, time.monotonic())
+            case node.CaptureStacks(within, if_joined, ras, silently):
+                may_wait = workers.may_have_joined or not if_joined
+                if not may_wait or not generations.guard(
+                    "stacks are missing", lambda: generations.inspection.take_stacks(within, ras=ras, silently=silently)
+                ):
+                    loop.post(node.StacksCaptured(loop.now()))  # else they would be stopped late
+            case node.FindStuck(ranks):
+                without = "workers that hang get the whole grace period"
+                generations.guard(without, lambda: generations.inspection.look_for_stuck(ranks))
+            case node.Observe(asks):
+                without = "a job in which nothing moves is no longer noticed"
+                generations.guard(without, lambda: generations.inspection.observe(workers.has_written, asks=asks))
+            case node.NameRunning(ranks, seconds):
+                self._reporter.print(render_still_running(workers.written_since_stop(ranks), seconds))
+            case node.NameStuck(ranks, seconds):
+                self._reporter.print(render_stuck(sorted(ranks), seconds))
+            case node.FindRaised():
+                for rank, error in workers.lingering():
+                    loop.post(node.WorkerRaised(rank, error, loop.now(), lingers=True))
+            case node.HostStore():
+                generations.guard("a store that is looked for at MASTER_PORT is not hosted", workers.host_store)
+            case node.LendTerminal(rank):
+                workers.drain(rank)
+                output.hide(True)
+                generations.debuggers.lend_terminal(rank)
+            case node.RefuseTerminal(rank):
+                generations.debuggers.refuse_terminal(rank)
+            case node.ShowOutput():
+                output.hide(False)
+
+    def _on_notice(self, notice: events.NoticeSeen) -> None:
+        """Send the signal of a notice to the workers; or say that none can come from there."""
+        if notice.problem:
+            if self._state.phase is Phase.ENDED:
+                return  # with the job, what looked for it was given up
+            self._reporter.warn(f"{notice.option}: {notice.problem}")
+            return
+        self._reporter.emit("notice", text=notice.option)
+        is_of_all = notice.stops_job or self._generations.plan.nnodes == 1
+        whose = "" if is_of_all else f" on {self._context.draft.workers[0].host}"
+        self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers{whose}")
+        if notice.stops_job:
+            self._stop_all(notice.signum, SignalOrigin.PROCESS)
+            return
+        is_over = self._state.phase is Phase.ENDED or self._state.is_sweeping_after_success
+        if notice.signum != SIGTERM and not is_over:
+            self._report(node.ReportNotice(notice.signum))
+        self._signals.received(notice.signum, SignalOrigin.PROCESS)
+
+    def _stop_all(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
+        """Stop the job for good, where SIGTERM itself might requeue it or have this node leave; asked again, kill all workers."""
+        from ddplaunch.launcher.decide import job  # imported with the coordinator
+
+        coordinator = self._coordinator
+        if coordinator is not None:
+            coordinator.feed(job.Abandoned())
+        if signum != SIGTERM or coordinator is None or not self._context.inputs.allocation.nodes_leave:
+            self._signals.received(signum, source, typed=typed)
+            return
+        now, was_asked = self._loop.now(), self._stop_asked
+        self._stop_asked = self._signals.end_asked = True
+        again = job.NodeEscalated(job.NO_MEMBER, signum, now)
+        coordinator.feed(again if was_asked else job.StopRequested(Why.SIGNALLED, signum, now))
+
+    # --- the begin of a generation
+
+    def _on_order_to_begin(self, generation: orders.Generation) -> None:
+        """Begin a generation; if it is a restart, once the node has passed its health check."""
+        is_ending = self._state.signum or self._state.front_lost
+        if self._context.inputs.spec.health_check is None or generation.number == 0 or is_ending:
+            self._begin(generation)
+            return
+        if self._health is None:
+            from ddplaunch.launcher.node.health import HealthGate  # few jobs have one
+
+            self._health = HealthGate(self._loop, self._context.inputs.spec.health_check, self._context.inputs.env)
+        self._health.check(generation)
+
+    def _on_health(self, generation: orders.Generation, why: str) -> None:
+        """Begin the generation that waited for the health check; or leave the job, which ends if no other node can go on."""
+        assert self._link is not None
+        coordinator, inputs = self._coordinator, self._context.inputs
+        if why and coordinator is None:
+            self._report(Unfit(piece(why)))
+        if why and (coordinator is None or coordinator.leave_unfit(why)):
+            asked = inputs.spec.typed("health_check", inputs.spec.health_check)
+            text = f"error: {inputs.node.host} is not fit for the job: {asked}: {why}\n"
+            self._link.take(JobEnd(exitcodes.NODE_LOST, "unfit", text))
+            return
+        self._begin(generation)
+        if why:
+            host = inputs.node.host
+            failure = StartFailure(min(generation.ranks), host, f"its health check failed: {why}", exitcodes.NODE_LOST)
+            self._step(node.StartFailed(failure, self._loop.now()))
+
+    def _begin_unchecked(self) -> None:
+        """Begin the generation that waits for the health check, if one does: what comes next cannot wait."""
+        if self._health is not None and (generation := self._health.give_up()) is not None:
+            self._begin(generation)
+
+    def _begin(self, generation: orders.Generation) -> None:
+        """Begin a generation, as the coordinator has ordered."""
+        assert self._link is not None
+        if self._coordinator is None:  # if this node had taken over, it has yielded
+            self._reporter.reports_job = self._context.inputs.reports_job
+        self._generations.prepare(generation, self._link.address)
+        self._step(node.GenerationBegun(generation.number, generation.ranks, self._loop.now(), generation.alone))
+
+    def _step(self, event: node.Event) -> None:
+        """Let the decision take an event, and carry out what follows."""
+        if isinstance(event, (node.StopOrdered, node.KillOrdered, node.JobEnded)):
+            self._begin_unchecked()
+        if self._state.phase is Phase.ENDED:
+            return  # two children may have ended at once; nothing is reported after the end
+        if isinstance(event, node.SignalReceived):
+            event = replace(event, is_decided_here=self._coordinator is not None)
+        if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
+            event = replace(event, silent=self._generations.silent)
+        elif isinstance(event, node.StopOrdered) and self._generations.plan.nnodes > 1:
+            self._generations.output.failed(elsewhere=True)
+        self._reporter.on_event(event, self._state)
+        self._state, actions = node.step(self._state, event)
+        self._deadline.set(self._state.deadline)
+        self._rest.set(self._state.rest_until)
+        if not self._state.pending:
+            self._generations.start_no_more()
+        for action in actions:
+            self._reporter.on_action(action)
+            self.handle(action)
+        if self._state.signum or self._state.front_lost:
+            self._begin_unchecked()  # and that generation ends at once
+
+    def _on_deadline(self) -> None:
+        """Feed the decision that its deadline has come. Called by the loop."""
+        self._step(node.DeadlineReached(self._loop.now()))
+
+    # --- effects of several steps
+
+    def _sweep(self, signum: int = 0, *, sparing: bool = False) -> None:
+        """Look for what workers left behind, signal it if `signum` is one, and say what there is."""
+        if signum and sparing and self._workers is not None:
+            self._workers.dismiss_services()
+        left = self._leftovers.find(self._others, self._generations.starter.leftovers(), signum, sparing=sparing)
+        self._loop.post(node.Swept(left, self._loop.now()))
+
+    @property
+    def _kept(self) -> frozenset[int]:
+        """The processes of all workers, dead ones included until they are reaped."""
+        return self._workers.pids if self._workers is not None else frozenset()
+
+    @property
+    def _others(self) -> frozenset[int]:
+        """Our children that are neither workers that live nor left behind by any."""
+        workers = self._workers
+        ended = workers.ended if workers is not None else frozenset[int]()
+        return ended | self._generations.starter.pids | self._loop.asked_pids | {self._context.files.pid}
+
+    def _handle_without_coordinator(self, event: Any) -> None:
+        """Take an event while the last output is handed over: this node takes no part, and has nothing to decide."""
+        if isinstance(event, node.FrontLost):
+            self._context.queue.abandon()
+
+    def _question_failed(self, error: Exception) -> None:
+        """Say that a child has met a bug of ours: the job goes on without its answer."""
+        self._reporter.warn(
+            f"a part of ddplaunch failed, and the job goes on without it: {type(error).__name__}: {error}"
+        )
+
+    def _report_no_answer(self, number: int, why: str) -> None:
+        """Say, and tell who asked, that a question could not be answered."""
+        from ddplaunch.record.window.questions import Answered, NoAnswer  # few jobs are asked, and who is asked has it
+
+        self._reporter.print(f"warning: a question could not be answered: {why}")
+        self._report(Answered(number, NoAnswer(line(f"could not answer: {why}"))))
+
+    def _report(self, report: Report) -> None:
+        assert self._link is not None
+        self._link.send(report)
+
+    def _report_end(self) -> None:
+        """Report to the coordinator how the workers of this node have ended."""
+        state = self._state
+        self._exits = self._generations.reap(state)
+        raised = dict(state.raised)
+        exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self._exits)
+        if (inspected := self._generations.inspected) is not None and inspected.samples:
+            from ddplaunch.launcher.look.answers import stacks_at_end  # most jobs do not fail
+
+            if (seen := stacks_at_end(state.generation, inspected.samples)) is not None:
+                self._report(seen)
+        self._report(NodeEnd(state.generation, exits, state.start_failure, state.leftovers, self._reporter.traces))
+
+    def _exit(self, status: int) -> None:
+        """Conclude: nothing is left, and this node ends with this status."""
+        assert self._link is not None
+        self._reporter.tell_all = None  # node 0 says nothing more
+        self._exits = self._generations.reap(self._state) or self._exits
+        self._reporter.output_dropped(self._generations.output.dropped)
+        end = self._link.end
+        if end is None:  # the coordinator did not answer, and the user does not wait for it
+            self._link.leave()
+        if end is None or (end.why == "signalled" and self._link.coordinator is None and not end.text):
+            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.signum))
+        self._shutdown.conclude(self._state, self._exits, self._link, time.monotonic())
+        self._run_socket.ended(end)

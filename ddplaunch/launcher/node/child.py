@@ -1,0 +1,326 @@
+"""The agent as a child process: forked, observed, reaped with all that it left. Shows and decides nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from math import ceil
+
+from ddplaunch.launcher.decide.node import TIDY_TIMEOUT
+from ddplaunch.reach.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
+from ddplaunch.system import exitcodes
+from ddplaunch.system.errors import MORE_OPEN_FILES, LaunchError, below, visible
+from ddplaunch.system.process import clock
+from ddplaunch.system.process.fork import fork
+from ddplaunch.system.process.linux import (
+    become_subreaper,
+    check_kernel,
+    of_open_files,
+    return_freed_memory,
+    signal_at_end_of,
+)
+from ddplaunch.system.process.tidying import let_tidy, tidies
+from ddplaunch.system.process.tree import Process, descendants, reap, signal_process, state_of
+
+INTERVAL = 0.5  # seconds from one question to the next
+_SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
+_LOOK_AGAIN = 0.01  # seconds until it is looked whether it still is
+KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
+# questions are counted, not seconds, so that a pause of both processes gives no agent up
+_MOST_UNANSWERED = 4  # in a row: 2 s
+_WITHOUT_LOOP = 30.0  # seconds in which only the handler answers, longer than any call should take
+_MOST_WITHOUT_LOOP = round(_WITHOUT_LOOP / INTERVAL)
+# heartbeat timeouts until front and agent give each other up: the other nodes have said before that this one is silent
+PATIENCE = 1.5
+# what a question without an answer counts by the state of the agent, which goes on by itself: a debugger holds it, or its disk
+# does not answer, as of a file server that starts again
+_COUNTS = {"t": 1 / 16, "D": 1 / 16}
+_LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
+_AT_REST = 3  # times as long while all is well: the kernel tells at once that an agent is stopped
+
+
+def start(
+    agent: Callable[[FrontPipes], int],
+    blocked: Collection[int],
+    failed: Callable[[LaunchError, FrontPipes], None] = lambda error, _: _print(error),
+) -> tuple[int, FrontPipes]:
+    """Fork, run `agent` in the child, in a session of its own; give its pid and our side of the pipes.
+
+    The signals `blocked` are blocked in both processes from then on, so that none is lost until each handles them. `failed` is
+    called in the child, with what keeps the agent from its work.
+
+    Raises:
+        LaunchError: the machine has no room for the agent, or its kernel lacks what supervision needs.
+    """
+    become_subreaper()
+    return_freed_memory()  # before the fork, so for both processes
+    try:
+        check_kernel()
+        pipes = FrontPipes.make()
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        pid = fork()
+    except OSError as error:
+        raise _no_room(error) from None
+    if pid == 0:
+        status = exitcodes.BUG
+        try:
+            os.setsid()
+            # lets a stopped agent go on, so that it sees the end of the front; see `SignalSource`
+            signal_at_end_of(pipes.front, signal.SIGCONT)
+            pipes.agent_side()
+            status = _run(agent, pipes, failed)
+        except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(status)
+    pipes.front_side()
+    return pid, pipes
+
+
+def _run(
+    agent: Callable[[FrontPipes], int], pipes: FrontPipes, failed: Callable[[LaunchError, FrontPipes], None]
+) -> int:
+    """Run the agent and return its exit status; errors that a user can mend are reported by `failed`."""
+    try:
+        return agent(pipes)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        failure = _no_room(error)
+    except LaunchError as error:
+        failure = error
+    failed(failure, pipes)
+    return failure.status
+
+
+def _print(error: LaunchError) -> None:
+    os.write(2, error.render().encode())
+
+
+def decide_start(pipes: FrontPipes) -> bool:
+    """Take the byte by which it is decided, once and for all, that the job begins (the agent), or never will (the front)."""
+    try:
+        return bool(os.read(pipes.start[0], 1))
+    except BlockingIOError:
+        return False
+
+
+def prevent_start(agent: int, pipes: FrontPipes) -> bool:
+    """Kill an agent that still gets ready, for which its files may have to come from far; False if the job has begun."""
+    if is_prevented := decide_start(pipes):
+        kill(agent)
+    return is_prevented
+
+
+def prevented_by(signum: int) -> str:
+    """Say that a signal has ended the job before it began."""
+    keys = " (Ctrl-C)" if signum == signal.SIGINT else ""
+    return f"ddplaunch: stopped by {signal.Signals(signum).name}{keys} before the workers were started\n"
+
+
+def _no_room(error: OSError) -> LaunchError:
+    reason = (error.strerror or "").lower() + of_open_files(error.errno)
+    hint = "the machine is at a limit: see `ulimit -u`"
+    if error.errno == errno.EMFILE:
+        hint = MORE_OPEN_FILES
+    return LaunchError(f"ddplaunch cannot start: {reason}", hint=hint, status=exitcodes.NOT_EXECUTABLE)
+
+
+def sweep(agent: int, pipes: FrontPipes) -> None:
+    """Kill and reap every process that the agent, which has ended, left, but for that which it has named.
+
+    One that was not killed has done so itself. What it has not named may be the writer of a simulated node that was killed
+    itself: in uninterruptible sleep, it is waited for, but not killed.
+    """
+    info = os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
+    killed = info is not None and info.si_code != os.CLD_EXITED
+    _kill_below(os.getpid(), (agent,), pipes.is_spared, with_sleeping=killed)
+
+
+def kill(agent: int) -> None:
+    """Kill the agent, which does not respond, and every process below it."""
+    os.kill(agent, signal.SIGKILL)
+    _kill_below(agent, (agent,), lambda _: False, with_sleeping=True)
+
+
+class Watch:
+    """Asks an agent, all its life, whether it runs, and gives up one that does not; by these questions the agent sees its front.
+
+    Has no timer: its owner calls `look` every `interval` seconds, or `wait` seconds after the last time. Questions are counted,
+    so a pause of both gives nobody up.
+    """
+
+    def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
+        """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run."""
+        self.interval = watch_interval(heartbeat_timeout)
+        self._waited = self.interval  # before the next look
+        self._within = PATIENCE * heartbeat_timeout
+        self._agent = agent
+        self._pipes = pipes
+        self._replies = replies
+        self._most_unanswered = ceil(self._within / self.interval)
+        self._most_without_loop = ceil(max(self._within, _WITHOUT_LOOP) / self.interval)
+        self._has_begun = False  # the loop has answered once: before, the agent's files may have to come from far
+        self._unanswered = 0.0  # questions in a row without any answer, as they count
+        self._without_loop = 0.0  # the same, those in a row that the loop has not answered
+        self.silent = 0.0  # seconds in which the loop has not answered
+        ask(agent, pipes)
+
+    def look(self) -> bool:
+        """Take the answers and ask again; False: the agent does not run."""
+        self._replies.take()
+        loop_answered, answered = self._replies.has(RUNS), self._replies.has(RUNS + LIVES)
+        self._replies.forget(RUNS + LIVES)
+        self._has_begun = self._has_begun or loop_answered
+        state = "" if loop_answered else state_of(self._agent)
+        is_judged = self._has_begun or state == "T"
+        counts = 1.0 if answered else _COUNTS.get(state, 1.0)
+        self._unanswered = self._unanswered + counts if is_judged and not answered else 0.0
+        self._without_loop = self._without_loop + counts if is_judged and not loop_answered else 0.0
+        self.silent = self.silent + self._waited if is_judged and not loop_answered else 0.0
+        self._pipes.request(IS_RUNNING)
+        if not loop_answered:  # a signal wakes the agent once more
+            ask_handler(self._agent)
+        return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
+
+    def wait(self) -> float:
+        """Return the seconds until `look` is to be called: more while all is well.
+
+        The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent.
+        """
+        is_well = not self.silent and not is_stopped(self._agent)
+        self._waited = self.interval * (_AT_REST if is_well else 1)
+        return self._waited
+
+    @property
+    def within(self) -> float:
+        """The seconds without any answer after which the agent is given up, if its state does not change."""
+        return self._within / _COUNTS.get(state_of(self._agent), 1.0)
+
+
+def watch_interval(heartbeat_timeout: float) -> float:
+    """Return the seconds from one question of a front to the next, while there is no answer."""
+    return min(heartbeat_timeout / 2, _LONGEST_INTERVAL)
+
+
+def longest_wait(heartbeat_timeout: float) -> float:
+    """Return the seconds in which the next question of a front comes, if that runs."""
+    return (_AT_REST + 1) * watch_interval(heartbeat_timeout)
+
+
+def is_stopped(agent: int) -> bool:
+    """Whether the agent is stopped, as by SIGSTOP."""
+    return state_of(agent) == "T"
+
+
+def ask(agent: int, pipes: FrontPipes) -> None:
+    """Ask the agent's loop and its signal handler whether they run."""
+    pipes.request(IS_RUNNING)
+    ask_handler(agent)
+
+
+def ask_handler(agent: int) -> None:
+    """Ask the agent's signal handler alone."""
+    with suppress(ProcessLookupError):
+        os.kill(agent, ASKS)
+
+
+def describe_silence(agent: int) -> str:
+    """Say why an agent does not run, as far as its state tells; "" if that tells nothing."""
+    states = {
+        "T": " (it is stopped, as by SIGSTOP)",
+        "t": " (a debugger holds it)",
+        "D": " (it is in uninterruptible sleep)",
+    }
+    return states.get(state_of(agent), "")
+
+
+class Question:
+    """Asks an agent that has to end at once whether it runs, every INTERVAL seconds until its loop answers. Has no timer.
+
+    The loop answers a byte in the pipe. A signal handler answers a signal, even while the loop is in a long call, such as a
+    sweep or a write to a slow disk. So a stopped agent is given up within seconds, and a slow one has time.
+    """
+
+    def __init__(self, agent: int, pipes: FrontPipes, replies: Replies) -> None:
+        self._agent = agent
+        self._pipes = pipes
+        self._replies = replies
+        self._unanswered = 0  # questions in a row without any answer
+        self._without_loop = 0  # questions that the loop has not answered
+        replies.forget(RUNS + LIVES)
+        ask(agent, pipes)
+
+    def has_answer(self) -> bool:
+        """Whether the loop has come by."""
+        self._replies.take()
+        return self._replies.has(RUNS)
+
+    def repeat(self) -> bool:
+        """Ask again, INTERVAL seconds after the last question; False: the agent does not respond, so give it up."""
+        self._replies.take()
+        handler_answered = self._replies.has(LIVES)
+        self._unanswered = 0 if handler_answered else self._unanswered + 1
+        self._without_loop += 1
+        if self._unanswered >= _MOST_UNANSWERED or self._without_loop >= _MOST_WITHOUT_LOOP:
+            return False
+        self._replies.forget(LIVES)
+        ask(self._agent, self._pipes)
+        return True
+
+
+def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bool], *, with_sleeping: bool) -> None:
+    """Kill all descendants of `root`; wait a little for processes in uninterruptible sleep, which die when they wake up.
+
+    That sleep is mostly over in an instant, as of what gives its memory back. Else it ends whenever its disk answers. Those
+    that tidy end by themselves after the others, and are killed only if they do not.
+    """
+    refused: set[int] = set(keep)
+    spared: set[int] = set()
+    began = clock.now()
+    while below := [found for found in descendants(root) if found.pid not in refused and not spares(found)]:
+        if not with_sleeping:  # it may sleep again and again, for each line that it writes
+            spared.update(found.pid for found in below if found.state == "D")
+        may_tidy = clock.now() < began + TIDY_TIMEOUT
+        tidying = [found for found in below if may_tidy and tidies(found)]
+        for found in tidying:
+            let_tidy(found)
+        killed = [found for found in below if found.pid not in spared and found not in tidying]
+        refused.update(found.pid for found in killed if not signal_process(found, signal.SIGKILL))
+        reap(keep)
+        if all(found.state == "D" or found.pid in spared or found in tidying for found in below):
+            if not tidying and clock.now() >= began + _SLEEP_TIMEOUT:
+                return
+            time.sleep(_LOOK_AGAIN)
+
+
+def reap_agent(agent: int, pipes: FrontPipes) -> int:
+    """Wait for the agent's end, end what it left, and give its wait status."""
+    os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
+    sweep(agent, pipes)
+    return os.waitpid(agent, 0)[1]
+
+
+def status_of(agent: int, wait_status: int, host: str = "", *, ends_job: bool = True) -> tuple[int, str]:
+    """Return the status of the job by how the agent ended, and a text about it; "" if it printed all itself.
+
+    `host` is named if this is printed on another one, which may show a job that goes on.
+    """
+    if os.WIFSIGNALED(wait_status):
+        by = signal.Signals(os.WTERMSIG(wait_status)).name
+        whose = f"the agent on {host}" if host else "ddplaunch's agent"
+        kind = "error" if ends_job else "ddplaunch"
+        text = f"{kind}: {whose} (pid {agent}) was killed by {by}; its workers were ended with it\n"
+        return exitcodes.NODE_LOST, text + describe_leftovers()
+    return os.WEXITSTATUS(wait_status), ""
+
+
+def describe_leftovers() -> str:
+    """Name the processes below this one that could not be ended; "" if there are none."""
+    left = ", ".join(map(str, descendants(os.getpid())))
+    return visible(f"ddplaunch: could not be ended: {below(left)}\n") if left else ""

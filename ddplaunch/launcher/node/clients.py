@@ -1,0 +1,349 @@
+"""The clients of the socket of a run: bounded in number, size and time, each served one request. The agent waits for none."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+from ddplaunch import __version__
+from ddplaunch.launcher.decide.job import SELF_ID, Member
+from ddplaunch.launcher.job.coordinator import Coordinator
+from ddplaunch.launcher.job.link import Link
+from ddplaunch.launcher.job.questions import Asker
+from ddplaunch.launcher.node.context import AgentContext
+from ddplaunch.launcher.node.events import AttachAsked, ClientAsked, ClientGone, ClientsFailed, StopAsked
+from ddplaunch.reach.channel.handshake import Decoder, pack
+from ddplaunch.reach.other_host import job_in_slurm
+from ddplaunch.record.run_socket import uid_of
+from ddplaunch.record.window import requests
+from ddplaunch.record.window.questions import Answer
+from ddplaunch.system.errors import expendable
+from ddplaunch.system.fields import Malformed, line, pace, piece, size
+from ddplaunch.system.fields import host as host_name
+from ddplaunch.system.loop.loop import READ, WRITE, Loop
+from ddplaunch.system.loop.stream import FrameError, SendBuffer
+from ddplaunch.system.net.acceptor import Acceptor
+from ddplaunch.system.redaction import Redactor
+
+REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request
+READ_TIMEOUT = 10.0  # seconds, beyond those that the nodes have, in which it has to read the replies
+_CHUNK = 1 << 16  # bytes
+MAX_CLIENTS = 32  # at once
+MAX_STREAMS = 256  # to workers of other nodes, of which none keeps more than its window
+MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
+TOO_MANY = "too many commands ask this run at once"
+_ON_THE_WAY = 3.0  # seconds for the agent of another node, beyond those that its worker has
+_UNAUTHENTICATED = (
+    "a debugger could run anything, and the nodes of this job have no token by which this one knows node 0: "
+    "see --token-file, or attach on node 0 to the ranks there"
+)
+
+
+class Client:
+    """One connection: a request comes, replies go as far as they are read."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, number: int) -> None:
+        """Read one request from `sock`, within REQUEST_TIMEOUT; `number` names this client in events."""
+        self.number = number
+        self.awaits_end = False
+        self.asker: Asker | None = None
+        self._loop = loop
+        self._sock = sock
+        self._decoder = Decoder()
+        self._buffer = SendBuffer(sock.sendmsg)
+        self._has_asked = False
+        self._is_last = False  # nothing follows what waits
+        self._time_is_up = loop.timer(loop.now() + REQUEST_TIMEOUT, self.close)
+        loop.watch(sock, self._on_ready)
+
+    def _on_ready(self) -> None:
+        expendable(self._serve, lambda why: self._loop.post(ClientsFailed(why)))
+
+    def _serve(self) -> None:
+        """Send what waits, and read the request. Called by `_on_ready`, when the socket can be read or written."""
+        self._flush()
+        if self._sock.fileno() < 0:
+            return
+        try:
+            data = self._sock.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+        elif not self._has_asked:
+            self._decoder.feed(data)
+            self._take()
+
+    def _take(self) -> None:
+        """Post the request once it has arrived whole; refuse a request of another version."""
+        try:
+            if (payload := self._decoder.take()) is None:
+                return
+            protocol = requests.protocol_of(payload).protocol
+            if protocol != requests.PROTOCOL:
+                self.refuse(f"it has protocol {requests.PROTOCOL} (ddplaunch {__version__}), this command {protocol}")
+                return
+            request = requests.for_agent(payload)
+        except (FrameError, Malformed) as error:
+            self.refuse(f"ddplaunch {__version__}, which runs it, does not know this request: {error}")
+            return
+        self._has_asked = True
+        self._time_is_up.cancel()
+        self._loop.post(ClientAsked(self.number, request))
+
+    def limit(self, seconds: float) -> None:
+        """Drop the connection in so many seconds, and in those that the client has to read the replies."""
+        self._time_is_up.set(self._loop.now() + seconds + READ_TIMEOUT)
+
+    def refuse(self, reason: str) -> None:
+        """Refuse to answer, and say why."""
+        self._has_asked = True
+        self.finish(requests.RequestRefused(line(reason)))
+
+    def finish(self, reply: requests.Reply) -> None:
+        """Send the last reply."""
+        self._is_last = True
+        if not self._time_is_up.is_set:
+            self.limit(0.0)
+        self.send(reply)
+
+    def send(self, reply: requests.Reply) -> None:
+        """Send a reply, or keep the reply until the socket has room; do nothing once the connection is closed."""
+        if self._sock.fileno() < 0:
+            return
+        try:
+            self._buffer.put(pack(requests.encode(reply)))
+        except OSError:
+            self.close()
+            return
+        self._watch()
+
+    def hand_over(self, *last: requests.Reply) -> socket.socket | None:
+        """Send these replies and return the socket, which this client gives up; None if the connection is lost."""
+        for reply in last:
+            self.send(reply)
+        if self._sock.fileno() < 0:
+            return None
+        self._loop.unwatch(self._sock)
+        self._time_is_up.cancel()
+        given = socket.socket(fileno=self._sock.detach())  # takes no further descriptor: there may be none
+        self._loop.post(ClientGone(self.number))
+        return given
+
+    @property
+    def queued(self) -> int:
+        """How many bytes it has not read."""
+        return self._buffer.size
+
+    def _flush(self) -> None:
+        try:
+            self._buffer.flush()
+        except OSError:
+            self.close()
+            return
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._is_last and not self._buffer.size:
+            self.close()
+        elif self._sock.fileno() >= 0:
+            self._loop.watch(self._sock, self._on_ready, READ | WRITE if self._buffer.size else READ)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._sock.fileno() >= 0:
+            self._time_is_up.cancel()
+            self._loop.unwatch(self._sock)
+            self._sock.close()
+            self._buffer.take()
+            self._loop.post(ClientGone(self.number))
+
+
+class Clients:
+    """They are this user or root, and served one request each: what each asks is posted as `ClientAsked`."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._clients: dict[int, Client] = {}  # by number
+        self._last = 0  # number given
+        self._acceptor: Acceptor | None = None
+
+    def listen(self, listener: socket.socket) -> None:
+        """Take connections."""
+        self._acceptor = Acceptor(self._loop, listener, lambda sock, _: self._guard(lambda: self.add(sock)))
+        self._acceptor.start()
+
+    def _guard(self, call: Callable[[], object]) -> None:
+        expendable(call, lambda why: self._loop.post(ClientsFailed(why)))
+
+    def add(self, sock: socket.socket) -> Client:
+        """Take a client at the other end of this connection."""
+        self._last += 1
+        client = self._clients[self._last] = Client(self._loop, sock, self._last)
+        if (uid := uid_of(sock)) not in (os.getuid(), 0):
+            client.refuse(f"this run belongs to another user than {uid}")
+        elif len(self._clients) > MAX_CLIENTS:
+            client.refuse(TOO_MANY)
+        return client
+
+    def get(self, number: int) -> Client | None:
+        """Return the client of this number while its connection is there."""
+        return self._clients.get(number)
+
+    def forget(self, number: int) -> Client | None:
+        """Forget a client that has gone, and return it."""
+        return self._clients.pop(number, None)
+
+    def reply(self, client: Client, reply: requests.Reply) -> None:
+        """Send a reply; of clients that read too little the slowest is dropped."""
+        client.send(reply)
+        if sum(each.queued for each in self._clients.values()) > MAX_QUEUED:
+            max(self._clients.values(), key=lambda each: each.queued).close()
+
+    def ended(self, end: requests.RunEnded) -> None:
+        """Tell those that wait for it how the job has ended."""
+        for client in [client for client in self._clients.values() if client.awaits_end]:
+            client.finish(end)
+
+    def close(self) -> None:
+        """Drop all, and take none any more; what the kernel has taken still arrives."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for client in list(self._clients.values()):
+            client.close()
+
+
+class RunClients(Clients):
+    """The clients of an agent: that of node 0 answers for the job, any other opens debuggers for it, and says where to ask."""
+
+    def __init__(self, loop: Loop, context: AgentContext, link: Link, run_id: Callable[[], str]) -> None:
+        super().__init__(loop)
+        self._run_id = run_id  # as all nodes know it, "" before they have met
+        self._context = context
+        self._link = link
+        self._of_coordinator: set[Client] = set()
+
+    def add_of_coordinator(self, sock: socket.socket) -> None:
+        """Take a client that has connected to node 0, which asks for it."""
+        self._of_coordinator.add(self.add(sock))
+
+    def answer(self, number: int, request: requests.Request) -> None:
+        """Answer the request of a client; for some requests, post an event that the agent answers."""
+        if (client := self._clients.get(number)) is None:
+            return
+        if self._link.coordinator is not None:
+            self._answer_for_job(client, request, self._link.coordinator)
+        elif client not in self._of_coordinator:
+            client.finish(self._elsewhere())
+        elif not isinstance(request.asked, requests.Attach | requests.Profile):
+            client.refuse("node 0 answers that itself")
+        elif isinstance(request.asked, requests.Attach) and not self._context.draft.authenticated:
+            client.refuse(_UNAUTHENTICATED)
+        else:
+            self._loop.post(AttachAsked(number, request.asked))
+
+    def _answer_for_job(self, client: Client, request: requests.Request, coordinator: Coordinator) -> None:
+        """Answer a client of the whole job: describe the run first, then stop it, attach, or ask all nodes."""
+        client.send(self._describe_run(coordinator))
+        match request.asked:
+            case requests.StopRun():
+                client.awaits_end = True
+                self._loop.post(StopAsked())
+            case requests.Attach() | requests.Profile() as asked:
+                self._attach(client, request, asked, coordinator)
+            case question:
+                client.asker = Asker(
+                    answered=lambda member, answer: self._guard(
+                        lambda: self.reply(client, _node_reply(member, answer))
+                    ),
+                    done=lambda: self._guard(lambda: client.finish(requests.Done())),
+                )
+                client.limit(request.within)
+                coordinator.questions.ask(question, request.within, client.asker)
+
+    def _attach(
+        self,
+        client: Client,
+        request: requests.Request,
+        asked: requests.Attach | requests.Profile,
+        coordinator: Coordinator,
+    ) -> None:
+        """Connect a client that wants to debug or profile a rank to the agent of the rank's node."""
+        member = _member_of(asked.rank, coordinator.state.taking_part)
+        if member is None:
+            client.refuse(f"it has no rank {asked.rank}")
+        elif member.id == SELF_ID:
+            self._loop.post(AttachAsked(client.number, asked))
+        elif len(coordinator.streams) >= MAX_STREAMS:
+            client.refuse(TOO_MANY)
+        elif (sock := client.hand_over()) is not None:
+            late = requests.RequestRefused(line(f"node {member.node_rank} ({host_name(member.host)}) does not answer"))
+            first, last = (pack(requests.encode(message)) for message in (request, late))
+            coordinator.streams.open(member.id, sock, first, requests.reached_within(asked) + _ON_THE_WAY, last)
+
+    def forget(self, number: int) -> Client | None:
+        """Have nothing more found out for a client that has gone."""
+        client = super().forget(number)
+        if client is not None:
+            self._of_coordinator.discard(client)
+            if client.asker is not None and self._link.coordinator is not None:
+                self._link.coordinator.questions.forget(client.asker)
+        return client
+
+    @property
+    def _host(self) -> str:
+        return host_name(self._context.inputs.node.host)
+
+    def _elsewhere(self) -> requests.RunsElsewhere:
+        """Say where the coordinator is."""
+        allocation = self._context.inputs.allocation
+        addresses = allocation.rendezvous.addresses if allocation.rendezvous is not None else ()
+        return requests.RunsElsewhere(
+            run_id=piece(self._run_id()),
+            host=host_name(self._link.coordinator_host or (*allocation.hosts[:1], *addresses, "")[0]),
+            slurm_job=line(job_in_slurm(self._context.inputs.env) if allocation.cluster == "slurm" else ""),
+        )
+
+    def _describe_run(self, coordinator: Coordinator) -> requests.Run:
+        """Return what `ddplaunch ps` shows of this run."""
+        state, inputs = coordinator.state, self._context.inputs
+        stragglers = coordinator.stragglers
+        program, members = inputs.spec.program, state.taking_part
+        folder = self._context.folder
+        return requests.Run(
+            run_id=piece(self._run_id() or self._context.draft.run_id),
+            host=self._host,
+            pid=os.getpid(),
+            folder=piece((folder.path or "") if folder is not None else ""),
+            command=piece(shlex.join(Redactor(self._context.known_secrets).argv((program.target, *program.args)))),
+            phase="suspended" if state.suspended_at is not None else state.phase.name.lower(),
+            seconds=max(0.0, time.monotonic() - self._context.began),
+            world_size=sum(member.workers for member in members),
+            nnodes=len(members),
+            generation=max(0, state.generation),
+            restarts=state.restarts,
+            max_restarts=state.policy.max_restarts,
+            ddplaunch=line(__version__),
+            steps_per_second=pace(stragglers.pace) if stragglers is not None else None,
+            steps=size(stragglers.steps) if stragglers is not None and stragglers.steps is not None else None,
+            spares=piece(", ".join(member.host for member in state.spares)),
+            straggler=piece(str((stragglers and stragglers.straggler) or "")),
+        )
+
+
+def _member_of(rank: int, members: Iterable[Member]) -> Member | None:
+    """The node that a rank runs on: ranks are counted node by node."""
+    for member in sorted(members, key=lambda member: member.node_rank or 0):
+        if rank < member.workers:
+            return member
+        rank -= member.workers
+    return None
+
+
+def _node_reply(member: Member, answer: Answer) -> requests.NodeReply:
+    return requests.NodeReply(node_rank=member.node_rank, host=host_name(member.host), answer=answer)

@@ -1,0 +1,267 @@
+"""What node 0 tells programs outside of the job: events to the command of `--notify`, figures to the file of `--metrics-file`.
+
+Children run the command and write the file, one after another and each with a time limit: neither can hold the job up or end it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from ddplaunch import __version__
+from ddplaunch.record.events import VERSION, Event
+from ddplaunch.record.folders import short
+from ddplaunch.spec.outcome import Progress, progress_of_job
+from ddplaunch.system.fields import line, size
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.files import replaced
+from ddplaunch.system.process.shell import run_in_shell
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.decide.node import State
+    from ddplaunch.launcher.job.link import Link
+    from ddplaunch.launcher.node.context import AgentContext
+    from ddplaunch.launcher.node.workers import Workers
+
+LIMIT = 10.0  # seconds that a command has, or a disk
+MOST = 32  # events that wait for a slow command; what comes then is dropped, but for the end of the job
+EVERY = 15.0  # seconds from one writing of the figures to the next
+_MARGIN = 2.0  # seconds for the child itself
+_STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
+_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "took_over", "job_ended")
+
+Now = Callable[[], "tuple[State, Workers | None, Link | None]"]
+Errand = Callable[[], str]  # returns why it failed, "" if it did not
+
+
+def begin(loop: Loop, context: AgentContext, now: Now) -> list[Errands]:
+    """Start what tells programs outside the job about it, as its options ask; `now` returns this node's state and parts.
+
+    A node that has taken over, and yields to another, tells nothing more.
+    """
+    spec, reporter, found = context.inputs.spec, context.reporter, []
+    if spec.notify:
+        notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
+        if reporter.plan is not None:  # this node has taken over
+            notifier.begin(reporter.plan.run_id, spec.program.target)
+        reporter.also_tell(lambda event: notifier(event) if reporter.reports_job else None)
+        found.append(notifier.errands)
+    if spec.metrics_file:
+        file = MetricsFile(loop, os.path.abspath(spec.metrics_file), Look(loop, context, now), reporter.warn)
+        reporter.also_tell(lambda event: file.ended() if event.name == "job_ended" else None)
+        found.append(file.errands)
+    return found
+
+
+class Errands:
+    """Has children do one thing after another, and warns once of the first that fails."""
+
+    def __init__(self, loop: Loop, warn: Callable[[str], None], name: str) -> None:
+        self._loop = loop
+        self._warn: Callable[[str], None] | None = warn
+        self._name = name  # the option, for the warning
+        self._waiting: deque[Errand] = deque()
+        self.is_busy = False
+        self._is_stuck = False
+
+    def add(self, errand: Errand, *, most: int) -> None:
+        """Do this after those that wait; of more than `most` that wait, the oldest are dropped."""
+        if self._is_stuck:
+            return
+        self._waiting.append(errand)
+        while len(self._waiting) > most:
+            self._waiting.popleft()
+        if not self.is_busy:
+            self._next()
+
+    def _next(self) -> None:
+        self.is_busy = bool(self._waiting)
+        if self.is_busy:
+            self._loop.ask(self._waiting.popleft(), _STUCK, self._done, within=LIMIT + _MARGIN)
+
+    def _done(self, why: str) -> None:
+        if why and self._warn is not None:
+            self._warn(f"{self._name}: {why}")
+            self._warn = None
+        if why == _STUCK:
+            self._is_stuck = True
+            self._waiting.clear()
+        self._next()
+
+
+# --- --notify
+
+
+class Notifier:
+    """A reader of events, which hands the important ones to a command of the user."""
+
+    def __init__(self, loop: Loop, command: str, env: Mapping[str, str], warn: Callable[[str], None]) -> None:
+        """`env` is the environment of the command."""
+        self.errands = Errands(loop, warn, f"--notify {command}")
+        self._command = command
+        self._env = dict(env)
+        self._run: dict[str, Any] = {}
+
+    def begin(self, run_id: str, program: str) -> None:
+        """Know the run, which every event that is told names; nothing is told before."""
+        self._run = {"run_id": run_id, "name": short(run_id), "program": program}
+
+    def __call__(self, event: Event) -> None:
+        """Hand an event to the command."""
+        if event.name == "job_started":
+            self.begin(event.fields["run_id"], event.fields["program"])
+        if event.name in _TOLD and self._run:
+            said = {"v": VERSION, "event": event.name, "at": time.time(), **self._run, **event.fields}
+            self.errands.add(partial(run_command, self._command, self._env, said), most=MOST)
+
+
+def run_command(command: str, env: Mapping[str, str], said: Mapping[str, Any]) -> str:
+    """Run a shell's command with an event as JSON on its stdin; return why it failed, "" if it did not."""
+    import json
+
+    code, _ = run_in_shell(command, env, LIMIT, json.dumps(said).encode() + b"\n")
+    if code is None:
+        return f"killed, for it had not ended after {LIMIT:g} s"
+    return "" if code == 0 else f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+# --- --metrics-file
+
+
+class Figures(Struct, frozen=True):
+    """What is known of a job at one moment; times in seconds since the epoch."""
+
+    run_id: str
+    program: str
+    world_size: int
+    nnodes: int
+    restarts: int
+    started_at: float
+    progressed_at: float
+    progress: Progress | None = None
+    status: int | None = None  # exit status; None: the job runs
+
+
+class Look:
+    """Looks at the job, and remembers how far it was when it has ended."""
+
+    def __init__(self, loop: Loop, context: AgentContext, now: Now) -> None:
+        self._loop = loop
+        self._context = context
+        self._now = now
+        self._progress: Progress | None = None
+
+    def __call__(self) -> Figures | None:
+        """Return the figures for the file of --metrics-file; None before the workers are started."""
+        state, workers, link = self._now()
+        reporter, now, epoch = self._context.reporter, self._loop.now(), time.time()
+        plan = reporter.plan
+        if plan is None or not reporter.reports_job:
+            return None
+        ages = [now - state.idle_since]
+        known = {exit.rank: exit.progress for exit in state.exits if exit.progress is not None}
+        if workers is not None:
+            ages += workers.quiet.values()
+            known |= workers.progress
+        if (found := progress_of_job(known)) is not None:
+            self._progress = found
+            ages.append(found.age)
+        return Figures(
+            run_id=plan.run_id,
+            program=self._context.inputs.spec.program.target,
+            world_size=plan.world_size,
+            nnodes=plan.nnodes,
+            restarts=state.generation,
+            started_at=epoch - (reporter.clock() - reporter.began),
+            progressed_at=epoch - min(ages),
+            progress=self._progress or _by_collectives(link),
+            status=state.status,
+        )
+
+
+def _by_collectives(link: Link | None) -> Progress | None:
+    """Return about how far the job is, as its collectives show; None without such a sign, or on another node than node 0."""
+    stragglers = link.coordinator.stragglers if link is not None and link.coordinator is not None else None
+    steps = stragglers.last_steps if stragglers is not None else None
+    return Progress(step=size(steps), total=None, source="collectives") if steps is not None else None
+
+
+class MetricsFile:
+    """Writes the figures of a job in Prometheus' text format, every 15 s and once it has ended."""
+
+    def __init__(self, loop: Loop, path: str, look: Callable[[], Figures | None], warn: Callable[[str], None]) -> None:
+        """`look` returns the figures of now, None before there are any."""
+        self.errands = Errands(loop, warn, f"--metrics-file {path}")
+        self._loop = loop
+        self._path = path
+        self._look = look
+        self._due = loop.timer(loop.now(), self._write, may_rest=True)
+
+    def _write(self) -> None:
+        if (figures := self._look()) is not None:
+            self.errands.add(partial(write_whole, self._path, render(figures)), most=1)
+        self._due.set(self._loop.now() + (EVERY if figures is not None else 1.0))
+
+    def ended(self) -> None:
+        """Write how the job has ended."""
+        self._write()
+        self._due.cancel()
+
+
+def write_whole(path: str, text: str) -> str:
+    """Replace a file as a whole; return why that failed, "" if it did not."""
+    try:
+        with replaced(path) as file:  # node_exporter, which reads *.prom, never finds a half of it
+            file.write(text.encode(errors="replace"))
+    except OSError as error:
+        return f"could not be written: {error.strerror}"
+    return ""
+
+
+def render(figures: Figures) -> str:
+    """Return the figures in Prometheus' text format, version 0.0.4."""
+    labels = f'run="{_escaped(figures.run_id)}"'
+    lines: list[str] = []
+
+    def add(name: str, kind: str, text: str, value: object, more: str = "") -> None:
+        full = f"ddplaunch_{name}"
+        if f"# TYPE {full} {kind}" not in lines:
+            lines.extend([f"# HELP {full} {text}", f"# TYPE {full} {kind}"])
+        lines.append(f"{full}{{{labels}{more}}} {value}")
+
+    of_job = f',program="{_escaped(figures.program)}",version="{__version__}"'
+    add("info", "gauge", "The job.", 1, of_job)
+    add("running", "gauge", "Whether the job runs: 1 or 0.", int(figures.status is None))
+    if figures.status is not None:
+        add("exit_status", "gauge", "The exit status of ddplaunch.", figures.status)
+    add("workers", "gauge", "The world size.", figures.world_size)
+    add("nodes", "gauge", "How many nodes take part.", figures.nnodes)
+    add("restarts_total", "counter", "How often all workers were started again.", figures.restarts)
+    add("start_timestamp_seconds", "gauge", "When the job started.", round(figures.started_at, 3))
+    since = "When a worker of node 0 last made a step, wrote a line or was seen to compute."
+    add("last_progress_timestamp_seconds", "gauge", since, round(figures.progressed_at, 3))
+    if (progress := figures.progress) is not None:
+        add(
+            "step",
+            "gauge",
+            "The step that the job has reached.",
+            progress.step,
+            f',source="{_escaped(progress.source)}"',
+        )
+        if progress.total is not None:
+            add("steps", "gauge", "How many steps the job is to make.", progress.total)
+        for name, number in progress.metrics:
+            what = "A metric that the script reports."
+            add("metric", "gauge", what, {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(number, number),
+                f',name="{_escaped(name)}"')  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
+def _escaped(label: str) -> str:
+    return line(label).replace("\\", r"\\").replace('"', r"\"")

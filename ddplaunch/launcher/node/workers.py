@@ -1,0 +1,310 @@
+"""The workers of this node in one generation: starts them, reads them, signals them, reaps them. Decides nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ddplaunch.launcher.node.context import WorkerSetup
+from ddplaunch.launcher.node.events import WorkerEnded
+from ddplaunch.launcher.node.starter import CannotStart, Starter, WorkerPipes
+from ddplaunch.launcher.output.sinks import Output
+from ddplaunch.plan.variables import init_file
+from ddplaunch.spec import error_file
+from ddplaunch.spec.outcome import Progress, WorkerError, WorkerExit
+from ddplaunch.system import exitcodes
+from ddplaunch.system.console.streams import Stream, Written
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.child import RunningWorker, StartError
+from ddplaunch.system.process.terminal import awaited_input
+from ddplaunch.system.process.tidying import HARMLESS, others_by_group
+from ddplaunch.system.process.tree import Process, descendants
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.node.services import Mps
+
+_LAST_WORDS = 8192  # characters of stderr that the failure report gets
+# seconds that Slurm may take from its list of a step's processes to the signal for the last of them
+LISTED_WITHIN = 0.1
+
+
+class Workers:
+    """The workers of one generation; the end of each is posted."""
+
+    def __init__(
+        self, loop: Loop, setup: WorkerSetup, starter: Starter, output: Output, running: dict[int, RunningWorker]
+    ) -> None:
+        """`running` gets each worker that was started, by rank."""
+        self._loop = loop
+        self._setup = setup
+        self._starter = starter
+        self._output = output
+        self._plans = {worker.rank: worker for worker in setup.plan.workers}
+        asker = next((one.rank for one in setup.plan.workers if one.stdin), None)
+        if asker is not None and os.isatty(0):
+            output.expect_prompts(asker, lambda: awaited_input(running[asker].pid) if asker in running else None)
+        self.running = running  # by rank, dead ones included until they are reaped
+        self._pipes = WorkerPipes(loop, output, workers=len(self._plans))
+        self._raised: set[int] = set()
+        self._ends: set[int] = set()
+        self._mps = _mps(loop, setup)
+        self.waiting = deque(self._plans)
+        if any(setup.duplicated.values()):
+            logs = setup.folder.open_logs(setup.folder.filtered_names(setup.generation), None)
+            headers = {rank: f"[{setup.role}{rank}]:" for rank in self._plans}  # torchrun's
+            for stream, log in zip(Stream, logs or (), strict=False):
+                if needles := setup.duplicated.get(stream):
+                    output.duplicate(headers, stream, needles, log)
+
+    @property
+    def host(self) -> str:
+        """The name of this node."""
+        return self._setup.plan.workers[0].host
+
+    @property
+    def quiet(self) -> Mapping[int, float]:
+        """How many seconds ago each has last written to its pipes, by rank, as far as any has."""
+        now = self._loop.now()
+        return {rank: max(0.0, now - at) for rank, at in self._output.written_at.items()}
+
+    @property
+    def written(self) -> dict[int, Written]:
+        """What each has written to its pipes, by rank, as far as any has."""
+        output = self._output
+        return {
+            rank: Written(quiet, output.written[rank], output.last_line(rank)) for rank, quiet in self.quiet.items()
+        }
+
+    @property
+    def progress(self) -> dict[int, Progress]:
+        """How far each is, by rank, as far as its script or its progress bar says so."""
+        found: dict[int, Progress] = {}
+        for rank in self.running:
+            if (told := self._setup.error_files.progress(self._setup.generation, rank)) is not None:
+                found[rank] = told
+        for rank, written in self.written.items():
+            if rank not in found and (shown := error_file.progress_of_bar(written.last, written.seconds)) is not None:
+                found[rank] = shown
+        return found
+
+    def has_written(self, rank: int, since: float) -> bool:
+        """Whether this worker has written to its pipes since then, or may have had to wait until it could."""
+        return self._output.written_at.get(rank, since) > since or self._pipes.were_paused(since)
+
+    def has_terminal(self, rank: int) -> bool:
+        """Whether this worker writes to the terminal itself."""
+        return self._plans[rank].terminal
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes of all workers, dead ones included until they are reaped."""
+        return frozenset(worker.pid for worker in self.running.values())
+
+    @property
+    def ended(self) -> frozenset[int]:
+        """The processes of those that are known to have ended, and are still there: nothing is below them."""
+        ended = (self.running[rank] for rank in self._ends)
+        return frozenset(worker.pid for worker in ended if worker.child.is_kept)
+
+    @property
+    def may_have_joined(self) -> bool:
+        """Whether any has a process group, as far as that is known: torch's recorder is there from then on."""
+        return not self._setup.has_recorder or self._setup.error_files.has_recorder(self._setup.generation)
+
+    @property
+    def may_start(self) -> bool:
+        """Whether one is to be started, and what serves it is there, or known not to come."""
+        return bool(self.waiting) and (self._mps is None or not self._mps.is_starting)
+
+    def start(self, most: int) -> list[tuple[int, int]]:
+        """Start the next workers, at most so many as may start together; return the rank and the pid of each.
+
+        Raises:
+            CannotStart: the machine has run out of something, or what serves the workers did not start.
+        """
+        ranks = list(islice(self.waiting, most))
+        if self._mps is not None and self._mps.why_not_started:
+            raise CannotStart(self._mps.why_not_started, exitcodes.USAGE, ranks[0])
+        try:
+            of_mps = self._mps.variables if self._mps else {}
+            plans = [self._plans[rank] for rank in ranks]
+            started = self._starter.start(plans, self._setup, self._pipes, self._output, of_mps)
+        except StartError as error:
+            # those to come hold more files while they are made ready together than once they run
+            if len(ranks) > 1 and error.errno in (errno.EMFILE, errno.ENFILE):
+                return self.start(1)
+            raise CannotStart.of(error, ranks[error.index]) from None
+        for running in started:
+            self.waiting.popleft()
+            self.running[running.rank] = running
+            self._loop.watch(running.ended, partial(self._loop.post, WorkerEnded(running.rank)))
+        return [(running.rank, running.pid) for running in started]
+
+    def pause_output(self, paused: bool) -> None:
+        """Stop reading the pipes of the workers, or go on."""
+        self._pipes.pause(paused)
+
+    def host_store(self) -> None:
+        """Have torch's store at MASTER_PORT hosted here."""
+        from ddplaunch.launcher.node.services import host_store  # few jobs need it
+
+        host_store(self._setup)
+
+    def drain(self, rank: int) -> None:
+        """Take in all that a worker has written so far."""
+        if not self.has_terminal(rank):
+            self._pipes.drain(rank)
+
+    # --- ends
+
+    def exit_of(self, rank: int, at: float) -> WorkerExit | None:
+        """Return how a worker ended, after reading all that the worker wrote before; None while the worker lives.
+
+        Raises:
+            CannotStart: it ended before it became its program.
+        """
+        running, plan = self.running[rank], self._plans[rank]
+        end = running.look()
+        if end is None:
+            return None
+        self._loop.unwatch(running.ended)
+        self._ends.add(rank)
+        if (never := running.why_not_started((plan.wrap or plan.argv)[0])) is not None:
+            raise CannotStart.of(never, rank)
+        self._pipes.drain(rank)
+        folder, worker = self._setup.folder, (self._setup.generation, rank, plan.local_rank)
+        if recorded := error_file.content(self._setup.error_file(rank)):
+            folder.keep_exception(*worker, recorded)
+        return WorkerExit(
+            rank=rank,
+            local_rank=plan.local_rank,
+            host=plan.host,
+            pid=running.pid,
+            device=plan.device,
+            code=end.code,
+            signal=end.signal,
+            core_dumped=end.core_dumped,
+            at=at,
+            seconds=at - running.started_at,
+            stopped_with=running.stopped_with,
+            stopped_at=running.stopped_at,
+            error=error_file.parse(recorded),
+            stderr_tail=_shortened(self._output.tail(rank)),
+            log=f"{folder.whole}/{folder.log_names(*worker)[1]}" if folder.whole and not plan.terminal else None,
+            progress=self._setup.error_files.progress(self._setup.generation, rank),
+        )
+
+    def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
+        """Return the exceptions that workers have recorded since this was last asked."""
+        written = self._setup.error_files.written(self._setup.generation) & self.running.keys()
+        for rank in sorted(written - self._raised):
+            if (error := error_file.read(self._setup.error_file(rank))) is not None:
+                self._raised.add(rank)
+                yield rank, error
+
+    def lingering(self) -> Iterable[tuple[int, WorkerError]]:
+        """Return those exceptions that workers have recorded which have not ended since."""
+        return [(rank, error) for rank, error in self.newly_raised() if self.running[rank].look() is None]
+
+    # --- signals
+
+    def forward(self, signum: int, ranks: Iterable[int]) -> None:
+        """Send a signal to the groups of these workers, as far as they still live."""
+        alive = [self.running[rank] for rank in ranks if rank in self.running and self.running[rank].look() is None]
+        members = self._members_to_signal(signum, alive)
+        for running in alive:
+            running.signal(signum, members.get(running.pid))
+
+    def end(self, signum: int, ranks: Collection[int], at: float, *, by_cluster: bool = False) -> None:
+        """Send these workers a signal that is meant to end them; also the process groups whose worker is dead.
+
+        `by_cluster`: the cluster has sent it to all processes that it listed, so only workers that have just started lack it.
+        """
+        if signum == signal.SIGINT:
+            self._output.interrupted()
+        addressed = [self.running[rank] for rank in ranks if rank in self.running]
+        members = self._members_to_signal(signum, addressed)
+        for running in addressed:
+            had_it = by_cluster and at - running.started_at > LISTED_WITHIN
+            running.end(signum, at, members.get(running.pid), had_it=had_it)
+        for running in addressed:
+            running.count_written()
+
+    def _members_to_signal(self, signum: int, addressed: Iterable[RunningWorker]) -> Mapping[int, tuple[Process, ...]]:
+        """Return the members to signal of each group that has a process which tidies; every other group gets the signal whole."""
+        if signum in HARMLESS or not any(running.reaches_group(signum) for running in addressed):
+            return {}
+        return others_by_group([*descendants(os.getpid()), *self._starter.leftovers()])
+
+    def written_since_stop(self, ranks: Iterable[int]) -> Mapping[int, int]:
+        """How many bytes each of these workers has written since it was asked to end."""
+        return {rank: self.running[rank].written_since_stop() for rank in ranks if rank in self.running}
+
+    def suspend(self, suspended: bool) -> None:
+        """SIGSTOP or SIGCONT every group."""
+        for worker in self.running.values():
+            worker.signal(signal.SIGSTOP if suspended else signal.SIGCONT)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether every worker is stopped, or has ended."""
+        return all(worker.child.has_stopped for worker in self.running.values())
+
+    # --- the end of the generation
+
+    def keep_stacks(self, text: bytes) -> None:
+        """Write where the workers were to the folder of the run."""
+        self._setup.folder.keep_stacks(self._setup.generation, text)
+
+    def dismiss_services(self) -> None:
+        """Ask what served the workers to end, as far as it does not by itself."""
+        if self._mps is not None:
+            self._mps.dismiss()
+
+    def reap(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
+        """Release everything that this generation held; give the ends with what each worker has used."""
+        ends = {exit.rank: exit for exit in exits}
+        self._pipes.close(at)
+        for rank, running in self.running.items():
+            self._loop.unwatch(running.ended)  # of one that could not be killed
+            usage = running.reap()
+            if rank in ends:
+                ends[rank] = replace(ends[rank], peak_rss=usage.peak_rss, cpu_seconds=usage.cpu_seconds)
+        if self._mps is not None:
+            self._mps.remove()
+        self._output.close_filters()
+        self.running.clear()
+        self._ends.clear()
+        path = init_file(self._setup.plan, self._setup.generation)
+        if path is not None and self._setup.plan.node_rank == 0:
+            self._setup.folder.remove(path)
+        return list(ends.values())
+
+
+def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
+    if setup.mps_control is None:
+        return None
+    from ddplaunch.launcher.node.services import Mps  # few jobs need it
+
+    # removed with that folder when this process is killed
+    folder = f"{setup.error_files.folder}/mps-{setup.generation}"
+    return Mps(loop, setup.mps_control, setup.env, folder)
+
+
+def _shortened(stderr: str) -> str:
+    """Return the end of what a worker wrote to stderr; after a crash, the lines that explain the crash."""
+    if len(stderr) <= _LAST_WORDS:
+        return stderr
+    try:
+        from ddplaunch.record.seen.dump import shortened  # few workers write so much
+    except Exception:  # noqa: BLE001 - its file may be gone, or of another version: the job ends as ever
+        return stderr[-_LAST_WORDS:]
+    return shortened(stderr, _LAST_WORDS)

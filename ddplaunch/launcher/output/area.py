@@ -1,0 +1,188 @@
+"""The status area: a few rows below the lines on a terminal, which show progress bars and the rows of --live in place.
+
+Pure: it gives the bytes to write, and neither writes nor asks for the size. It hides no cursor, sets no margins and switches no
+mode, so that one killed in the middle leaves rows and nothing else. The cursor rests below it, where typed keys appear.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from ddplaunch.launcher.output.bars import LONGEST, OPEN, Bar, condense, kinds
+from ddplaunch.system.console.streams import RESET
+from ddplaunch.system.words import compress
+
+_SHARE = 3  # a third of the screen at most
+_WIDEST_RANKS = 14  # characters; others are counted
+_NAMES = ("slowest", "between", "fastest")
+_COLOUR = r"(\x1b\[[0-9;:]*m)"
+_OTHER_ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?"
+
+
+class StatusArea:
+    """What is on the terminal below the lines, and what has to be written to change it."""
+
+    def __init__(self, *, rewraps: bool = True) -> None:
+        """`rewraps`: the terminal wraps lines again when its width changes."""
+        self._rewraps = rewraps
+        self._bars: tuple[Bar, ...] = ()
+        self._live: list[str] = []  # rows below the bars, the first ones first to stay
+        self._drawn: list[bytes] = []  # on the screen, right above the cursor
+        self._columns = 0  # of the terminal when those were drawn
+        self._is_open = False  # the cursor stands behind the last of them: a prompt, and what is typed
+        self._midline = False  # what was written last has not ended its line
+
+    def show(self, bars: tuple[Bar, ...]) -> None:
+        """Take bars that are shown in place of those before, from the next `draw` on."""
+        self._bars = bars
+
+    def show_live(self, rows: list[str]) -> None:
+        """Take rows of --live in place of those before, from the next `draw` on."""
+        self._live = rows
+
+    def write(self, data: bytes, size: os.terminal_size | None) -> bytes:
+        """Return what to write so that this stands above the area, which is gone until `draw`; the size is as for `draw`."""
+        self._midline = not data.endswith(b"\n") if data else self._midline
+        return self._erase(size) + data
+
+    def forget(self) -> None:
+        """Take what is drawn for lines: another program has written below it, as the shell after Ctrl-Z."""
+        self._drawn, self._is_open = [], False
+
+    def answer(self, size: os.terminal_size | None) -> bytes:
+        """Return what to write once a prompt was answered: it stays as a line, with what was typed behind it.
+
+        Enter has moved the cursor to the next row, Ctrl-D has not. As many spaces as there are columns leave a cursor in the
+        first column in its row, and bring any other to the next one.
+        """
+        was_open = self._is_open
+        self.forget()
+        return b" " * size.columns + b"\r\x1b[K" if was_open and size is not None else b""
+
+    def draw(self, size: os.terminal_size | None) -> bytes:
+        """Return what to write so that the area is there, and up to date; None: the terminal is not ours at present."""
+        if size is None:
+            self.forget()
+            return b""
+        if self._midline:
+            return b""
+        rows, drawn = render(self._bars, size), self._drawn
+        is_open = bool(rows) and not self._live and any(bar.row == OPEN for bar in self._bars)
+        live = self._live[: max(0, min(size.lines // 2, size.lines - 1 - len(rows)))]
+        rows += [cut(row, size.columns - 1).encode(errors="replace") for row in live]
+        if rows == drawn:
+            return b""
+        is_laid_out_anew = not len(rows) == len(drawn) == self._height(size)
+        if is_laid_out_anew or is_open != self._is_open or (is_open and rows[-1] != drawn[-1]):
+            erase, self._drawn, self._columns, self._is_open = self._erase(size), rows, size.columns, is_open
+            return erase + b"\n".join(rows) + (b"" if is_open or not rows else b"\n")
+        self._drawn, self._columns = rows, size.columns
+        if is_open:
+            rows, drawn = rows[:-1], drawn[:-1]
+        # the cursor, which may stand behind typed characters, comes back to its place
+        new = (b"\n" if row == old else row + b"\x1b[K\n" for row, old in zip(rows, drawn, strict=True))
+        return b"\x1b7\r\x1b[%dA%b\x1b8" % (len(rows), b"".join(new))
+
+    def _erase(self, size: os.terminal_size | None) -> bytes:
+        if not self._drawn:
+            return b""
+        above = self._height(size) - self._is_open
+        self._drawn, self._is_open = [], False
+        return b"\r%b\x1b[J" % (b"\x1b[%dA" % above if above else b"")
+
+    def _height(self, size: os.terminal_size | None) -> int:
+        """Return how many rows of the screen the area takes: more than were drawn if the terminal has become narrower.
+
+        A terminal that wraps lines again moves the cursor along with them, so that the rows are right above it as before.
+        """
+        if size is None or size.columns >= self._columns or not self._rewraps:
+            return len(self._drawn)
+        return sum(_wrapped(row.decode(errors="replace"), size.columns) for row in self._drawn)
+
+
+def render(bars: Iterable[Bar], size: os.terminal_size) -> list[bytes]:
+    """Lay the bars out in rows that fit: at most a third of the lines, none of them as wide as the screen."""
+    rows: list[_Row] = []
+    for kind in kinds(condense(bars)):
+        for place, bar in enumerate(kind):
+            which = 0 if place == 0 else 2 if place == len(kind) - 1 else 1
+            priority = -1 if bar.row == OPEN else (0, 2, 1)[which]
+            rows.append(
+                _Row(priority, _ranks(bar.ranks), bar.text, _NAMES[which] if len(kind) > 1 else "", bar.row == OPEN)
+            )
+    most = size.lines // _SHARE
+    kept = sorted(sorted(range(len(rows)), key=lambda index: rows[index].priority)[:most])
+    chosen = [rows[index] for index in kept]
+    before = max((len(row.ranks) + 1 for row in chosen), default=0)
+    return [_laid_out(row, before, size.columns - 1).encode(errors="replace") for row in chosen]
+
+
+class _Row(Struct, frozen=True):
+    priority: int  # the highest go first if there are too many
+    ranks: str
+    text: str
+    name: str  # for the slowest and so on, else ""
+    is_open: bool
+
+
+def _laid_out(row: _Row, before: int, cells: int) -> str:
+    """Return the ranks, the text in the columns that are left, and behind it the name, if there is room for a part of each."""
+    room = cells - before
+    if row.is_open:
+        return cut(row.ranks.ljust(before), cells) + _end_of(row.text, room)
+    name = f" {row.name}" if row.name and room > 2 * len(row.name) else ""
+    return cut(row.ranks.ljust(before), cells) + cut(row.text.rstrip(), room - len(name)) + name
+
+
+def _end_of(text: str, cells: int) -> str:
+    """Cut at the front what does not fit: at the end of a prompt is what is asked, of dots the last."""
+    text = cut(text, LONGEST * 2)
+    while text and cut(text, cells) != text:
+        text = text[1:]
+    return text
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    text = compress(ranks)
+    return f"[{text}]" if len(text) <= _WIDEST_RANKS - 2 else f"[{len(ranks)} ranks]"
+
+
+def cut(text: str, cells: int) -> str:
+    """Return a row cut to so many cells of a terminal. Colours stay and are reset at the end; other control codes are dropped."""
+    shown: list[str] = []
+    coloured = False
+    for piece in re.split(_COLOUR, re.sub(rf"(?!{_COLOUR}){_OTHER_ESCAPE}", "", text)):
+        if re.fullmatch(_COLOUR, piece):
+            coloured = True
+            shown.append(piece)
+            continue
+        for char in piece.replace("\t", " "):
+            if (width := _width(char)) is not None:
+                cells -= width
+                if cells >= 0:
+                    shown.append(char)
+    return "".join(shown) + (RESET.decode() if coloured else "")
+
+
+def _wrapped(text: str, columns: int) -> int:
+    """Return how many rows a text takes on a terminal of so many columns."""
+    rows, used = 1, 0
+    for char in re.sub(_COLOUR, "", text):
+        width = _width(char) or 0
+        rows, used = (rows, used + width) if used + width <= columns else (rows + 1, width)
+    return rows
+
+
+def _width(char: str) -> int | None:
+    """How many cells a character takes; None for one that is no picture, or that changes the one before."""
+    category = unicodedata.category(char)
+    if category[0] == "C" or category in ("Zl", "Zp") or "\ufe00" <= char <= "\ufe0f":
+        return None
+    if category in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -1,0 +1,347 @@
+"""Progress bars of several ranks as few: equal ones once, of each kind the slowest, the fastest and what is between. Pure.
+
+The lines that they leave when they are complete are shown once for all ranks whose bars say the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+
+from msgspec import Struct
+
+from ddplaunch.system.console.streams import Stream
+from ddplaunch.system.loop.deadline import soonest
+from ddplaunch.system.words import compress
+
+INTERVAL = 0.1  # seconds between two redraws; faster is not seen
+LONGEST = 500  # characters of a bar that are passed on: no terminal is wider
+MOST_KINDS = 16
+OPEN = 1 << 10  # the row of a line that has not ended: it stands below all bars, and has no progress
+ANSWERED = OPEN + 1  # in a message of its own: what was typed behind that line stays, and the next line begins below it
+_AT_ONCE = 128  # bars that are read each time; more would take more than a fortieth of a core
+_MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
+_ROOM = 60_000  # bytes of all bars: they fit into one message
+
+_ESCAPE = r"\x1b\[[0-9;:]*m"
+_TIMES = r"\[[^\[\]]*\]?\s*\Z"  # tqdm's [00:09<00:14, 1.25it/s] differs between bars that are equal
+_PERCENT = r"(?<!\d)(\d{1,3})(?:\.\d+)?%"
+_COUNT = r"(?<![\d.])(\d{1,15})/(\d{1,15})(?![\d.])"
+_NUMBER = r"\d{1,15}"
+# tqdm's 00:09<00:14, 1.25it/s without what a script adds behind it; rich's 0:00:09 and 1.25it/s
+_PACE = r"(?:\d+:)+\d\d(?:<[\d:?]+,\s*[^,\]]*)?|[\d.]+\s?\S*/(?:s|it)\b"
+_SAME = 0.02  # of the whole: ranks in step redraw at different moments
+_LARGEST_STEP = 0.05  # of the whole, that may be between them too: who is an epoch behind of three is behind
+
+
+class Bar(Struct, frozen=True):
+    """A row that workers redraw."""
+
+    ranks: tuple[int, ...]  # ascending; those that show it, or one that is as far
+    text: str  # as one of them has drawn it, with its colours
+    row: int = 0  # of the rows of a worker, from the top; or OPEN
+
+
+def row_text(row: bytes) -> str:
+    """As much of a row as is passed on."""
+    return row[: 4 * LONGEST].decode(errors="replace")[:LONGEST]
+
+
+class _Read(Struct, frozen=True, kw_only=True):
+    """What a bar says."""
+
+    bar: Bar
+    kind: tuple[int, str, int]  # row, letters of the label, how many figures it has; bars of one kind are compared
+    outer: tuple[int, ...]  # the figures of the label, which stands before the progress: an epoch, or a rank
+    value: float  # the progress
+    same: float  # what may be between values that count as equal
+
+
+def _read(bar: Bar) -> _Read:
+    """Return how far a bar is: a value from 0 to 1, and by how much two bars of this kind may differ and count as the same."""
+    if bar.row == OPEN:
+        letters = "".join(filter(str.isalpha, bar.text))
+        return _Read(bar=bar, kind=(OPEN, letters, 0), outer=(), value=0.0, same=0.0)
+    text = re.sub(_TIMES, "", re.sub(_ESCAPE, "", bar.text))
+    percent = re.search(_PERCENT, text)
+    counted = re.search(_COUNT, text[percent.end() if percent else 0 :])
+    first = percent or counted
+    label, value, same = text[: first.start() if first else None], 0.0, 0.0
+    if percent:
+        value, same = int(percent[1]) / 100, _SAME
+    if counted and (whole := int(counted[2])):
+        value, same = int(counted[1]) / whole, max(_SAME, min(1.001 / whole, _LARGEST_STEP))
+    outer = tuple(map(int, re.findall(_NUMBER, label)))
+    letters = "".join(filter(str.isalpha, label))
+    kind = bar.row, letters, len(outer)
+    if outer and first is None:  # a bar without an end: the first figure is all there is
+        value, same, outer = float(outer[0]), max(1.0, _SAME * outer[0]), ()
+    return _Read(bar=bar, kind=kind, outer=outer, value=value, same=same)
+
+
+def is_complete(text: str) -> bool:
+    """Whether a row shows a progress that has reached its end."""
+    plain = re.sub(_ESCAPE, "", text)
+    percent = re.search(_PERCENT, plain)
+    if percent:
+        return percent[1] == "100"
+    return any(int(done) == int(whole) > 0 for done, whole in re.findall(_COUNT, plain))
+
+
+def said(text: str) -> str:
+    """Return what a row says, without its colours, times and speeds, which differ between bars that are equal."""
+    return " ".join(re.sub(_PACE, "", re.sub(_ESCAPE, "", text)).split())
+
+
+def kinds(bars: Iterable[Bar]) -> list[list[Bar]]:
+    """Group the bars by what they count; of each kind the slowest first, those as far as one another as one."""
+    found: dict[tuple[int, str, int], list[_Read]] = {}
+    for read in map(_read, bars):
+        found.setdefault(read.kind, []).append(read)
+    groups = sorted(found.items(), key=lambda item: (item[0][0], min(one.bar.ranks[0] for one in item[1]), item[0][1]))
+    return [_merged(group) for _, group in groups]
+
+
+def _merged(group: list[_Read]) -> list[Bar]:
+    """Return the bars of one kind, the slowest first; ranks that are equally far share a bar."""
+    says = [which for which in range(len(group[0].outer)) if not _names_rank(group, which)]
+
+    def place(one: _Read) -> tuple[tuple[int, ...], float, tuple[int, ...]]:
+        return tuple(one.outer[which] for which in says), one.value, one.bar.ranks
+
+    together: list[list[_Read]] = []
+    for one in sorted(group, key=place):
+        first = together[-1][0] if together else None
+        if first and place(first)[0] == place(one)[0] and one.value - first.value <= max(first.same, one.same):
+            together[-1].append(one)
+        else:
+            together.append([one])
+    # each place is shown by the one that is nearest to it
+    return [_one(some, -1 if some is together[-1] and len(together) > 1 else 0) for some in together]
+
+
+def _names_rank(group: Sequence[_Read], which: int) -> bool:
+    """Whether this figure of the labels says who draws the bar, and not how far it is: epochs differ by one at most."""
+    figures = {one.outer[which] for one in group}
+    return len(figures) > 1 and (
+        max(figures) - min(figures) > 1 or len({one.outer[which] - one.bar.ranks[0] for one in group}) == 1
+    )
+
+
+def _one(some: Sequence[_Read], shown: int) -> Bar:
+    ranks = tuple(sorted({rank for one in some for rank in one.bar.ranks}))
+    return Bar(ranks, some[shown].bar.text, some[shown].bar.row)
+
+
+def condense(bars: Iterable[Bar]) -> tuple[Bar, ...]:
+    """Leave of each kind the slowest, the fastest, and one for all between; of several nodes, condense what is left again."""
+    left: list[Bar] = []
+    for merged in kinds(bars)[:MOST_KINDS]:
+        if between := merged[1:-1]:
+            ranks = tuple(sorted({rank for bar in between for rank in bar.ranks}))
+            merged[1:-1] = [Bar(ranks, between[len(between) // 2].text, between[0].row)]
+        left += merged
+    return tuple(left)
+
+
+# --- as a message
+
+
+def pack(bars: Iterable[Bar]) -> bytes:
+    """Write bars as a message: a line each, as many as fit."""
+    packed = bytearray()
+    for bar in bars:
+        text = bar.text[:LONGEST].translate({10: " ", 13: " "}).encode(errors="replace")
+        line = b"%s %d %s\n" % (compress(bar.ranks).encode(), bar.row, text)
+        if len(packed) + len(line) <= _ROOM:
+            packed += line
+    return bytes(packed)
+
+
+def unpack(message: bytes) -> tuple[Bar, ...]:
+    """Read a message.
+
+    Raises:
+        ValueError: it is none.
+    """
+    bars: list[Bar] = []
+    left = _MOST_RANKS
+    try:
+        for line in filter(None, message.split(b"\n")):
+            ranks, row, text = line.split(b" ", 2)
+            bars.append(Bar(_ranks(ranks.decode(), left), row_text(text), int(row)))
+            left -= len(bars[-1].ranks)
+    except ValueError:
+        raise ValueError("these are no progress bars") from None
+    return tuple(bars)
+
+
+def _ranks(text: str, most: int) -> tuple[int, ...]:
+    """Read ranks and ranges, "0-3,7"; raise ValueError for more than `most`."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        first, last = int(low), int(high) if dash else int(low)
+        if not 0 <= first <= last < most or len(ranks) > most:
+            raise ValueError(part)
+        ranks += range(first, last + 1)
+    return tuple(ranks)
+
+
+class BarFeed:
+    """Passes bars on: at once, then each `interval` at most, less often if they are many, and only if they have changed."""
+
+    def __init__(self, bars: Callable[[], Iterable[Bar]], send: Callable[[bytes], bool], interval: float = INTERVAL):
+        """`bars` gives them, `send` takes a message; False: not now."""
+        self._bars = bars
+        self._send = send
+        self._interval = self._pause = interval  # seconds
+        self._sent = b""
+        self._sent_at = -inf
+        self.deadline: float | None = None  # when to call `flush`
+
+    def changed(self, at: float) -> None:
+        """Note that bars have moved."""
+        self.deadline = soonest(self.deadline, max(at, self._sent_at + self._pause))
+
+    def flush(self, at: float) -> None:
+        """Pass on what is due at this time."""
+        if self.deadline is not None and at >= self.deadline:
+            self.update(at)
+
+    def update(self, at: float) -> None:
+        """Pass on what has changed: a bar that has become a line is to be gone before that is shown."""
+        self.deadline = None
+        bars = tuple(self._bars())
+        self._pause = self._interval * max(1.0, len(bars) / _AT_ONCE)
+        message = pack(condense(bars))
+        if message != self._sent:
+            if self._send(message):
+                self._sent = message
+                self._sent_at = at
+            else:
+                self.deadline = at + self._pause
+
+    def repeat(self, at: float) -> None:
+        """Pass on what there is even if it is the same: the terminal has another size."""
+        if self._sent:
+            self._sent = b""
+            self.changed(at)
+
+
+WAIT = 0.5  # seconds
+
+Block = tuple[tuple[int, ...], Stream, bytes]  # the ranks, ascending, whose lines these are
+_Writer = tuple[int, Stream]
+
+
+class _Line:
+    """A line that several ranks may share."""
+
+    __slots__ = ("due", "is_out", "key", "line", "ranks", "stream")
+
+    def __init__(self, stream: Stream, line: bytes, key: str, due: float) -> None:
+        self.stream = stream
+        self.line = line
+        self.key = key
+        self.due = due
+        self.ranks: list[int] = []
+        self.is_out = False
+
+
+class FinishedBars:
+    """The lines of one node on their way to the console.
+
+    Such a line waits for those of the other ranks that draw bars, WAIT seconds at most. The lines of each rank keep their order:
+    what a rank writes after its bar waits with it.
+    """
+
+    def __init__(self) -> None:
+        self._drawing: dict[Stream, set[int]] = {stream: set() for stream in Stream}  # the ranks that draw bars
+        self._waiting: list[_Line] = []  # the one that is due first, first
+        self._held: dict[_Writer, list[_Line | bytes]] = {}
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call flush; None: not before the next feed."""
+        return self._waiting[0].due if self._waiting else None
+
+    def feed(self, rank: int, stream: Stream, block: bytes, at: float, *, drawn: bool) -> list[Block]:
+        """Take whole lines of a rank; return what to show. `drawn`: the lines come from rows that were redrawn."""
+        held = self._held.get((rank, stream))
+        if not drawn:
+            if held is None:
+                return [((rank,), stream, block)]
+            held.append(block)
+            return []
+        held = self._held.setdefault((rank, stream), [])
+        for line in re.findall(rb"[^\n]*\n", block):
+            # a longer line is no bar, and of one of megabytes the search takes seconds
+            text = line.decode(errors="replace") if len(line) <= 4 * LONGEST else ""
+            held.append(self._join(rank, stream, line, said(text), at) if is_complete(text) else line)
+        return self._released(at)
+
+    def draws(self, rank: int, stream: Stream) -> None:
+        """Note that a rank draws bars: the others' wait for its."""
+        self._drawing[stream].add(rank)
+
+    def _join(self, rank: int, stream: Stream, line: bytes, key: str, at: float) -> _Line:
+        """Add a rank to a waiting line with this key, or let the line wait for other ranks."""
+        own = [at for at, line in enumerate(self._waiting) if line.stream is stream and rank in line.ranks]
+        # an earlier one would come before what the rank wrote before
+        for waiting in self._waiting[own[-1] + 1 if own else 0 :]:
+            if waiting.stream is stream and waiting.key == key:
+                waiting.ranks.append(rank)
+                return waiting
+        new = _Line(stream, line, key, at + WAIT)
+        new.ranks.append(rank)
+        self._waiting.append(new)
+        return new
+
+    def end(self, rank: int, stream: Stream, at: float) -> list[Block]:
+        """Note that a stream has ended; return what need not wait for it."""
+        self._drawing[stream].discard(rank)
+        return self._released(at)
+
+    def flush(self, at: float) -> list[Block]:
+        """Return what has waited until this time."""
+        return self._released(at)
+
+    def _released(self, at: float) -> list[Block]:
+        """Return the lines that have waited long enough, or that all ranks have joined."""
+        blocks: list[Block] = []
+        # a line may stand behind another that waits: then it waits for as long
+        for line in self._waiting:
+            is_due = at >= line.due or self._drawing[line.stream].issubset(line.ranks)
+            if is_due and not line.is_out:  # it may have gone with another
+                self._release(line, blocks)
+        self._waiting = [line for line in self._waiting if not line.is_out]
+        for writer in list(self._held):
+            self._pass(writer, blocks)
+        return blocks
+
+    def _release(self, line: _Line, blocks: list[Block]) -> None:
+        """Show a line, after all that its ranks have written before."""
+        line.is_out = True
+        for rank in line.ranks:
+            held = self._held.get((rank, line.stream), [])
+            while line in held and held[0] is not line:
+                first = held[0]
+                if isinstance(first, _Line) and not first.is_out:
+                    self._release(first, blocks)
+                else:
+                    self._pass_first(rank, line.stream, blocks)
+        blocks.append((tuple(sorted(line.ranks)), line.stream, line.line))
+
+    def _pass(self, writer: _Writer, blocks: list[Block]) -> None:
+        held = self._held[writer]
+        while held and (isinstance(held[0], bytes) or held[0].is_out):
+            self._pass_first(*writer, blocks)
+        if not held:
+            del self._held[writer]
+
+    def _pass_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
+        first = self._held[rank, stream].pop(0)
+        if isinstance(first, bytes):
+            blocks.append(((rank,), stream, first))

@@ -1,0 +1,327 @@
+"""Turns what the workers of a node write into what the console shows.
+
+Pure: bytes and times in, bytes out. It opens, reads and writes no file, decodes nothing, and never holds a line
+beyond `deadline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING
+
+from ddplaunch.system.console.lines import Lines, LoneLines
+from ddplaunch.system.console.streams import Chunks, Prefix, Prefixes, ShownWorker, Stream, without_torchs
+from ddplaunch.system.loop.deadline import soonest
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.output.bars import Bar, Block, FinishedBars
+    from ddplaunch.launcher.output.collapse import Collapse, Group
+    from ddplaunch.launcher.output.tracebacks import Tracebacks
+
+
+class _RawReader:
+    """The only worker on the console, without a prefix: every byte at once, unchanged."""
+
+    __slots__ = ("_close_line", "_midline")
+
+    deadline = None
+
+    def __init__(self, *, terminal: bool) -> None:
+        self._close_line = terminal  # else our next message, or the shell's prompt, would follow the worker's last line
+        self._midline = False
+
+    def feed(self, data: bytes, at: float) -> bytes:
+        if data:
+            self._midline = not data.endswith(b"\n")
+        return data
+
+    def flush(self, at: float) -> bytes:
+        return b""
+
+    def end(self) -> bytes:
+        return b"\n" if self._midline and self._close_line else b""
+
+
+_NO_PREFIX = Prefix(b"")
+_MODULES = b"Extension modules: "  # faulthandler's list of them, which explains no crash
+_Writer = tuple[int, Stream]
+_Reader = Lines | LoneLines | _RawReader
+
+
+class Display:
+    """The console of one node's workers, for the whole job.
+
+    | mode | several workers shown | one worker shown |
+    | --- | --- | --- |
+    | prefix | whole lines, each with its rank before it | the same, but a progress bar stays a bar |
+    | collapse | the same, equal lines of several ranks once | as prefix |
+    | raw | whole lines as they are, a progress bar as it comes | every byte as it comes |
+    | rank0 | | rank 0, every byte as it comes |
+    | none | | |
+
+    With `whole_lines` no byte comes before its line has ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: str,
+        ranks: Sequence[ShownWorker],
+        colour: Collection[Stream] = (),
+        terminal: Collection[Stream] = (),
+        template: str | None = None,
+        world_size: int | None = None,
+        stamp: Callable[[float], bytes] | None = None,
+        live: Collection[Stream] = (),
+        whole_lines: bool = False,
+        folds_following: bool = False,
+    ) -> None:
+        """Show all workers of this node, `ranks`, hidden ones included, in the mode of --output.
+
+        `colour` and `terminal` name the streams of the command that get colours and that are a terminal; `template`
+        replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all;
+        `stamp` gives what stands before lines that came at a time; `live` are streams whose progress bars are shown in place;
+        `whole_lines`: rows stand below the lines, and what a worker draws as it likes would be drawn over them;
+        `folds_following`: on a terminal, tracebacks that follow from the failure of another worker become a line. So do, wherever
+        the logs have all, those of an error that another rank has shown.
+        """
+        shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
+        if mode == "rank0":
+            shown = {rank: worker for rank, worker in shown.items() if rank == 0}
+        self._shown = shown
+        self._terminal = terminal
+        self._bare = mode in ("raw", "rank0")
+        self._templated = bool(template)
+        self._stamp = stamp
+        # other nodes may share the console, so a single worker of this node need not be the only one there
+        here = world_size is None or len(ranks) >= world_size
+        self._alone = len(shown) == 1 and (mode == "rank0" or here) and stamp is None
+        self._streams: dict[_Writer, _Reader] = {}
+        self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
+        self._due: float | None = None  # not after the first of these: each piece would cost as much as all of them
+        self._whole_lines = whole_lines
+        self._live = () if self._bare and not whole_lines else live
+        self._bars: dict[_Writer, Lines] = {}  # those that draw one
+        self.bars_moved = False  # since the caller has set this to False
+        self.bar_ended = False
+        self._tracebacks: Tracebacks | None = None  # where some are folded
+        self._folds_equal = folds_following and not self._alone and not self._bare
+        self._folds_following = self._folds_equal and Stream.ERR in terminal
+        self.is_kept: Callable[[], bool] = lambda: (
+            False
+        )  # whether all that is shown is in logs too; set by whom writes them
+        self._finished: FinishedBars | None = None  # since the first bar
+        self._collapse: Collapse | None = None
+        if mode == "collapse" and not self._alone:
+            from ddplaunch.launcher.output.collapse import Collapse  # few jobs ask for it
+
+            self._collapse = Collapse((rank, stream) for rank, worker in shown.items() for stream in worker.streams)
+        self._prefixes = {
+            stream: Prefixes(
+                tuple(shown.values()),
+                colour=stream in colour,
+                template=template,
+                highest=max([(world_size or 1) - 1, *shown]),
+                together=self._collapse is not None,
+            )
+            for stream in Stream
+        }
+
+    def feed(self, rank: int, stream: Stream, data: bytes, at: float) -> Chunks:
+        """Take what was read from a worker at this time (monotonic seconds); return what to write, in order."""
+        reader = self._reader(rank, stream)
+        return [] if reader is None else self._show(rank, stream, reader.feed(data, at), at, reader)
+
+    def end(self, rank: int, stream: Stream, at: float) -> Chunks:
+        """Take the end of a stream; its last line is shown even without a newline."""
+        reader = self._reader(rank, stream)
+        if reader is None:
+            return []
+        del self._streams[rank, stream]  # a restarted worker gets a new one
+        self._wait_no_more(rank, stream)
+        self._note_bar(rank, stream, None)
+        chunks = self._show(rank, stream, reader.end(), at, reader, has_ended=True)
+        if self._tracebacks is not None and stream is Stream.ERR:
+            chunks += self._put(rank, stream, self._tracebacks.end(rank, at), at)
+        if self._finished is not None:
+            chunks += self._put_blocks(self._finished.end(rank, stream, at), at)
+        if self._collapse is not None:
+            chunks += self._label(self._collapse.end(rank, stream, at), at)
+        return chunks
+
+    def interrupted(self) -> None:
+        """Note that the workers get Ctrl-C: of the tracebacks that this brings about, one line is shown for all."""
+        if (tracebacks := self._foldable()) is not None:
+            tracebacks.interrupted()
+
+    @property
+    def folds_following(self) -> bool:
+        """Whether `failed` is to be called."""
+        return self._folds_following
+
+    def failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
+        """Note that these workers have failed, or one of another node: tracebacks of others may follow from that."""
+        if self._folds_following and (tracebacks := self._foldable()) is not None:
+            tracebacks.failed(ranks, elsewhere=elsewhere)
+
+    def restart(self) -> None:
+        """Note that other workers take the places of those that have ended."""
+        if self._tracebacks is not None:
+            self._tracebacks.restart()
+
+    def release(self, at: float) -> Chunks:
+        """Return the tracebacks that are still held, since no worker is left that could explain them."""
+        return self._put_blocks(_of_stderr(self._tracebacks.flush(inf)), at) if self._tracebacks is not None else []
+
+    def _foldable(self) -> Tracebacks | None:
+        if self._tracebacks is None and not self._alone and not self._bare:
+            with suppress(Exception):  # its file may be gone, or of another version: then each traceback is shown
+                from ddplaunch.launcher.output.tracebacks import Tracebacks  # most jobs end by themselves
+
+                equal = self._folds_equal and self.is_kept()
+                self._tracebacks = Tracebacks(folds_following=self._folds_following, folds_equal=equal)
+        return self._tracebacks
+
+    def deadline(self) -> float | None:
+        """When to call flush, monotonic seconds; None: not before the next feed."""
+        parts = (self._collapse, self._finished, self._tracebacks)
+        return soonest(self._due, *(part.deadline for part in parts if part is not None))
+
+    def flush(self, at: float) -> Chunks:
+        """Return what was held back until this time."""
+        chunks: Chunks = []
+        if self._due is not None and at >= self._due:
+            for (rank, stream), reader in list(self._waiting.items()):
+                chunks += self._show(rank, stream, reader.flush(at), at, reader)
+            self._due = soonest(*(reader.deadline for reader in self._waiting.values()))
+        if self._tracebacks is not None:
+            chunks += self._put_blocks(_of_stderr(self._tracebacks.flush(at)), at)
+        if self._finished is not None:
+            chunks += self._put_blocks(self._finished.flush(at), at)
+        if self._collapse is not None:
+            chunks += self._label(self._collapse.flush(at), at)
+        return chunks
+
+    def bars(self) -> list[Bar]:
+        """The bars that are to be shown in place."""
+        from ddplaunch.launcher.output.bars import OPEN, Bar, row_text  # most jobs draw none
+
+        return [
+            Bar((rank,), row_text(row), OPEN if reader.is_open else number)
+            for (rank, _), reader in sorted(self._bars.items(), key=lambda item: (item[0][0], item[0][1].value))
+            for number, row in enumerate(reader.rows)
+            if row.strip()
+        ]
+
+    def has_prompt(self, rank: int) -> bool:
+        """Whether a line of this worker that has not ended is shown in place."""
+        return any(reader.is_open for (of, _), reader in self._bars.items() if of == rank)
+
+    def answered(self, rank: int) -> None:
+        """Note that the prompt of this worker has its answer, which was typed behind it on the terminal."""
+        for (of, stream), reader in list(self._bars.items()):
+            if of == rank and reader.is_open:
+                reader.answered()
+                self._note_bar(rank, stream, reader)
+
+    def _note_bar(self, rank: int, stream: Stream, reader: _Reader | None) -> None:
+        if isinstance(reader, Lines) and reader.is_bar:
+            self._bars[rank, stream] = reader
+            self.bars_moved = True
+        elif self._bars.pop((rank, stream), None) is not None:
+            self.bars_moved = self.bar_ended = True
+
+    def _reader(self, rank: int, stream: Stream) -> _Reader | None:
+        """Return the reader that makes lines of a worker's stream, a new one at first; None if the stream is not shown."""
+        worker = self._shown.get(rank)
+        if worker is None or stream not in worker.streams:
+            return None
+        reader = self._streams.get((rank, stream))
+        if reader is None:
+            reader = self._streams[rank, stream] = self._new_reader(rank, stream)
+        return reader
+
+    def _new_reader(self, rank: int, stream: Stream) -> _Reader:
+        """Return a reader as the mode of the console wants it: the class has a table of them."""
+        if self._whole_lines:
+            return Lines(live=stream in self._live)
+        if self._alone and self._bare:
+            return _RawReader(terminal=stream in self._terminal)
+        if self._alone and stream not in self._live:
+            return LoneLines(self._prefixes[stream].of((rank,)))
+        if self._bare and self._stamp is None:
+            return LoneLines(_NO_PREFIX)
+        return Lines(live=stream in self._live)
+
+    def _show(
+        self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader, *, has_ended: bool = False
+    ) -> Chunks:
+        """Return what to show of a block: bars, tracebacks and equal lines of several ranks are put together."""
+        if not has_ended:
+            self._note_drawn(rank, stream, reader)
+            if stream in self._live:
+                self._note_bar(rank, stream, reader)
+            if reader.deadline is None:
+                self._wait_no_more(rank, stream)
+            else:
+                self._waiting[rank, stream] = reader
+                self._due = soonest(self._due, reader.deadline)
+        if not block:
+            return []
+        if not self._bare and not self._templated:
+            block = without_torchs(rank, block)
+        if stream is Stream.ERR:
+            if self._tracebacks is None and self._folds_equal and b"Traceback (" in block:
+                self._foldable()
+            if self._folds_equal and _MODULES in block and self.is_kept():
+                block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
+            if self._tracebacks is not None:
+                block = self._tracebacks.feed(rank, block, at)
+        if self._finished is None or not block:
+            return self._put(rank, stream, block, at)
+        drawn = isinstance(reader, Lines) and reader.drew
+        return self._put_blocks(self._finished.feed(rank, stream, block, at, drawn=drawn), at)
+
+    def _note_drawn(self, rank: int, stream: Stream, reader: _Reader) -> None:
+        """Have the end of a bar wait for those of other ranks."""
+        if self._alone or self._bare or not isinstance(reader, Lines) or not (reader.draws or reader.drew):
+            return
+        if self._finished is None:
+            from ddplaunch.launcher.output.bars import FinishedBars  # most jobs draw none
+
+            self._finished = FinishedBars()
+        self._finished.draws(rank, stream)
+
+    def _put_blocks(self, blocks: list[Block], at: float) -> Chunks:
+        chunks: Chunks = []
+        for ranks, stream, block in blocks:
+            chunks += (
+                self._put(ranks[0], stream, block, at) if len(ranks) == 1 else self._label([(stream, ranks, block)], at)
+            )
+        return chunks
+
+    def _wait_no_more(self, rank: int, stream: Stream) -> None:
+        self._waiting.pop((rank, stream), None)
+        if not self._waiting:
+            self._due = None
+
+    def _put(self, rank: int, stream: Stream, block: bytes, at: float) -> Chunks:
+        """Return a block with the prefix of its rank, or keep its lines for other ranks to join."""
+        if not block:
+            return []
+        if self._collapse is not None:
+            return self._label(self._collapse.feed(rank, stream, block, at), at)
+        before = self._stamp(at) if self._stamp is not None else b""
+        if self._alone or self._bare:
+            return [(stream, _NO_PREFIX.add(block, before) if before else block)]
+        return [(stream, self._prefixes[stream].of((rank,)).add(block, before))]
+
+    def _label(self, groups: list[Group], at: float) -> Chunks:
+        before = self._stamp(at) if self._stamp is not None else b""
+        return [(stream, self._prefixes[stream].of(ranks).add(block, before)) for stream, ranks, block in groups]
+
+
+def _of_stderr(shown: Iterable[tuple[tuple[int, ...], bytes]]) -> list[Block]:
+    return [(ranks, Stream.ERR, block) for ranks, block in shown]

@@ -1,0 +1,351 @@
+"""Writes the bytes of workers to their logs and to the display, and keeps the last of them for the failure report."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ddplaunch.launcher.output.display import Display
+from ddplaunch.record.file_queue import Log
+from ddplaunch.system.console.lines import MAX_LINE, Lines
+from ddplaunch.system.console.streams import Prefix, Stream
+from ddplaunch.system.loop.deadline import soonest
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.output.bars import Bar, BarFeed
+
+_NODES_AT_ONCE = 8  # whose bars pass on as often as is seen; of more nodes, less often
+TAIL = 1 << 16  # bytes of stderr kept: faulthandler writes some thousands after the reason of a crash
+_RECENT = 500  # bytes kept of what each worker wrote last
+
+_ESCAPES = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
+_LONGEST = 1 << 16  # bytes of a line that are passed on before its end
+
+Put = Callable[[Stream, bytes], None]
+
+
+class LineFilter:
+    """Pass on the lines that contain any needle; case-sensitive, no patterns.
+
+    As in torchrun (torch/distributed/elastic/multiprocessing/tail_log.py, which reads with universal newlines) a
+    carriage return ends a line too, and each line comes out with a newline. One that is too long to be held is cut.
+    """
+
+    __slots__ = ("_needles", "_rest", "_returned")
+
+    def __init__(self, needles: Iterable[str]) -> None:
+        self._needles = [needle.encode("utf-8", "surrogateescape") for needle in needles]
+        self._rest = bytearray()  # of the line that has not ended
+        self._returned = False  # the last piece ended with a carriage return, already taken as the line's end
+
+    def feed(self, data: bytes) -> bytes:
+        """Take a piece of any size; return the matching lines that are complete now."""
+        if self._returned and data:
+            data = data.removeprefix(b"\n")
+            self._returned = False
+        if b"\r" in data:
+            self._returned = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._rest += data
+            return self.end() if len(self._rest) > MAX_LINE else b""
+        block = bytes(self._rest) + data[:end]
+        self._rest[:] = data[end:]
+        return self._matching(block)
+
+    def end(self) -> bytes:
+        """Return the line that has not ended, newline added, if it matches."""
+        block = bytes(self._rest) + b"\n" if self._rest else b""
+        self._rest.clear()
+        return self._matching(block)
+
+    def _matching(self, block: bytes) -> bytes:
+        if not any(needle in block for needle in self._needles):
+            return b""  # nearly always, and much faster than line by line
+        return b"".join(
+            line for line in block.splitlines(keepends=True) if any(needle in line for needle in self._needles)
+        )
+
+
+def without_escapes(data: bytes) -> bytes:
+    """Return the data without colours, links and the like."""
+    return re.sub(_ESCAPES, b"", data) if b"\x1b" in data else data
+
+
+class PlainText:
+    """One stream: each piece is passed on at once, except while a bar is drawn, of which a state comes now and then.
+
+    A state ends with a carriage return, as tqdm's do in any log: whatever renders the log finds the last.
+    """
+
+    __slots__ = ("_lines", "_passed")
+
+    def __init__(self) -> None:
+        self._lines = Lines(end_of_state=b"\r")
+        self._passed = b""  # of the line that has not ended
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call flush; None: not before the next feed."""
+        return self._lines.deadline
+
+    def feed(self, data: bytes, at: float) -> bytes:
+        """Take a piece read at this time; return what the log gets."""
+        return self._pass(self._lines.feed(data, at), self._lines.beginning)
+
+    def flush(self, at: float) -> bytes:
+        """Return what is due at this time."""
+        return self._pass(self._lines.flush(at), self._lines.beginning)
+
+    def end(self) -> bytes:
+        """Return what is left; the last line ends as the worker left it."""
+        beginning = self._lines.beginning
+        last = self._lines.end()
+        return self._pass(last[:-1] if beginning and last == beginning + b"\n" else last, b"")
+
+    def _pass(self, block: bytes, beginning: bytes) -> bytes:
+        if block:
+            block, self._passed = _after(self._passed, block), b""
+        # of a link only the whole is known
+        if beginning and len(beginning) <= _LONGEST and b"\x1b]" not in beginning:
+            block, self._passed = block + _after(self._passed, beginning), beginning
+        return without_escapes(block)
+
+
+def _after(passed: bytes, text: bytes) -> bytes:
+    """Return what follows the part of a line that was passed on, or what overwrites it."""
+    return text[len(passed) :] if text.startswith(passed) else b"\r" + text
+
+
+class Output:
+    """Everything that the workers of this node write."""
+
+    def __init__(
+        self,
+        display: Display,
+        put: Put,
+        put_bars: Callable[[bytes], bool] | None = None,
+        *,
+        nodes: int = 1,
+        on_terminal: frozenset[int] = frozenset(),
+    ):
+        """`put_bars` takes progress bars that are shown in place, or returns False; None: bars are ordinary lines.
+
+        `nodes`: how many share the console. `on_terminal`: ranks whose output goes to a terminal with its escape sequences,
+        and to their logs without these.
+        """
+        self._on_terminal = on_terminal
+        self._plain: dict[tuple[int, Stream], PlainText] = {}  # removes escape sequences for the logs
+        self._display = display
+        display.is_kept = lambda: self.is_kept
+        self._put = put
+        self._put_bars = put_bars
+        self._nodes = nodes
+        self._bars: BarFeed | None = None  # made with the first bar
+        self._logs: dict[tuple[int, Stream], Log] = {}
+        self._tails: dict[int, bytearray] = {}  # the last output on stderr, by rank: TAIL bytes, or up to twice as much
+        self._ended: set[tuple[int, Stream]] = set()
+        self._filters: dict[tuple[int, Stream], tuple[LineFilter, Prefix, Log]] = {}
+        self._filter_logs: list[Log] = []
+        self.written_at: dict[int, float] = {}  # when each worker has last written, by the clock of deadlines
+        self.written: Counter[int] = Counter()  # bytes, by rank
+        self._recent: dict[int, tuple[Stream, bytes]] = {}
+        self.muted = False  # what would be shown is dropped and counted
+        self.dropped = 0  # bytes so far
+        self._hidden = False  # nothing is shown: a debugger has the terminal
+        self._status: tuple[Bar, ...] = ()  # shown in place until a worker writes
+        self._asker = -1  # the rank that reads the terminal
+        self._awaited_input: Callable[[], str | None] | None = None
+        self._awaited: str | None = None  # what `_awaited_input` returned when the prompt appeared
+
+    def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
+        """Expect output of this worker."""
+        self._tails[rank] = bytearray()
+        for of_last_generation in (self.written_at, self.written, self._recent):
+            of_last_generation.pop(rank, None)
+        self._ended -= {(rank, stream) for stream in Stream}
+        self._logs.update(((rank, stream), log) for stream, log in zip(Stream, logs or (), strict=False))
+
+    def expect_prompts(self, rank: int, awaited_input: Callable[[], str | None]) -> None:
+        """Take which worker reads the terminal, and what says that it waits there, as `terminal.awaited_input` does."""
+        self._asker, self._awaited_input, self._awaited = rank, awaited_input, None
+
+    def _note_answer(self, at: float) -> None:
+        """Leave a prompt and its answer on the screen once the user has answered, so that no bar is drawn over them.
+
+        The prompt has its answer when the worker no longer waits in the read(2) in which it waited at the prompt.
+        """
+        if self._put_bars is None or self._awaited_input is None:
+            return
+        if self._awaited is None:
+            self._awaited = self._awaited_input() if self._display.has_prompt(self._asker) else None
+        elif not self._display.has_prompt(self._asker):
+            self._awaited = None
+        elif self._awaited_input() != self._awaited:
+            from ddplaunch.launcher.output.bars import ANSWERED, Bar, pack
+
+            self._awaited = None
+            if not self._hidden and self._put_bars(pack([Bar((self._asker,), "", ANSWERED)])):
+                self._display.answered(self._asker)
+                self._note_bars(self._put_bars, at)
+
+    def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], log: Log) -> None:
+        """Copy the lines of these workers that contain any of `needles` to one more log, each after its rank's header."""
+        self._filter_logs.append(log)
+        for rank, header in headers.items():
+            self._filters[rank, stream] = (LineFilter(needles), Prefix(header.encode()), log)
+
+    def received(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
+        """Take what a worker wrote."""
+        self._note_answer(at)
+        self.written_at[rank] = at
+        self.written[rank] += len(data)
+        before, recent = self._recent.get(rank, (stream, b""))
+        self._recent[rank] = (stream, ((recent if before is stream else b"") + data[-_RECENT:])[-_RECENT:])
+        if self._status:
+            self.show_status((), "", at)
+        self._write(rank, stream, self._plain_text(rank, stream).feed(data, at) if rank in self._on_terminal else data)
+        self._show(self._display.feed(rank, stream, data, at), at)
+
+    def _plain_text(self, rank: int, stream: Stream) -> PlainText:
+        return self._plain.get((rank, stream)) or self._plain.setdefault((rank, stream), PlainText())
+
+    def _write(self, rank: int, stream: Stream, data: bytes) -> None:
+        """Write the bytes of a worker to its log and filters, and keep the end of its stderr."""
+        if not data:
+            return
+        log = self._logs.get((rank, stream))
+        if log is not None:
+            log.write(data)
+        if stream is Stream.ERR:
+            tail = self._tails[rank]
+            tail += data[-TAIL:]
+            if len(tail) > 2 * TAIL:
+                del tail[:-TAIL]
+        if (rank, stream) in self._filters:
+            filter_, header, file = self._filters[rank, stream]
+            if lines := filter_.feed(data):
+                file.write(header.add(lines))
+
+    def interrupted(self) -> None:
+        """Note that the workers get Ctrl-C."""
+        self._display.interrupted()
+
+    def failed(self, ranks: Callable[[], Collection[int]] = tuple, *, elsewhere: bool = False) -> None:
+        """Note that workers have failed, those that `ranks` finds, or one of another node."""
+        if self._display.folds_following and self.is_kept:
+            self._display.failed(ranks(), elsewhere=elsewhere)
+
+    def release(self, at: float) -> None:
+        """Show what waits for other workers to explain it: all have ended."""
+        self._show(self._display.release(at), at)
+
+    def restart(self) -> None:
+        """Note that a generation begins."""
+        self._display.restart()
+
+    def ended(self, rank: int, stream: Stream, at: float) -> None:
+        """Note that the stream has ended."""
+        if (rank, stream) in self._ended:
+            return
+        self._ended.add((rank, stream))
+        if (plain := self._plain.pop((rank, stream), None)) is not None:
+            self._write(rank, stream, plain.end())
+        self._show(self._display.end(rank, stream, at), at)
+        if (rank, stream) in self._filters:
+            filter_, header, file = self._filters[rank, stream]
+            if lines := filter_.end():
+                file.write(header.add(lines))
+        log = self._logs.pop((rank, stream), None)
+        if log is not None:
+            log.close()
+
+    def close_filters(self) -> None:
+        """End the filtered copies of this generation."""
+        for log in self._filter_logs:
+            log.close()
+        self._filter_logs.clear()
+        self._filters.clear()
+
+    def tail(self, rank: int) -> str:
+        """The last lines of a worker's stderr."""
+        tail = bytes(self._tails.get(rank, b"")[-TAIL:])
+        if len(tail) == TAIL:
+            tail = tail.partition(b"\n")[2]
+        return tail.decode(errors="replace")
+
+    def last_line(self, rank: int) -> str:
+        """Return the last line that a worker wrote, or the end of a long one; of a progress bar its last state."""
+        lines = re.split(rb"[\r\n]+", without_escapes(self._recent.get(rank, (Stream.OUT, b""))[1]))
+        return next((text for line in reversed(lines) if (text := line.decode(errors="replace").strip())), "")
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call flush."""
+        deadline = soonest(self._display.deadline(), *(plain.deadline for plain in self._plain.values()))
+        return deadline if self._bars is None or self._hidden else soonest(deadline, self._bars.deadline)
+
+    def flush(self, at: float) -> None:
+        """Show what was held back long enough."""
+        for (rank, stream), plain in self._plain.items():
+            self._write(rank, stream, plain.flush(at))
+        self._show(self._display.flush(at), at)
+        self._note_answer(at)
+        if self._bars is not None and not self._hidden:
+            self._bars.flush(at)
+
+    def show_status(self, ranks: tuple[int, ...], text: str, at: float) -> None:
+        """Show in place what these workers do, until one of them writes; an empty text takes it away."""
+        if self._put_bars is None or self._hidden or not (text or self._status):
+            return
+        from ddplaunch.launcher.output.bars import Bar  # none without a terminal
+
+        self._status = (Bar(ranks, text),) if text else ()
+        self._feed(self._put_bars).update(at)
+
+    def show_bars_again(self, at: float) -> None:
+        """Pass on the bars once more: the terminal has another size, or other things on it."""
+        if self._bars is not None and not self._hidden:
+            self._bars.repeat(at)
+
+    def hide(self, hidden: bool) -> None:
+        """Show nothing, not even progress bars, or go on: the logs have all."""
+        if hidden and not self._hidden and self._put_bars is not None and self._bars is not None:
+            self._put_bars(b"")
+        self._hidden = hidden
+
+    def _show(self, chunks: Iterable[tuple[Stream, bytes]], at: float) -> None:
+        """Send output to the front, unless output is muted or a debugger has the terminal."""
+        if self._hidden:
+            return
+        if self._display.bars_moved and self._put_bars is not None:
+            self._note_bars(self._put_bars, at)
+        for stream, shown in chunks:
+            if self.muted:
+                self.dropped += len(shown)
+            else:
+                self._put(stream, shown)
+
+    def _note_bars(self, put_bars: Callable[[bytes], bool], at: float) -> None:
+        if self._display.bar_ended:
+            self._feed(put_bars).update(at)  # first, since it may now come as a line
+        else:
+            self._feed(put_bars).changed(at)
+        self._display.bars_moved = self._display.bar_ended = False
+
+    def _feed(self, put_bars: Callable[[bytes], bool]) -> BarFeed:
+        if self._bars is None:
+            from ddplaunch.launcher.output.bars import INTERVAL, BarFeed  # most jobs draw none
+
+            # however many nodes there are, the command that shows the bars of all gets a limited number of messages
+            interval = INTERVAL * max(1.0, self._nodes / _NODES_AT_ONCE)
+            self._bars = BarFeed(lambda: self._status or self._display.bars(), put_bars, interval)
+        return self._bars
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether everything that the workers write is in logs too."""
+        return bool(self._logs) and all(log.is_kept for log in self._logs.values())

@@ -1,0 +1,249 @@
+"""Folds tracebacks that say what is told already, each into a line: of Ctrl-C, of a peer that ended, of an error shown before.
+
+Pure. The logs have all of them whole. A traceback that may follow from the failure of another worker is held until that failure
+is known, for LONGEST seconds at most; of those that follow from each other, the first is shown whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from math import inf
+
+from msgspec import Struct
+
+from ddplaunch.launcher.decide.first_failure import follows
+from ddplaunch.spec.outcome import WorkerError
+
+SETTLE = 0.2  # seconds in which other tracebacks of the same failure come
+LONGEST = 1.0  # seconds until the failure from which one follows is known on all nodes
+
+_BEGINS = b"Traceback (most recent call last):"
+_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
+_INTERRUPT = re.compile(rb"KeyboardInterrupt(: .*)?")
+_FRAME = re.compile(rb'^  File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
+_LIBRARY = re.compile(rb"<|.*/(site|dist)-packages/|.*/lib(64)?/python\d")
+_CPP = re.compile(rb"Exception raised from |frame #\d+: ")  # what torch adds to messages
+_CPP_PLACE = re.compile(rb"\[[^][\s]*\.(?:cc|cpp|hpp|h):\d+\] ")
+_NUMBERS = re.compile(rb"0x[0-9a-f]+|\d+")
+_MOST_ERRORS = 100  # that are remembered
+_MOST_LINES = 1000  # of a traceback
+_LONGEST_TEXT = 160  # bytes of an exception
+
+Shown = tuple[tuple[int, ...], bytes]  # the ranks, ascending, whose lines these are
+
+
+class _Traceback:
+    """One of a rank, from its first line on, with what the rank has written after it."""
+
+    __slots__ = ("at", "exception", "follows", "later", "lines", "rank")
+
+    def __init__(self, rank: int, line: bytes, at: float) -> None:
+        self.rank = rank
+        self.at = at  # of its last line
+        self.lines = [line]
+        self.exception = b""  # the line that ends it, once that is there
+        self.follows = False
+        self.later: list[bytes] = []
+
+    @property
+    def is_interrupt(self) -> bool:
+        return _INTERRUPT.fullmatch(self.exception) is not None
+
+    @property
+    def text(self) -> bytes:
+        return b"".join([*self.lines, *self.later])
+
+    @property
+    def error(self) -> bytes:
+        """The whole traceback, without the numbers in which those of several ranks differ; places in the code keep theirs."""
+        return b"".join(line if line.startswith(b"  File ") else _NUMBERS.sub(b"#", line) for line in self.lines)
+
+    @property
+    def place(self) -> bytes:
+        """Where it was raised in the program's own code: " at train.py:7 in step"."""
+        frames = _FRAME.findall(b"".join(self.lines))
+        own = [frame for frame in frames if not _LIBRARY.match(frame[0])] or frames
+        if not own:
+            return b""
+        file, line, function = own[-1]
+        return b" at %b:%b" % (file, line) + (b"" if function == b"<module>" else b" in %b" % function)
+
+
+class _Folded(Struct):
+    """Equal ones of several ranks."""
+
+    first: _Traceback
+    due: float
+    ranks: list[int]
+
+    def shown(self) -> Shown:
+        """Return the line that stands for all of them."""
+        ranks = tuple(sorted(self.ranks))
+        if self.first.is_interrupt:
+            return ranks, b"KeyboardInterrupt%b\n" % self.first.place
+        text = _summary(self.first.exception)
+        if len(ranks) > 1:  # each has lost another connection
+            text = re.sub(rb" \[[^][]*\]:\d+", b"", text)
+        return ranks, b"%b,%b   (-v shows the traceback)\n" % (text, self.first.place)
+
+
+class Tracebacks:
+    """The stderr of all workers of a node, in whole lines."""
+
+    def __init__(self, *, folds_following: bool = False, folds_equal: bool = False) -> None:
+        """`folds_following`: failures that follow from another one; `folds_equal`: failures that another rank has shown."""
+        self._folds_following = folds_following
+        self._folds_equal = folds_equal
+        self._shown: dict[bytes, int] = {}  # the errors that were shown whole, and by which rank
+        self._folds_interrupts = False
+        self._open: dict[int, _Traceback] = {}  # by rank: being written
+        self._held: dict[int, _Traceback] = {}  # by rank: follows from a failure that is not known yet
+        self._folded: dict[bytes, _Folded] = {}  # what is to be shown of those that are folded
+        self._failed: set[int] = set()
+        self._is_told = False  # a failure from which others follow is known, or shown
+
+    def restart(self) -> None:
+        """Forget which workers have failed: others take their places."""
+        self._failed.clear()
+        self._shown.clear()
+        self._is_told = False
+
+    def interrupted(self) -> None:
+        """Note that the workers get Ctrl-C."""
+        self._folds_interrupts = True
+
+    def failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
+        """Note that these workers have failed, or one on another node has."""
+        self._failed.update(ranks)
+        self._is_told = self._is_told or elsewhere
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call flush; None: not before the next feed."""
+        ending = self._failed if self._knows_cause else ()
+        times = [
+            *(one.at + SETTLE for one in self._open.values()),
+            *(one.at + (SETTLE if rank in ending else LONGEST) for rank, one in self._held.items()),
+            *(one.due for one in self._folded.values()),
+        ]
+        return min(times, default=None)
+
+    @property
+    def _knows_cause(self) -> bool:
+        return self._is_told or not self._failed.issubset(self._held)
+
+    def feed(self, rank: int, block: bytes, at: float) -> bytes:
+        """Take whole lines of a rank; return what to show now, which may begin with lines that were held back before."""
+        if rank in self._held:
+            self._held[rank].later.append(block)
+            return b""
+        if rank not in self._open and _BEGINS not in block:
+            return block
+        lines = block.splitlines(keepends=True)
+        shown = b""
+        for number, line in enumerate(lines):
+            shown += self._line(rank, line, at)
+            if rank in self._held:
+                self._held[rank].later += lines[number + 1 :]
+                break
+        return shown
+
+    def _line(self, rank: int, line: bytes, at: float) -> bytes:
+        """Take one line; return what to show now: nothing while the line belongs to a traceback that may be folded."""
+        text = line.rstrip(b"\r\n")
+        one = self._open.get(rank)
+        if one is None:
+            if text == _BEGINS:
+                self._open[rank] = _Traceback(rank, line, at)
+                return b""
+            return line
+        one.at = at
+        if text == _BEGINS and one.exception and not one.lines[-1].strip():  # chained to the one before
+            one.exception = b""
+        elif text == _BEGINS or (one.exception and text and not text.startswith(_CHAINED) and not _CPP.match(text)):
+            shown = self._resolve(rank, at)
+            if rank not in self._held:
+                return shown + self._line(rank, line, at)
+            self._held[rank].later.append(line)
+            return shown
+        elif not one.exception and not text.startswith(b" "):
+            one.exception = text
+        one.lines.append(line)
+        return self._show(rank) if len(one.lines) > _MOST_LINES else b""
+
+    def _show(self, rank: int) -> bytes:
+        one = self._open.pop(rank)
+        return one.text
+
+    def _resolve(self, rank: int, at: float) -> bytes:
+        """Decide about a complete traceback: fold it, keep it until its cause is known, or return it to be shown whole."""
+        one = self._open[rank]
+        if self._folds_interrupts and one.is_interrupt:
+            del self._open[rank]
+            self._fold(one, b"interrupt", at)
+        elif self._folds_following and one.exception and _follows(one):
+            one.at = at
+            self._held[rank] = self._open.pop(rank)
+        elif self._folds_equal and one.exception and self._shown_by_another(one):
+            del self._open[rank]
+            self._fold(one, one.error, at)
+        else:
+            return self._show(rank)
+        return b""
+
+    def _shown_by_another(self, one: _Traceback) -> bool:
+        """Whether another rank has shown this error; else note that this rank shows it now."""
+        if len(self._shown) >= _MOST_ERRORS:
+            self._shown.clear()
+        return self._shown.setdefault(one.error, one.rank) != one.rank
+
+    def _fold(self, one: _Traceback, key: bytes, at: float) -> None:
+        if key in self._folded:
+            self._folded[key].ranks += [one.rank] if one.rank not in self._folded[key].ranks else []
+        else:
+            self._folded[key] = _Folded(first=one, due=at + SETTLE, ranks=[one.rank])
+
+    def end(self, rank: int, at: float) -> bytes:
+        """Note that the stream of a rank has ended; return what is left of it."""
+        return self._resolve(rank, at) if rank in self._open else b""
+
+    def flush(self, at: float) -> list[Shown]:
+        """Return what is due at this time; inf: all that is left."""
+        shown = [*self._end_silent(at), *self._release_held(at)]
+        due = [key for key, one in self._folded.items() if at >= one.due]
+        return [*shown, *(self._folded.pop(key).shown() for key in due)]
+
+    def _end_silent(self, at: float) -> list[Shown]:
+        """Take tracebacks as complete if their last line is SETTLE seconds old; return those that are not folded."""
+        silent = [(rank, one.at + SETTLE) for rank, one in self._open.items() if at >= one.at + SETTLE]
+        texts = [(rank, self._resolve(rank, min(at, since))) for rank, since in silent]
+        return [((rank,), text) for rank, text in texts if text]
+
+    def _release_held(self, at: float) -> list[Shown]:
+        """Fold held tracebacks whose cause is known, and return the lines after them; return whole what was held too long."""
+        shown: list[Shown] = []
+        has_settled = any(at >= one.at + SETTLE for rank, one in self._held.items() if rank in self._failed)
+        for rank, one in sorted(self._held.items(), key=lambda item: item[1].at):
+            is_failure = rank in self._failed or at == inf
+            if self._knows_cause and is_failure and has_settled:  # equal ones go together
+                del self._held[rank]
+                self._fold(one, re.sub(rb"\d+", b"#", _summary(one.exception) + one.place), one.at)
+                if one.later:
+                    shown.append(((rank,), b"".join(one.later)))
+            elif at >= one.at + LONGEST:
+                del self._held[rank]
+                self._is_told = self._is_told or is_failure
+                shown.append(((rank,), one.text))
+        return shown
+
+
+def _follows(one: _Traceback) -> bool:
+    kind, _, message = one.exception.decode(errors="replace").partition(": ")
+    return follows(WorkerError(type=kind, message=message, traceback=b"".join(one.lines).decode(errors="replace")))
+
+
+def _summary(exception: bytes) -> bytes:
+    """Return the exception in short: without torch's place in C++, the first sentence of its message."""
+    text = _CPP_PLACE.sub(b"", exception).partition(b". ")[0]
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + b"..."

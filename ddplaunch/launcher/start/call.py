@@ -1,0 +1,67 @@
+"""The command that `launch()` starts in a process of its own. Not for users to type.
+
+So the caller, which may be a notebook with many threads, neither forks nor has a signal handler of ours. The order comes over
+the socket that is our stdin; reports on the job go back there, a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import ddplaunch.system.interrupt  # noqa: F401 - before all else
+
+# isort: split
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from ddplaunch.spec import call as request
+from ddplaunch.spec.call import stop_signal
+from ddplaunch.spec.job import Given
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.exitcodes import BUG
+from ddplaunch.system.process.linux import signal_at_end_of
+
+
+def main() -> NoReturn:
+    """Read the order, run the job, and exit with its status."""
+    # signals that the caller ignores or blocks, as a notebook does SIGINT between two cells, are not ignored here
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
+    control = os.dup(0)  # not inherited
+    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+    status = BUG
+    try:
+        status = _run(_order(control), control)
+    except LaunchError as error:
+        _send(control, {"type": "failure_text", "text": error.render()})
+        status = error.status
+    except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _order(control: int) -> dict[str, Any]:
+    with socket.socket(fileno=os.dup(control)) as connection, connection.makefile("rb") as file:
+        line = file.readline()
+    if not line:  # the caller has ended already
+        os._exit(BUG)
+    order: dict[str, Any] = json.loads(line)
+    return order
+
+
+def _run(order: dict[str, Any], control: int) -> int:
+    spec = request.spec_of(map(Given.from_fields, order["options"]))
+    signal_at_end_of(order["caller"], stop_signal(spec))
+    from ddplaunch.launcher.start import dispatch
+
+    return dispatch.run(spec, dict(os.environ), control=control)
+
+
+def _send(control: int, message: dict[str, Any]) -> None:
+    with suppress(OSError):  # the caller has ended
+        os.write(control, json.dumps(message).encode() + b"\n")

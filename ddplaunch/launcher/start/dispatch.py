@@ -1,0 +1,283 @@
+"""From a JobSpec to the exit status of the job: find the hosts, then run the job here or start agents elsewhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ddplaunch.launcher.node import front
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster.discover import discover
+from ddplaunch.plan.cluster.endpoints import is_same_host
+from ddplaunch.record.folders import BAD_NODES, bad_nodes_file, state_folder
+from ddplaunch.spec.job import Given, JobSpec
+from ddplaunch.spec.options import token
+from ddplaunch.system.console.streams import Screen, Stream, rewraps_lines
+from ddplaunch.system.errors import LaunchError, below, tell
+from ddplaunch.system.process import disk
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from ddplaunch.record.bad_nodes import Failure
+
+_LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
+# seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then no process is left to report how the job
+# ended, or to requeue it
+_GRACE_IN_ANOTHER = 25.0
+_HAS_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
+_UNAUTHENTICATED = (
+    "no token: any process that reaches node 0, or listens where node 0 should, can join, stop or take over the job; "
+    "to keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
+)
+_NOT_SIGNALLED = (
+    "started by {0}, not by Slurm itself: a signal of Slurm may reach {0} alone, and its end kills the workers; "
+    "`exec ddplaunch ...` lets them save"
+)
+
+
+def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
+    """Write the plan as a "table", as "json" or as "sh"; starts nothing.
+
+    Raises LaunchError: the job cannot be run here as asked.
+    """
+    from ddplaunch.launcher.start import preview  # only this command needs it
+
+    return preview.show(spec, env, find_allocation(spec, env)[0], form)
+
+
+def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, screen: Screen | None = None) -> int:
+    """Run the job and give its exit status.
+
+    `control` is a descriptor for reports to the caller of `launch()`: the workers, and how the job ended. `screen` is what is
+    written to, if that is not our stdout and stderr.
+
+    Raises LaunchError: nothing was started.
+    """
+    _prepare_stdio()
+    spec = within_outer_grace(spec, env)
+    to_caller = control is not None
+    rewraps = rewraps_lines(env)
+    output = front.FrontOutput(control, rewraps=rewraps)
+    if spec.live:
+        spec = replace(spec, live=not to_caller and screen is None and Stream.ERR in Screen.here(env).live)
+    if spec.live:
+        from ddplaunch.launcher.node.live import LiveOutput  # few jobs need it
+
+        output = LiveOutput(_view, rewraps=rewraps)
+    serve = partial(front.run, output=output, heartbeat_timeout=spec.heartbeat_timeout)
+    allocation, secret = find_allocation(spec, env)
+    if secret is not None:
+        env = {**env, token.VARIABLE: secret}
+        for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
+            tell(f"ddplaunch: warning: {below(weakness)}\n")
+    _warn(spec, allocation)
+    # a job of this node alone may need this process, its terminal, or be in a container without srun
+    if allocation.starter == "srun" and allocation.is_here and (to_caller or os.isatty(0) or _lacks_srun(env)):
+        from ddplaunch.plan.cluster.slurm import without_step
+
+        allocation = without_step(spec, allocation)
+    if allocation.starter == "srun":
+        from ddplaunch.launcher.elsewhere.slurm.run_step import (
+            run_step,  # each of the three needs what the others do not
+        )
+
+        return run_step(spec, env, allocation, serve=serve)
+    if allocation.cluster == "slurm" and spec.requeue_on:
+        with suppress(OSError):  # the process that has started this one cannot be seen
+            parent = _read(f"/proc/{os.getppid()}/comm").strip()
+            if parent not in ("slurmstepd", ""):
+                tell(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n")
+    if spec.chaos:
+        from ddplaunch.launcher.start import preview  # few jobs want faults
+
+        preview.planned(spec, env, allocation)
+    if allocation.start:
+        from ddplaunch.launcher.elsewhere.start import run_over_ssh
+
+        return run_over_ssh(spec, env, allocation, serve=serve, reports_to_caller=to_caller)
+    return _run_here(spec, env, allocation, screen, serve, to_caller=to_caller)
+
+
+def _failures(env: Mapping[str, str]) -> tuple[list[Failure], list[str]]:
+    """Return the failures of machines that are remembered, and a warning if their file cannot be used; most users have none."""
+    path = bad_nodes_file(env)
+    try:
+        if not path or not disk.exists([path], BAD_NODES):
+            return [], []
+        from ddplaunch.record import bad_nodes
+
+        return bad_nodes.read(path, time.time()), []
+    except LaunchError as error:
+        return [], [error.message]
+
+
+def _has_failed(failures: Sequence[Failure], host: str) -> bool:
+    return any(is_same_host(one.host, host) for one in failures)
+
+
+def _those_that_failed(spec: JobSpec, allocation: Allocation, failures: Sequence[Failure]) -> list[str]:
+    """Return a warning of the nodes of this job that have failed lately, if there are any."""
+    if not failures or spec.simulate:
+        return []
+    from ddplaunch.record import bad_nodes
+
+    bad = bad_nodes.among(failures, allocation.hosts or (os.uname().nodename,))
+    may_avoid = bool(allocation.start) and not spec.avoid_bad_nodes
+    return [bad_nodes.warning(bad, time.time(), may_avoid=may_avoid)] if bad else []
+
+
+def _warn(spec: JobSpec, allocation: Allocation) -> None:
+    """Print the warnings once, where the job is started, unless it is to be quiet; and a doubt wherever there is one."""
+    is_first = allocation.node_rank in (0, None) and not allocation.has_front
+    if spec.verbosity < 0 or spec.simulate:
+        return
+    warnings = allocation.warnings if is_first else ()
+    for warning in (allocation.doubt, *warnings) if allocation.doubt else warnings:
+        tell(f"ddplaunch: warning: {warning}\n")
+
+
+def _view(connection: socket, folder: str, name: str) -> None:
+    """Make the rows of --live, in a process of its own."""
+    from ddplaunch.tools.runs.client import SocketPath
+    from ddplaunch.tools.runs.live import serve
+
+    serve(connection, SocketPath(folder, name), os.environ)
+
+
+def _run_here(
+    spec: JobSpec,
+    env: Mapping[str, str],
+    allocation: Allocation,
+    screen: Screen | None,
+    serve: Callable[..., int],
+    *,
+    to_caller: bool,
+) -> int:
+    """Run this node's part of the job; if that cannot begin, tell the other nodes."""
+    from ddplaunch.launcher.start import node
+    from ddplaunch.plan.devices.node import inspect
+
+    try:
+        here = inspect(spec, token.public(env))
+        return node.run(
+            spec,
+            env,
+            allocation,
+            here,
+            screen=screen,
+            notifies_starter=to_caller,
+            reports_to_caller=to_caller,
+            serve=serve,
+        )
+    except LaunchError as error:
+        _withdraw(spec, allocation, env, error)
+        raise
+
+
+def give_up(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> bool:
+    """Tell node 0, if the job has several nodes and this is another one, that this node cannot even be planned.
+
+    Return whether node 0 was reached.
+    """
+    with suppress(LaunchError):  # then it is not known where node 0 is
+        allocation, secret = find_allocation(spec, env)
+        if allocation.starter != "srun" and not allocation.start:
+            return _withdraw(spec, allocation, env if secret is None else {**env, token.VARIABLE: secret}, why)
+    return False
+
+
+def _withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> bool:
+    if allocation.rendezvous is None or spec.no_control:
+        return False
+    from ddplaunch.launcher.job.join import withdraw  # few jobs need it
+
+    return withdraw(spec, allocation, env, why)
+
+
+def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
+    """Have the grace period end before Slurm or Kubernetes, if we run there, kills the agents too; one that was given stays."""
+    if spec.origin("grace_period") != "default" or not any(map(env.get, _HAS_GRACE)):
+        return spec
+    chosen = Given.chosen("grace_period", f"{_GRACE_IN_ANOTHER:g}s")
+    return replace(spec, grace_period=_GRACE_IN_ANOTHER, given=(*spec.given, chosen))
+
+
+def _lacks_srun(env: Mapping[str, str]) -> bool:
+    import shutil  # 5 ms, for jobs of Slurm only
+
+    return shutil.which("srun", path=env.get("PATH")) is None
+
+
+def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, str | None]:
+    """Return where the job runs, and the secret of agents that ddplaunch does not start itself; None if they have no secret.
+
+    Raises:
+        LaunchError: what was asked for contradicts what was found.
+    """
+    failures, unusable = _failures(env)
+    avoided = failures if spec.avoid_bad_nodes else []
+    found = discover(
+        spec,
+        env,
+        os.uname().nodename,
+        read=_read,
+        is_bad=partial(_has_failed, avoided),
+        confirm_job=partial(_confirm_job, env),
+    )
+    found = replace(found, warnings=(*found.warnings, *unusable, *_those_that_failed(spec, found, failures)))
+    if found.cluster in ("local", "static") and spec.origin("avoid_bad_nodes").startswith("--"):
+        found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))
+    if found.rendezvous is None or spec.no_control:
+        return found, None
+    secret = token.find(spec, env) or None
+    if not secret and found.identity and (state := state_folder(env)) is not None:
+        from ddplaunch.launcher.start import shared_token  # few jobs need it
+
+        on_one_host = found.task is not None and found.task.nnodes == 1
+        secret = disk.answer(
+            partial(shared_token.find, state, found.identity, on_one_host=on_one_host),
+            state,
+            "the folder of the secret that the agents share",
+            hint=f"give all nodes the same {token.VARIABLE} or --token-file, on a disk that works",
+        )
+    if secret is None:
+        found = replace(found, authenticated=False, notes=(*found.notes, _UNAUTHENTICATED))
+    return found, secret
+
+
+def _confirm_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
+    from ddplaunch.launcher.elsewhere.slurm.presence import confirm  # for jobs of Slurm only
+
+    return confirm(token.public(env), nodes, os.uname().nodename, _read)
+
+
+def _read(path: str) -> str:
+    from ddplaunch.spec.options.files import read_text  # few jobs have a file
+
+    return read_text(path, _LARGEST, errors="surrogateescape")
+
+
+def _prepare_stdio() -> None:
+    """Open /dev/null for standard descriptors that are closed, so that no file of ours becomes a worker's stdin or stdout.
+
+    And read none of the input that belongs to the shell, if this command runs in its background.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor: this one
+            os.set_inheritable(fd, True)
+    # a program of the shell's session would be stopped for it (SIGTTIN); workers have sessions of their own
+    is_background = False
+    with suppress(OSError):  # it is not our controlling terminal
+        is_background = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+    if is_background:
+        os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)

@@ -1,0 +1,58 @@
+"""Which machine is at fault where nodes of a job have lost each other, and whose word its name is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from ddplaunch.launcher.decide.job import SELF_ID, Member
+
+# how reasons begin for which an agent is lost, but for what it has sent
+KINDS = {"silent for": "lost", "connection": "lost", "its health check failed": "unfit"}
+
+
+class Suspect(Struct, frozen=True):
+    """A machine that may be at fault."""
+
+    host: str
+    # of the connection from a machine that calls itself so; None: it is this one, or who has started its agent calls it so
+    address: str | None
+
+
+class Loss(Struct, frozen=True):
+    """A node that this coordinator has lost."""
+
+    suspect: Suspect
+    reason: str  # "silent for 10 s"
+    while_running: bool  # else it may have been lost because the job was ending
+    silent: int  # other nodes that were silent by then
+    has_ended: bool  # its kernel has said so, over a network that works
+
+
+def kind_of(reason: str) -> str | None:
+    """Return of which kind of record/bad_nodes.py the fault is for which a node was lost; None: it is not the machine's."""
+    return next((kind for begin, kind in KINDS.items() if reason.startswith(begin)), None)
+
+
+def suspect_of(member: Member, names: Sequence[str]) -> Suspect:
+    """Return the machine of a node: by its name among those of who has started the nodes, by rank, else by its own word."""
+    if member.fixed_rank is not None and member.fixed_rank < len(names):
+        return Suspect(names[member.fixed_rank], None)
+    return Suspect(member.host, None if member.id == SELF_ID else member.address)
+
+
+def blamed(own: Suspect, others: int, losses: Sequence[Loss]) -> dict[Suspect, str]:
+    """Return who is at fault for the losses of one generation, which had so many `others`, and why; none if that cannot be told.
+
+    Nodes that are out of contact are, if more are in contact with this one. If none is, this one is: its cable may be out, and
+    the others are well. Of two nodes each has lost the other, unless one is known to have ended.
+    """
+    out = max(len(losses), 1 + losses[0].silent)
+    in_contact = 1 + others - out
+    if out < in_contact or (out == in_contact == 1 and losses[0].has_ended):
+        return {loss.suspect: loss.reason for loss in losses if loss.while_running}
+    have_ended = out == len(losses) and all(loss.has_ended for loss in losses)
+    if in_contact == 1 < out and not have_ended:
+        return {own: f"it lost all {out} others: {losses[0].reason}"}
+    return {}

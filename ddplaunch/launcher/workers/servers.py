@@ -1,0 +1,388 @@
+"""What forks the workers of a node, seen from the agent: a fork server, or the guard of an interpreter that is kept warm.
+
+The other halves are worker/fork_server.py and worker/warm.py. Whatever the other side does, or does not do any more, costs the
+agent at most `ANSWER_TIMEOUT`, once: after that the agent waits for no answer, and takes none for that to a later request.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import TypeVar
+
+from msgspec import Struct
+
+from ddplaunch.system.process import clock
+from ddplaunch.system.process.child import Child, End, StartError, Stdio, Usage, start
+from ddplaunch.system.process.tree import Process, descendants, look
+
+T = TypeVar("T", bound=Child)
+VARIABLE = "DDPLAUNCH_FORK_SERVER"
+ANSWER_TIMEOUT = 5.0  # seconds from a request to the end of its answer, in which workers are forked
+END_TIMEOUT = (
+    1.0  # seconds that the agent waits for the end of a fork server; one that cannot be killed is not waited for longer
+)
+_LONGEST_LINE = 4096  # bytes of an answer
+_PID = "pid "
+_CREATE = "cannot create a process"
+
+
+class ServerLost(Exception):
+    """The server can fork no worker; the text says why."""
+
+
+class Fork(Struct, frozen=True):
+    """A worker to be forked; `argv` as for `start`, with the interpreter and the bootstrap that are running already."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    stdio: Stdio
+    cpus: Iterable[int] = ()
+
+    @property
+    def content(self) -> bytes:
+        """The bytes that the server receives."""
+        variables = (f"{name}={value}" for name, value in self.env.items())
+        return _joined([",".join(map(str, self.cpus)), str(len(self.argv) - 2), *self.argv[2:], *variables])
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The descriptors that the worker gets."""
+        fds = (self.stdio.stdin, self.stdio.stdout, self.stdio.stderr, self.stdio.stacks)
+        return tuple(fd for fd in fds if fd is not None)
+
+
+class ForkRequests:
+    """A connection to what forks workers, once that is ready."""
+
+    _what = b""  # the beginning of a request to fork
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Own this connection."""
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._received = b""
+        self.notes: list[str] = []  # why some modules were not imported
+        self.is_ready = False
+        self._process: Process | None = None  # of a guard, which says its pid
+        self._why_lost = ""  # once the server did not answer: it gets no more requests
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when the server has something to say: `read`."""
+        return self._socket.fileno()
+
+    def read(self) -> None:
+        """Read the lines that the server sends while the server starts; ServerLost if the server cannot serve."""
+        for line in self._lines():
+            what, _, text = line.partition(" ")
+            match what:
+                case "note":
+                    self.notes.append(text)
+                case "ready":
+                    self.is_ready = True
+                case "unsafe" | "stale" | "unfit":
+                    raise ServerLost(text)
+                case "guard":
+                    self._process = look(int(text))
+
+    def _fork(self, forks: Sequence[Fork], adopt: Callable[[int], T], more: Sequence[int] = ()) -> list[T]:
+        """Have workers forked, which begin together once `adopt` has made a child of the pid of each; in their order.
+
+        `adopt` may raise OSError; `more` is one further descriptor for each.
+
+        Raises:
+            StartError: the machine cannot create one of the processes; none of them begins.
+            ServerLost: the server has ended, or does not answer; none of them begins.
+        """
+        contents = [fork.content for fork in forks]
+        each = len(forks[0].descriptors) + 1 + bool(more)
+        content = self._what + b"".join([_number(each), *(_number(len(one)) + one for one in contents)])
+        children: list[T] = []
+        try:
+            # those that are forked after we have given up end by themselves: other processes have their ranks by then
+            wait, release = os.pipe()
+            try:
+                descriptors = [
+                    fd for at, fork in enumerate(forks) for fd in (*fork.descriptors, wait, *more[at : at + 1])
+                ]
+                *pids, last = self._ask(content, *descriptors)
+                what, _, text = last.partition(" ")
+                if what == "errno" and text.isdecimal():
+                    raise StartError(int(text), _CREATE, len(pids), elsewhere=True)
+                if what != "forked" or not all(pid.isdecimal() for pid in pids):
+                    raise ServerLost(text or "an imported module has written to the fork server's socket")
+                if len(pids) < len(forks):
+                    raise StartError(errno.EAGAIN, _CREATE, len(pids))
+                children.extend(adopt(int(pid)) for pid in pids)
+                os.write(release, b"\n" * len(forks))
+            finally:
+                os.close(wait)
+                os.close(release)
+        except BaseException as error:
+            for child in children:
+                child.abandon()
+            if isinstance(error, OSError):
+                raise StartError(error.errno or errno.EMFILE, _CREATE, len(children)) from None
+            raise
+        return children
+
+    def _ask(self, content: bytes, *descriptors: int) -> list[str]:
+        """Send a request; return the pids of the answer, and the first line that tells of none, or raise ServerLost."""
+        if self._why_lost:
+            raise ServerLost(self._why_lost)
+        answer: list[str] = []
+        deadline = clock.now() + ANSWER_TIMEOUT
+        try:
+            self._send(content, *descriptors)
+            while True:
+                self._wait(selectors.EVENT_READ, deadline)
+                for line in self._lines():
+                    if not line.startswith(_PID):
+                        return [*answer, line]
+                    answer.append(line.removeprefix(_PID))
+        except OSError as error:
+            self._why_lost = str(error.strerror or "it does not answer")
+            raise ServerLost(self._why_lost) from None
+
+    def _send(self, content: bytes, *descriptors: int) -> None:
+        deadline = clock.now() + ANSWER_TIMEOUT
+        self._wait(selectors.EVENT_WRITE, deadline)
+        socket.send_fds(self._socket, [_number(len(content))], descriptors)
+        left = memoryview(content)
+        while left:
+            self._wait(selectors.EVENT_WRITE, deadline)
+            left = left[self._socket.send(left) :]
+
+    def _wait(self, event: int, deadline: float) -> None:
+        """Wait until the socket can be read or written, in time that passes for us: a pause of everything loses no server."""
+        with selectors.PollSelector() as selector:  # which takes no descriptor, of which there may be too few
+            selector.register(self._socket, event)
+            if not clock.wait(selector, deadline):
+                raise TimeoutError
+
+    def _lines(self) -> list[str]:
+        """Receive once; return the lines that are complete."""
+        try:
+            data = self._socket.recv(_LONGEST_LINE)
+        except BlockingIOError:
+            return []
+        except ConnectionError:  # the server has ended without reading the request
+            data = b""
+        if not data or len(self._received) > _LONGEST_LINE:
+            raise ServerLost("it has ended")
+        *lines, self._received = (self._received + data).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+
+class ForkServer(ForkRequests):
+    """A process that imports modules once, and then forks workers; these are children of the agent, as fresh ones are."""
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], modules: Iterable[str], *, handled: Collection[int]
+    ) -> None:
+        """Start the server with the command of a worker, and the variables that all workers have in common."""
+        with ExitStack() as opened:
+            try:
+                ours, theirs = socket.socketpair()
+                opened.enter_context(theirs)
+                failed = opened.enter_context(ExitStack())
+                failed.callback(ours.close)
+                read, write = os.pipe()  # stdout and stderr are pipes, as those of workers are
+                opened.callback(os.close, read)
+                opened.callback(os.close, write)
+                devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+                opened.callback(os.close, devnull)
+            except OSError as error:
+                raise StartError(error.errno or errno.EMFILE, "cannot start the fork server") from None
+            theirs.set_inheritable(True)
+            served = ",".join([str(theirs.fileno()), *modules])
+            self._child = start(argv, {**env, VARIABLE: served}, Stdio(devnull, write, write), handled=handled)
+            failed.pop_all()
+        super().__init__(ours)
+
+    @property
+    def pid(self) -> int:
+        """The pid of the server."""
+        return self._child.pid
+
+    def fork(self, forks: Sequence[Fork]) -> list[Child]:
+        """Fork workers, which begin together; see `_fork`."""
+        return self._fork(forks, lambda pid: Child(pid, os.pidfd_open(pid)))
+
+    def close(self) -> None:
+        """End the server, whatever it is doing."""
+        self._socket.close()
+        with suppress(OSError):  # it has ended before
+            signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+            select.select([self._child.pidfd], [], [], END_TIMEOUT)
+            os.waitpid(self.pid, os.WNOHANG)
+        self._child.abandon()
+
+
+class Guard(ForkRequests):
+    """The process that has the workers of a run as its children, forked from the interpreter that is kept warm.
+
+    So neither the guard nor the workers are children of ours. The guard passes on what the kernel tells a parent: how each
+    worker has ended, by a pipe, and SIGCHLD. The end of another pipe shows that the guard has ended itself, whatever ended it.
+    The kernel has killed the workers then; worker/warm.py kills what they have started, and closes the connection when nothing
+    is left of it.
+    """
+
+    _what = b"fork\0"
+
+    def __init__(self, connection: socket.socket, output: int, check: Callable[[int], None]) -> None:
+        """Use this connection; `output` is a descriptor that the guard is to have for as long as it lives.
+
+        `check` raises ServerLost if workers may not be forked from this process.
+        """
+        super().__init__(connection)
+        self._check = check
+        self._output = output
+        self._life = -1  # pipe: at its end when the guard has ended; -1 before it is ready, and when it is closed
+        self.is_over = False  # the guard has ended, and nothing is left of the processes below it
+
+    @property
+    def pid(self) -> int:
+        """The pid of the guard, 0 while that is not known."""
+        return self._process.pid if self._process is not None else 0
+
+    def read(self) -> None:
+        """Read the lines that the guard sends while it starts; see `ForkRequests.read`."""
+        was_ready = self.is_ready
+        super().read()
+        if self.is_ready and not was_ready:
+            self._check(self.pid)
+            self._begin()
+
+    def _begin(self) -> None:
+        """Tell the guard what all workers have in common."""
+        opened = []
+        try:
+            self._life, life = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            opened.append(life)
+            opened.append(os.open(".", os.O_PATH | os.O_CLOEXEC))
+            mask = os.umask(0)
+            os.umask(mask)
+            self._send(_joined(["agent", str(os.getpid()), str(mask)]), opened[1], self._output, life)
+        except OSError as error:
+            raise ServerLost(str(error.strerror)) from None
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the guard has ended, and the kernel has killed its workers."""
+        with suppress(BlockingIOError):
+            return self._life < 0 or not os.read(self._life, 1)
+        return False
+
+    def fork(self, forks: Sequence[Fork]) -> list[GuardedChild]:
+        """Fork workers, which begin together; see `_fork`."""
+        reads: list[int] = []
+        writes: list[int] = []
+
+        def adopt(pid: int) -> GuardedChild:
+            child = GuardedChild(pid, os.pidfd_open(pid), guard=self, status=reads[0])
+            del reads[0]
+            return child
+
+        try:
+            try:
+                for _ in forks:
+                    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                    reads.append(read)
+                    writes.append(write)
+            except OSError as error:
+                raise StartError(error.errno or errno.EMFILE, "cannot create a pipe", len(reads)) from None
+            return self._fork(forks, adopt, writes)
+        finally:
+            for fd in (*reads, *writes):
+                os.close(fd)
+
+    def leftovers(self) -> list[Process]:
+        """Return the processes below the guard; the guard itself, once it was killed, until all that was below it is gone."""
+        if self._process is None or self.is_over:
+            return []
+        return [self._process] if self.has_ended else list(descendants(self.pid))
+
+    def reap(self, pid: int) -> Usage:
+        """Have the guard reap a worker; its usage is lost where the guard does not answer."""
+        if not self.has_ended:
+            with suppress(ServerLost, ValueError):
+                what, *fields = self._ask(_joined(["reap", str(pid)]))[-1].split(" ")
+                if what == "usage":
+                    return Usage(int(fields[0]) * 1024, float(fields[1]))
+        return Usage(0, 0.0)
+
+    def close(self) -> None:
+        """End the guard, with all processes below it, whatever it is doing."""
+        self._socket.close()
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1  # the number may soon be another file's
+
+
+class GuardedChild(Child, kw_only=True):
+    """A worker that a guard has forked; the same to its owner as any child."""
+
+    guard: Guard
+    status: int  # pipe: the guard writes there how the worker has ended, or closes it when it ends itself
+    end: End | None = None
+
+    @property
+    def ended(self) -> int:
+        """The descriptor that is readable once `look` returns the end."""
+        return self.status
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether no other process can have its pid and group until it is reaped."""
+        return not self.guard.has_ended
+
+    def look(self) -> End | None:
+        """Return how the worker ended, None while it lives; the worker is not reaped."""
+        if self.end is None:
+            try:
+                status = os.read(self.status, 32)
+            except BlockingIOError:
+                return None
+            self.end = End.of(*map(int, status.split())) if status else End(None, signal.SIGKILL, False)
+        return self.end
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the worker is stopped, as by SIGSTOP, or has ended."""
+        now = look(self.pid)
+        return self.look() is not None or now is None or now.state in "TtZX"
+
+    def rouse_parent(self) -> None:
+        """Have the guard go on, if it is stopped: it tells of the end."""
+        if not self.guard.has_ended:
+            with suppress(ProcessLookupError):
+                os.kill(self.guard.pid, signal.SIGCONT)
+
+    def abandon(self) -> None:
+        """Close the handles."""
+        super().abandon()
+        os.close(self.status)
+
+    def reap(self) -> Usage:
+        """Reap the worker, which frees its pid, and close the handles."""
+        self.abandon()
+        return self.guard.reap(self.pid)
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
+
+
+def _joined(fields: Iterable[str]) -> bytes:
+    """Return fields as they are sent, each ended by a zero byte."""
+    return b"".join(os.fsencode(field) + b"\0" for field in fields)

@@ -1,0 +1,177 @@
+"""What discovery reads, and what was asked for against what was found. A contradiction is an error that names both.
+
+Nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.options.parsers import digits, write_nnodes
+from ddplaunch.spec.options.table import ALIAS_OF
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.words import count, why_failed
+
+_LARGEST = 2**32  # what Slurm counts its special steps down from
+_DEEPEST = 1000  # processes one above the other: a pid may be another's by the time that it is read
+
+
+class ClusterFacts(Struct, frozen=True, kw_only=True):
+    """What discovery reads on the host where the command was started."""
+
+    spec: JobSpec
+    env: Mapping[str, str]
+    hostname: str
+    read: Callable[[str], str]  # gives the text of a file; raises OSError
+    is_bad: Callable[[str], bool] = lambda _: False  # whether a host is to be left out, if others are enough
+    # of the nodes of a Slurm job that the variables name: raises LaunchError if we are not in it, else gives a doubt, or ""
+    confirm_job: Callable[[Sequence[str]], str] = lambda _: ""
+
+    def value(self, *names: str) -> str | None:
+        """The first of these variables that is set to something."""
+        return next((self.env[name] for name in names if self.env.get(name)), None)
+
+    def number(self, *names: str) -> int | None:
+        """The number that the first of these variables holds, None if none is set."""
+        name = next((name for name in names if self.env.get(name)), None)
+        if name is None:
+            return None
+        value = digits(self.env[name])
+        if value is None or value > _LARGEST:
+            raise LaunchError(f"{name}={printable(self.env[name])} is not a number", hint=NOT_HERE)
+        return value
+
+    def needed(self, *names: str) -> int:
+        """The number that the first of these variables holds."""
+        found = self.number(*names)
+        if found is None:
+            raise LaunchError(f"{names[0]} is not set, although other variables of the same cluster are", hint=NOT_HERE)
+        return found
+
+    def text_of(self, path: str, origin: str) -> str:
+        """The text of a file."""
+        try:
+            return self.read(path)
+        except OSError as error:
+            raise LaunchError(f"{origin}: {why_failed(error)}") from None
+        except UnicodeDecodeError:
+            raise LaunchError(f"{origin}: it is not UTF-8 text") from None
+
+
+def printable(text: str) -> str:
+    """Write the value of a variable as messages show it."""
+    return text if text.isprintable() else ascii(text)
+
+
+def processes_above(read: Callable[[str], str]) -> tuple[str, ...] | None:
+    """Return the names of all processes above this one, in a container of those inside; None if /proc does not show them all."""
+    pid, names = "self", []
+    for _ in range(_DEEPEST):
+        try:
+            name, _, fields = read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
+        except (OSError, UnicodeDecodeError):
+            return None
+        names.append(name)
+        pid = fields.split()[1]
+        if pid == "0":
+            return tuple(names[1:])
+    return None
+
+
+NOT_HERE = "to ignore these variables: --cluster local, or unset them"
+
+
+# --- the checks
+
+
+def nnodes_asked(spec: JobSpec) -> bool:
+    """Whether the number of nodes was asked for."""
+    return spec.origin("nnodes") != "default"
+
+
+def asked_nnodes(spec: JobSpec) -> str:
+    """Write the number of nodes as it was asked for."""
+    least, most = spec.nnodes
+    asked = spec.typed("nnodes", write_nnodes((least, most - spec.spares)))
+    return f"{asked} with {spec.typed('spares', spec.spares)}" if spec.spares else asked
+
+
+def all_of(spec: JobSpec, found: int) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes where all that were `found` take part, if only as spares."""
+    return max(1, found - spec.spares), found
+
+
+def spares(spec: JobSpec, found: int, *, is_per_rank: bool) -> None:
+    """Refuse spares where too few nodes are left to run workers, or where ddplaunch is started once for each rank."""
+    asked = asked_nnodes(spec) if nnodes_asked(spec) else spec.typed("spares", spec.spares)
+    if is_per_rank:
+        raise LaunchError(f"{asked}: ddplaunch was started once for each rank", hint="start it once on each node")
+    if found - spec.spares < spec.nnodes[0]:  # 1 if no number was asked for
+        raise LaunchError(
+            f"{asked}, but there {'is' if found == 1 else 'are'} {count(found, 'node')}",
+            hint="--nnodes counts the nodes that run workers, without the spares",
+        )
+    if spec.spares and found - spec.spares == 1:
+        raise LaunchError(
+            f"{asked}: the only node is node 0, and a spare alone cannot take its place",
+            hint="of two nodes or more any may be lost: `--nnodes 2`",
+        )
+
+
+def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes, where `found` agents have been started."""
+    if not nnodes_asked(spec):
+        return all_of(spec, found)
+    min_nodes, max_nodes = spec.nnodes
+    if not min_nodes <= found <= max_nodes:
+        raise LaunchError(f"{asked_nnodes(spec)}, but {source} has {count(found, 'node')}", hint=hint)
+    return min_nodes, found
+
+
+def node_rank(spec: JobSpec, found: int, source: str) -> int:
+    """Return the rank of this node as `source` says."""
+    if spec.node_rank is not None and spec.node_rank != found:
+        raise LaunchError(
+            f"{spec.typed('node_rank', spec.node_rank)}, but {source} says that this is node {found}",
+            hint="leave --node-rank out; or add --master-addr, then only flags count",
+        )
+    return found
+
+
+def one_worker(spec: JobSpec, source: str, *, hint: str) -> None:
+    """Check that each command is one worker, where `source` started one for each rank."""
+    if spec.nproc_per_node not in (None, 1):
+        asked = spec.typed("nproc_per_node", spec.nproc_per_node)
+        raise LaunchError(f"{asked}, but {source} started ddplaunch once for each rank", hint=hint)
+
+
+def workers_of_one_node(spec: JobSpec, nnodes: int) -> None:
+    """Refuse a number of workers under a name by which another launcher counts those of all nodes."""
+    workers, alias = spec.nproc_per_node, ALIAS_OF.get(spec.origin("nproc_per_node"))
+    if nnodes == 1 or not isinstance(workers, int) or alias is None or not alias.of_all_nodes:
+        return
+    raise LaunchError(
+        f"{spec.typed('nproc_per_node', workers)} would count the workers of all {nnodes} nodes; here they are counted on each",
+        hint=f"type `--nproc-per-node {workers // nnodes}`" if workers % nnodes == 0 else "--nproc-per-node N",
+    )
+
+
+def refuse_host_filters(spec: JobSpec, source: str) -> None:
+    """Refuse --include and --exclude where ddplaunch starts no agents; `source` says why."""
+    for name in ("include", "exclude"):
+        value = getattr(spec, name)
+        if value and (devices := value.removeprefix("localhost:")) != value and name == "include":  # DeepSpeed's
+            raise LaunchError(f"{spec.typed(name, value)}: no hosts are listed", hint=f"type `--devices {devices}`")
+        if value and not spec.origin(name).endswith(".toml"):  # written for a list of hosts that may not be used now
+            raise LaunchError(
+                f"{spec.typed(name, value)}: {source}, so there are no hosts to choose from",
+                hint="--hosts or --hostfile lists hosts",
+            )
+
+
+def endpoint_unused(spec: JobSpec, why: str) -> list[str]:
+    """Note that an endpoint has no effect, if one was given."""
+    return [f"{spec.typed('rdzv_endpoint', spec.rdzv_endpoint)} has no effect: {why}"] if spec.rdzv_endpoint else []

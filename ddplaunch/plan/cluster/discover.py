@@ -1,0 +1,147 @@
+"""Tries each kind of cluster in turn; the first that recognises its variables wins. Pure, except for `read`.
+
+Flags come before what is found. Inside a worker only flags count: the variables there describe the job that the worker is
+part of, and a job started by it is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.plan.cluster import Allocation, by_flags, checks
+from ddplaunch.plan.cluster.checks import ClusterFacts
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.errors import LaunchError
+
+
+class Kind(Struct, frozen=True):
+    """A kind of cluster, and how its jobs are recognised."""
+
+    recogniser: str  # "module.function" of this folder: returns an Allocation, or None for a job of another kind
+    needs: str  # what it recognises a job by, for messages
+    variables: tuple[str, ...] = ()  # without any of these the module is not even imported; (): flags decide
+
+
+# in the order in which they are tried
+KINDS: Mapping[str, Kind] = {
+    "ssh": Kind("listed.discover_ssh", "--hosts or --hostfile"),
+    "static": Kind("by_flags.discover_static", "--nnodes with --node-rank and --master-addr, or with --rdzv-endpoint"),
+    "slurm": Kind("slurm.discover", "SLURM_JOB_ID", ("SLURM_JOB_ID", "SLURM_JOBID")),
+    "kubernetes": Kind(
+        "kubernetes.discover", "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod", ("JOB_COMPLETION_INDEX", "RANK")
+    ),
+    "mpi": Kind(
+        "mpi.discover",
+        "OMPI_COMM_WORLD_RANK, PMI_RANK, PALS_RANKID, FLUX_TASK_RANK or the like, of several processes",
+        (
+            "OMPI_COMM_WORLD_RANK",
+            "MV2_COMM_WORLD_RANK",
+            "FLUX_TASK_RANK",
+            "JSM_NAMESPACE_RANK",
+            "PALS_RANKID",
+            "PMI_RANK",
+        ),
+    ),
+    "pbs": Kind("listed.discover_pbs", "PBS_NODEFILE", ("PBS_NODEFILE",)),
+    "lsf": Kind("listed.discover_lsf", "LSB_JOBID with LSB_MCPU_HOSTS or LSB_DJOB_HOSTFILE", ("LSB_JOBID",)),
+}
+
+
+def discover(
+    spec: JobSpec,
+    env: Mapping[str, str],
+    hostname: str,
+    *,
+    read: Callable[[str], str],
+    is_bad: Callable[[str], bool] = lambda _: False,
+    confirm_job: Callable[[Sequence[str]], str] = lambda _: "",
+) -> Allocation:
+    """Return the hosts of the job and our place among them.
+
+    `read` returns the text of a file or raises OSError; a host that `is_bad` is left out; `confirm_job` as in ClusterFacts.
+
+    Raises:
+        LaunchError: what was asked contradicts what was found, or is not enough.
+    """
+    facts = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read, is_bad=is_bad, confirm_job=confirm_job)
+    found = _find(facts)
+    checks.workers_of_one_node(spec, found.nnodes[1])
+    if spec.spares:
+        checks.spares(spec, found.nnodes[1], is_per_rank=found.task is not None)
+    return _without_control(spec, found) if spec.no_control else found
+
+
+def _find(facts: ClusterFacts) -> Allocation:
+    """Return the allocation: by options if they say which kind, else the first kind that is recognised, else this node."""
+    spec = facts.spec
+    if spec.simulate:
+        return by_flags.simulated(spec)
+    if spec.standalone or spec.cluster == "local":
+        return by_flags.discover_local(spec, facts.hostname)
+    for name in [spec.cluster] if spec.cluster else _candidates(facts):
+        if found := _recognise(facts, name):
+            return found
+    if spec.cluster:
+        kind = KINDS[spec.cluster]
+        missing = (
+            f"not inside a job of this kind, which sets {kind.needs}" if kind.variables else f"it needs {kind.needs}"
+        )
+        hint = "leave --cluster out to see what is found"
+        raise LaunchError(f"{spec.typed('cluster', spec.cluster)}: {missing}", hint=hint)
+    found = by_flags.discover_local(spec, facts.hostname)
+    index = facts.value("JOB_COMPLETION_INDEX")
+    if index is None or checks.nnodes_asked(spec) or facts.value("TORCHELASTIC_RUN_ID"):
+        return found
+    note = f"JOB_COMPLETION_INDEX={index} is ignored, since --nnodes is not given: this pod is a job of its own"
+    return replace(found, notes=(*found.notes, note))
+
+
+def _candidates(facts: ClusterFacts) -> list[str]:
+    """Return the clusters to try, in their order."""
+    names = ["ssh"] if facts.spec.hosts or facts.spec.hostfile else []
+    if facts.spec.nnodes[1] > 1:
+        names.append("static")
+    if facts.value("TORCHELASTIC_RUN_ID"):  # set for each worker by ddplaunch and by torchrun
+        return names
+    found = [name for name, kind in KINDS.items() if facts.value(*kind.variables)]
+    if {"slurm", "mpi"} <= set(found):
+        from ddplaunch.plan.cluster import mpi
+
+        if mpi.started_inside_slurm(facts):
+            found.remove("slurm")
+    return names + found
+
+
+def _recognise(facts: ClusterFacts, name: str) -> Allocation | None:
+    module, _, function = KINDS[name].recogniser.partition(".")
+    recogniser = getattr(import_module(f"ddplaunch.plan.cluster.{module}"), function)  # most jobs are in no cluster
+    found: Allocation | None = recogniser(facts)
+    return found
+
+
+def _without_control(spec: JobSpec, found: Allocation) -> Allocation:
+    """Return the allocation without a control channel: all that the nodes would agree on has to be known before."""
+    asked = spec.origin("no_control")
+    if found.start:
+        raise LaunchError(
+            f"{asked}: agents that ddplaunch starts on other hosts need a control channel to this one",
+            hint="leave --no-control out",
+        )
+    if found.rendezvous is None:
+        return found
+    if found.node_rank is None:
+        raise LaunchError(
+            f"{asked}: no coordinator assigns this node its rank", hint="add --node-rank and --master-addr"
+        )
+    if found.nnodes[0] != found.nnodes[1]:
+        raise LaunchError(f"{asked}: without a control channel nodes cannot agree on their number", hint="--nnodes N")
+    # every node computes the same
+    endpoint = replace(found.endpoint, address=found.endpoint.address or found.rendezvous.addresses[0])
+    if endpoint.port is None:
+        reason = "without a control channel none is reserved"
+        endpoint = replace(endpoint, port=found.rendezvous.ports[0], port_reason=reason)
+    return replace(found, endpoint=endpoint, rendezvous=None)

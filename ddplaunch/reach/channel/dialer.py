@@ -1,0 +1,247 @@
+"""Connects to the coordinator: tries all its candidate addresses until one answers. Resolves no names."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ddplaunch.reach.channel.handshake import Client, Key
+from ddplaunch.reach.channel.peer import (
+    HANDSHAKE_TIMEOUT,
+    Greeting,
+    Peer,
+    Sockaddr,
+    describe,
+    endpoint_of,
+    error_of,
+    keep_rejections,
+    prepare,
+)
+from ddplaunch.system.loop.loop import WRITE, Loop
+
+CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes, at first
+# seconds at most, doubled each time that a target has accepted the connection and sent nothing: before a coordinator that
+# thousands reach at once there is a queue, and who leaves it has to wait for as long once more
+MAX_TIMEOUT = 60.0
+STAGGER = 0.25  # seconds until the next target is tried while one has not answered yet (RFC 8305)
+SHORTEST_PAUSE = 0.01  # seconds between two rounds
+GROWTH = 1.25  # of the pause from round to round: delays a connection by at most a quarter of the time waited so far
+LONGEST_PAUSE = 1.0  # seconds
+_LOOK = 1.0  # seconds in which `answers` tries its targets again
+_PATIENCE = 5.0  # seconds in which one that accepts has to answer: a coordinator listens before it has imported all
+
+Target = tuple[int, Sockaddr]  # address family and socket address, as getaddrinfo gives them
+
+
+def target(address: str, port: int) -> Target:
+    """Return a numeric address and a port as a target; the scope of fe80::1%eth0 is the interface of that name on this host."""
+    if ":" not in address:
+        return socket.AF_INET, (address, port)
+    plain, _, interface = address.partition("%")
+    with suppress(OSError):  # there is none
+        return socket.AF_INET6, (plain, port, 0, socket.if_nametoindex(interface) if interface else 0)
+    return socket.AF_INET6, (plain, port)
+
+
+class Dialer:
+    """Attempts to reach one coordinator, in the loop.
+
+    `opened` gets the first peer that is authenticated; all other attempts are dropped then, until `set_targets` is called again.
+    `refused` gets each endpoint that failed, and why. Both are called from the loop only.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        key: Key,
+        *,
+        source: str | None,
+        opened: Callable[[Peer], None],
+        refused: Callable[[str, str], None],
+        user_timeout: float,
+    ) -> None:
+        """Prepare to dial from the address `source`; `set_targets` begins. `opened` gets the first peer that proves the key."""
+        self.loop = loop
+        self.key = key
+        self._source = source
+        self._opened = opened
+        self._refused = refused
+        self._user_timeout = user_timeout
+        self._targets: tuple[Target, ...] = ()
+        self._untried: list[Target] = []  # of this round, last first
+        self._timeouts: dict[Target, float] = {}  # with those that were silent, seconds
+        self._attempts: list[_Attempt] = []
+        self.reached: Target | None = None  # the last target that has answered
+        self._next = loop.timer(None, self._begin_attempt)  # to try one more target, or to begin a new round
+        self._pause = SHORTEST_PAUSE
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether somebody holds a connection of ours, or has sent nothing on an earlier one."""
+        return bool(self._timeouts) or any(attempt.is_accepted for attempt in self._attempts)
+
+    def set_targets(self, targets: Sequence[Target]) -> None:
+        """Try these targets, in this order, until one answers, in place of any before."""
+        self.stop()
+        self._targets = tuple(targets)
+        if targets:
+            self._next.set(self.loop.now())
+
+    def stop(self) -> None:
+        """Drop all attempts, and try no more."""
+        for attempt in self._attempts:
+            attempt.discard()
+        self._attempts.clear()
+        self._untried.clear()
+        self._next.cancel()
+        self._pause = SHORTEST_PAUSE
+
+    def _begin_attempt(self) -> None:
+        """Begin the next attempt that may begin now; after the last target of a round, pause, then begin a new round."""
+        failed: list[tuple[str, str]] = []
+        if not self._untried:
+            held = {attempt.target for attempt in self._attempts}
+            self._untried = [target for target in reversed(self._targets) if target not in held]
+        while self._untried:
+            target = self._untried.pop()
+            _, address = target
+            try:
+                sock = self._connect(*target)
+            except OSError as error:
+                failed.append((endpoint_of(address), describe(error)))
+            else:
+                timeout = self._timeouts.get(target, CONNECT_TIMEOUT)
+                self._attempts.append(_Attempt(self, sock, target, timeout))
+                break
+        self._plan(STAGGER)
+        for endpoint, reason in failed:
+            self._refused(endpoint, reason)
+
+    def _connect(self, family: int, address: Sockaddr) -> socket.socket:
+        """Return a socket that is connecting; BlockingIOError is the usual way in which a non-blocking connect() begins."""
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            prepare(sock, self._user_timeout)
+            keep_rejections(sock, 1)
+            if self._source is not None:
+                sock.bind((self._source, 0))
+            sock.connect(address)
+        except BlockingIOError:
+            return sock
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _plan(self, stagger: float) -> None:
+        """Set the time of the next attempt."""
+        now = self.loop.now()
+        if self._untried:
+            self._next.set(now + stagger)
+        elif len(self._attempts) >= len(self._targets):
+            self._next.cancel()
+        else:
+            self._next.set(now + self._pause)
+            self._pause = min(GROWTH * self._pause, LONGEST_PAUSE)
+
+    def won(self, attempt: _Attempt, peer: Peer) -> None:
+        """Stop all other attempts, and hand the peer over. Called by an attempt."""
+        self._attempts.remove(attempt)
+        self.stop()
+        self.reached = attempt.target
+        self._opened(peer)
+
+    def lost(self, attempt: _Attempt, reason: str) -> None:
+        """Plan the next attempt at once, and report why this attempt has failed. Called by the attempt."""
+        if attempt.was_silent:
+            self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
+        self._attempts.remove(attempt)
+        self._plan(0.0)
+        self._refused(endpoint_of(attempt.target[1]), reason)
+
+
+class _Attempt:
+    """One connection from connect() to the end of the handshake."""
+
+    def __init__(self, dialer: Dialer, sock: socket.socket, target: Target, timeout: float) -> None:
+        """Follow one connect() to its end, which the dialer learns; `timeout` are the seconds for the first bytes."""
+        self.target = target
+        self.timeout = timeout
+        self.was_silent = False  # the other side has accepted the connection, and sent nothing in time
+        self._dialer = dialer
+        self._sock = sock
+        self._loop = dialer.loop
+        self._began = self._loop.now()
+        self._timer = self._loop.timer(self._began + CONNECT_TIMEOUT, self._on_timeout)
+        self._greeting: Greeting | None = None
+        self._loop.watch(sock, self._on_connected, WRITE)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the other side has accepted the connection."""
+        return self._greeting is not None
+
+    def _on_timeout(self) -> None:
+        """Give up; a peer that has sent something has the whole handshake timeout for the rest."""
+        handshake_timeout = max(HANDSHAKE_TIMEOUT, 2 * self.timeout)
+        if self._greeting is not None and self._greeting.received_any:
+            if self._loop.now() < (end := self._began + handshake_timeout):
+                self._timer.set(end)
+                return
+            reason = f"handshake not completed in {handshake_timeout:g} s"
+        elif self._greeting is None:
+            reason = f"no answer in {CONNECT_TIMEOUT:g} s"
+        else:
+            self.was_silent = True
+            silent = f"accepted the connection, but sent nothing in {self.timeout:g} s"
+            reason = f"{silent}; it may still be starting, or another program holds the port"
+        self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        self.discard()
+        self._dialer.lost(self, reason)
+
+    def discard(self) -> None:
+        """Close, without calling back."""
+        self._timer.cancel()
+        self._loop.unwatch(self._sock)
+        self._sock.close()
+
+    def _on_connected(self) -> None:
+        """Begin the handshake, or report why the connect() failed. Called by the loop once the socket can be written."""
+        if error := error_of(self._sock):
+            self._fail(describe(error))
+            return
+        keep_rejections(self._sock, 0)
+        self._loop.unwatch(self._sock)
+        self._timer.set(self._began + self.timeout)
+
+        def opened(peer: Peer) -> None:
+            self._timer.cancel()
+            self._dialer.won(self, peer)
+
+        def failed(reason: str) -> None:
+            self._timer.cancel()
+            self._dialer.lost(self, reason)
+
+        client = Client(self._dialer.key)
+        self._greeting = Greeting(self._loop, self._sock, self.target[1], client, opened=opened, failed=failed)
+
+
+def answers(key: Key, targets: Sequence[Target]) -> bool:
+    """Return whether a coordinator of this job answers at one of these addresses; wait longer where a connection is accepted."""
+    found: list[Peer] = []
+    loop = Loop()
+    dialer = Dialer(loop, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=1.0)
+    dialer.set_targets(targets)
+    began = loop.now()
+    while not found and loop.now() < (deadline := began + (_PATIENCE if dialer.is_accepted else _LOOK)):
+        end = loop.timer(deadline, lambda: None)
+        loop.run_once()
+        end.cancel()
+    dialer.stop()
+    for peer in found:
+        peer.close()
+    loop.close()
+    return bool(found)

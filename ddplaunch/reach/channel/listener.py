@@ -1,0 +1,171 @@
+"""The coordinator's listening socket. An unauthenticated connection cannot delay or starve the others."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from itertools import takewhile
+
+from ddplaunch.reach.channel.handshake import Key, Server
+from ddplaunch.reach.channel.peer import CLOSED, HANDSHAKE_TIMEOUT, RESET, Greeting, Peer, Sockaddr, describe, prepare
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.net.acceptor import Acceptor
+from ddplaunch.system.net.addresses import is_own
+from ddplaunch.system.net.port import listen
+
+MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
+
+
+class Listener:
+    """A listening socket in the loop, and the connections that are not authenticated yet.
+
+    `opened` gets each authenticated peer, which is its owner's from then on; it may close at once, if the other side connected
+    to two addresses and took the other. `refused` gets an address and a reason, each pair once. Both are called from the
+    loop only.
+
+    Raises LaunchError: no port is free, or the address is not of this node.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        key: Key,
+        *,
+        address: str | None,
+        ports: Sequence[int],
+        opened: Callable[[Peer], None],
+        refused: Callable[[str, str], None],
+        user_timeout: float,
+        max_half_open: int = 256,
+        listening: socket.socket | None = None,
+    ) -> None:
+        """Listen at `address`, on the first free port of `ports`, or with the socket `listening`, which is open already."""
+        self._loop = loop
+        self._key = key
+        self._opened = opened
+        self._refused = refused
+        self._user_timeout = user_timeout
+        self._max_half_open = max_half_open
+        self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
+        self._timer = loop.timer(None, self._drop_late)
+        self._origins = Origins()
+        self._closed = False
+        self._reported: set[tuple[str, str]] = set()
+        sock = listen(address, ports) if listening is None else listening
+        self.port: int = sock.getsockname()[1]
+        self._acceptor = Acceptor(
+            loop,
+            sock,
+            self._on_connection,
+            # before all others who wait outside are let in, those inside are served; but where thousands come at once, to be
+            # accepted late would be to be given up
+            most=max(1, max_half_open // 4),
+            paused=lambda error: self.report_refusal("new connections", describe(error)),
+        )
+        self._acceptor.start()
+
+    def __repr__(self) -> str:
+        return f"<listener on port {self.port}, {len(self._half_open)} half-open>"
+
+    def _drop_late(self) -> None:
+        """Drop connections whose handshake takes too long."""
+        now = self._loop.now()
+        for greeting, _ in list(takewhile(lambda entry: now >= entry[1], self._half_open.items())):
+            if greeting in self._half_open:  # `refused` may have closed all
+                self._drop(greeting, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
+
+    def close(self) -> None:
+        """Stop listening, and drop unauthenticated connections. Peers stay open."""
+        if self._closed:
+            return
+        self._closed = True
+        self._acceptor.close()
+        for greeting in self._half_open:
+            greeting.discard()
+        self._half_open.clear()
+        self._timer.cancel()
+
+    def _on_connection(self, sock: socket.socket, address: Sockaddr) -> None:
+        """Begin the handshake with a new connection; where too many are unauthenticated, drop one of the largest crowd.
+
+        Called by the acceptor.
+        """
+
+        def opened(peer: Peer) -> None:
+            self._forget(greeting)
+            self._opened(peer)
+
+        def failed(reason: str) -> None:
+            self._forget(greeting)
+            # a port probe, or a peer that took another address, was not refused
+            if greeting.received_any or reason not in (CLOSED, RESET):
+                self.report_refusal(greeting.address, reason)
+
+        try:
+            prepare(sock, self._user_timeout)
+        except OSError:  # it has been reset
+            sock.close()
+            return
+        greeting = Greeting(self._loop, sock, address, Server(self._key), opened=opened, failed=failed)
+        self._half_open[greeting] = self._loop.now() + HANDSHAKE_TIMEOUT
+        self._timer.set_by(self._half_open[greeting])
+        if len(self._half_open) > self._max_half_open:
+            greetings = list(self._half_open)
+            at = crowding([self._origins[greeting.address] for greeting in greetings])
+            self._drop(greetings[at], "too many unauthenticated connections")
+
+    def _drop(self, greeting: Greeting, reason: str) -> None:
+        self._forget(greeting)
+        greeting.discard()
+        self.report_refusal(greeting.address, reason)
+
+    def _forget(self, greeting: Greeting) -> None:
+        del self._half_open[greeting]
+        self._timer.set(next(iter(self._half_open.values()), None))
+
+    def report_refusal(self, address: str, reason: str) -> None:
+        """Report to `refused`, each pair once and at most MAX_REFUSALS of them."""
+        if (address, reason) not in self._reported and len(self._reported) < MAX_REFUSALS:
+            self._reported.add((address, reason))
+            self._refused(address, reason)
+
+
+def crowding(origins: Sequence[Hashable]) -> int:
+    """Return the index of the connection to drop, given where each comes from, the oldest first.
+
+    That is the oldest of the origin that has most, so that no origin crowds out others, nor silence somebody who speaks. Of
+    several origins with equally many, the newest connection is dropped: whoever comes later takes nothing from the others.
+    """
+    counts = Counter(origins)
+    most = max(counts.values())
+    crowded = [origin for origin, number in counts.items() if number == most]
+    if len(crowded) == 1:
+        return origins.index(crowded[0])
+    return max(at for at, origin in enumerate(origins) if counts[origin] == most)
+
+
+class Origins(dict[str, Hashable]):
+    """What connections from an address count as, found once for each address; itself while that cannot be found.
+
+    One process of this host has all of 127.0.0.0/8 and each address of its own to connect from, so all these are one origin.
+    One host elsewhere has an IPv4 address, or 64 bits of an IPv6 one.
+    """
+
+    _MOST = 10_000
+
+    def __missing__(self, address: str) -> Hashable:
+        if len(self) >= self._MOST:
+            self.clear()
+        try:
+            self[address] = origin = origin_of(address)
+        except (OSError, ImportError):  # no descriptor is free to look at the interfaces of this host
+            return address
+        return origin
+
+
+def origin_of(address: str) -> Hashable:
+    """Return what a numeric address counts as: this host, a host elsewhere, or the first 64 bits of an IPv6 address."""
+    if is_own(address):
+        return "this host"
+    return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8] if ":" in address else address

@@ -1,0 +1,448 @@
+"""The hosts of a job whose agents ddplaunch starts: what is started on each, the connection to it, and when these begin and end.
+
+A connection is the ssh process or the like, its output, and the frames in both directions. Reports no errors: `Handler` does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+from msgspec import Struct
+
+from ddplaunch.reach.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT
+from ddplaunch.reach.protocol import FROM_HOST, HEARTBEAT, STREAM, GreetingDecoder, OutputPipe, PipeDecoder
+from ddplaunch.reach.silence import LEAST
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.loop.stream import FrameError
+from ddplaunch.system.process.child import Child, StartError, Stdio, handled_signals, start, why_not_started
+from ddplaunch.system.words import some
+
+_READ = 1 << 18  # bytes at a time
+_KEPT = 1 << 16  # bytes of what the process itself prints, for an error report
+_LONGEST_LINE = 1 << 20  # bytes of a line in several messages that are kept together
+MAX_STARTING = 64  # hosts whose agent is being started
+NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named
+QUIT_TIMEOUT = 5.0  # seconds that an agent needs to end when its workers have
+# seconds in which an agent takes over and begins, beyond the grace period and the heartbeats after which losses are noticed: 16
+# others may come before it, and a restart may wait for 30 s
+_TAKE_OVER = 60.0
+_LOOK_AGAIN = 0.5  # seconds until it is looked whether output is read again
+
+
+class AgentStart(Struct, frozen=True, kw_only=True):
+    """How the agent of a host is started, and its order."""
+
+    node_rank: int
+    host: str  # for ssh
+    argv: tuple[str, ...]
+    # makes the first frame; it names all hosts, so that frames kept for all of them would take the square of their number
+    order: Callable[[], bytes]
+
+
+class RemoteJob(Struct, frozen=True, kw_only=True):
+    """All that the dispatcher needs to know."""
+
+    spec: JobSpec
+    agents: tuple[AgentStart, ...]  # by node rank
+    run_id: str
+    starter: str
+    python: str  # the interpreter on the hosts
+    min_nodes: int
+    env: Mapping[str, str]  # of ssh, or what else starts the agents
+    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of those processes
+    signals: frozenset[int]  # that the front passes on
+    reports_to_caller: bool  # why it failed goes to the caller of `launch()`, not to stderr
+
+
+class HostPhase(Enum):
+    """The state of a host's connection."""
+
+    WAITING = auto()  # not started yet
+    STARTING = auto()  # the process runs, the greeting has not come
+    CONNECTED = auto()  # ddplaunch runs on the host
+    CLOSED = auto()
+
+
+class Handler(Protocol):
+    """The dispatcher, which each connection calls. A connection whose call raises a FrameError is killed."""
+
+    def connected(self, host: HostConnection, protocol: int, version: str) -> None:
+        """ddplaunch runs on the host."""
+
+    def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:
+        """Handle output of the host."""
+
+    def report_received(self, host: HostConnection, data: bytes) -> None:
+        """Handle a report of the host."""
+
+    def chunk_received(self, host: HostConnection, data: bytes) -> None:
+        """Handle a part of a stream."""
+
+    def disconnected(self, host: HostConnection) -> None:
+        """Handle the end of the connection."""
+
+    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
+        """Handle hosts on which ddplaunch has not started in time."""
+
+
+class HostConnection:
+    """One host of the job."""
+
+    def __init__(self, agent: AgentStart, loop: Loop, handler: Handler) -> None:
+        """Prepare the connection to a host; `start` starts the command that leads there."""
+        self.agent = agent
+        self.phase = HostPhase.WAITING
+        self.exit_status: int | None = None  # of the process, as a shell shows it
+        self.start_error = ""  # why the process could not be started
+        self.was_connected = False  # the greeting has come
+        self.is_ready = False  # the host has all that the job needs
+        self.given_up = False  # the job goes on without it: its end is no error
+        self.fault = ""  # why the process was killed
+        self._unanswered: int | None = None  # heartbeats; None: it sends none yet
+        self._loop = loop
+        self._handler = handler
+        self._child: Child | None = None
+        self._stdin = self._stdout = self._stderr = -1
+        self._sender: OutputPipe | None = None  # to its stdin
+        self._greeting_decoder: GreetingDecoder | None = GreetingDecoder()
+        self._decoder = PipeDecoder(FROM_HOST)
+        self._own_output = b""
+        self._partial_lines: dict[bytes, bytes] = {}
+        self._paused = False
+        self._has_ended = False
+
+    def __str__(self) -> str:
+        return self.agent.host.rpartition("@")[2]
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of ssh, or of what else connects to the host."""
+        return self._child.pid if self._child is not None else None
+
+    @property
+    def own_output(self) -> str:
+        """What the process itself printed: errors of ssh, login banners, a traceback."""
+        skipped = self._greeting_decoder.skipped if self._greeting_decoder is not None else ""
+        return f"{skipped}\n{self._own_output.decode(errors='replace')}"
+
+    # --- the process
+
+    def start(self, env: Mapping[str, str], open_files: tuple[int, int], handled: Collection[int]) -> None:
+        """Start the process with these variables and RLIMIT_NOFILE (soft, hard); a failure is reported as its end."""
+        self.phase = HostPhase.STARTING
+        theirs: list[int] = []
+        try:
+            for name in ("_stdin", "_stdout", "_stderr"):
+                reader, writer = os.pipe2(os.O_CLOEXEC)
+                ours, others = (writer, reader) if name == "_stdin" else (reader, writer)
+                setattr(self, name, ours)
+                theirs.append(others)
+                os.set_blocking(ours, False)
+            self._sender = OutputPipe(self._stdin)
+            self._child = start(self.agent.argv, env, Stdio(*theirs), handled=handled, open_files=open_files)
+        except (StartError, OSError) as error:
+            self.start_error = str(error)
+            self._close()
+            self._handler.disconnected(self)
+            return
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        self._sender.attach(self._loop)
+        self._loop.watch(self._child.pidfd, self._on_child_end)
+        self._loop.watch(self._stderr, self._on_stderr)
+        if not self._paused:
+            self._loop.watch(self._stdout, self._on_stdout)
+
+    def _on_child_end(self) -> None:
+        """Note that the process has ended; its pipes are read to their ends unless output is paused. Called by the loop."""
+        assert self._child is not None
+        self._loop.unwatch(self._child.pidfd)
+        self._has_ended = True
+        if not self._paused:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Read what is still in the pipes of the process that has ended, and close them, even if another process holds them."""
+        assert self._child is not None
+        while self._stderr >= 0 and self._on_stderr():
+            pass
+        while self._stdout >= 0 and self._on_stdout():
+            pass
+        code = os.waitstatus_to_exitcode(os.waitpid(self._child.pid, 0)[1])
+        self.exit_status = code if code >= 0 else 128 - code
+        if (never := why_not_started(self._child, self.agent.argv[0])) is not None:
+            self.start_error = str(never)
+        for stream, piece in self._partial_lines.items():
+            self._handler.output_received(self, stream, piece)
+        os.close(self._child.pidfd)
+        os.close(self._child.failure)
+        self._close()
+        self._handler.disconnected(self)
+
+    def _close(self) -> None:
+        self.phase = HostPhase.CLOSED
+        self.close_stdin()
+        self._close_pipe("_stdout")
+        self._close_pipe("_stderr")
+
+    def kill(self, fault: str = "") -> None:
+        """Kill the process here, for this fault if it has one; the agent on the host ends when its stdin closes."""
+        self.fault = fault or self.fault
+        if self._child is not None and not self._has_ended:
+            signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+
+    def give_up(self) -> None:
+        """Stop waiting for an agent that still gets ready. An agent with unread output may have begun, and is left alone."""
+        gets_ready = self.phase is HostPhase.CONNECTED and self._unanswered is None
+        if gets_ready and self._stdout >= 0:
+            poll = select.poll()
+            poll.register(self._stdout, select.POLLIN)
+            gets_ready = not poll.poll(0)
+        if self.phase is HostPhase.WAITING:
+            self.phase = HostPhase.CLOSED
+        elif self.phase is HostPhase.STARTING or gets_ready:
+            self.given_up = True
+            self.kill()
+
+    # --- to the host
+
+    def send(self, tag: bytes, data: bytes) -> None:
+        """Queue a frame, and send what can be sent at once."""
+        if self._sender is not None:
+            self._sender.put(tag, data)
+            if self._sender.broken:  # the process has ended, which its pidfd reports
+                self.close_stdin()
+
+    def send_heartbeat(self, *, reading: bool) -> int:
+        """Send a heartbeat unless other frames are queued; return how many have had no reply.
+
+        `reading` is whether replies are read at present.
+        """
+        if self._sender is not None and not self._sender.size:
+            self.send(HEARTBEAT, b"")
+        if self._unanswered is None:  # its agent is still being prepared
+            return 0
+        self._unanswered = self._unanswered + 1 if reading else 0
+        return self._unanswered
+
+    def close_stdin(self) -> None:
+        """Close the stdin of the process, at which the agent on the host ends."""
+        self._sender = None
+        self._close_pipe("_stdin")
+
+    def _close_pipe(self, name: str) -> None:
+        fd = getattr(self, name)
+        if fd >= 0:
+            self._loop.unwatch(fd)
+            os.close(fd)
+            setattr(self, name, -1)
+
+    # --- from the host
+
+    def pause(self, paused: bool) -> None:
+        """Stop reading its output, or go on."""
+        if paused is self._paused:
+            return
+        self._paused = paused
+        if self.phase not in (HostPhase.STARTING, HostPhase.CONNECTED):
+            return
+        if not paused and self._has_ended:
+            self._finish()
+        elif self._stdout >= 0 and paused:
+            self._loop.unwatch(self._stdout)
+        elif self._stdout >= 0:
+            self._loop.watch(self._stdout, self._on_stdout)
+
+    def _on_stderr(self) -> bool:
+        """Keep what the process itself prints; return whether there was anything."""
+        data = _read(self._stderr)
+        if data == b"":
+            self._close_pipe("_stderr")
+        self._own_output = (self._own_output + (data or b""))[-_KEPT:]
+        return bool(data)
+
+    def _on_stdout(self) -> bool:
+        """Read frames; return whether there was anything."""
+        data = _read(self._stdout)
+        if data == b"":
+            self._close_pipe("_stdout")
+        if data and not self.fault:
+            if self._unanswered is not None:
+                self._unanswered = 0
+            try:
+                self._on_data(data)
+            except FrameError as error:
+                self.kill(str(error))
+        return bool(data)
+
+    def _on_data(self, data: bytes) -> None:
+        """Read the greeting, then the frames of a host, and pass each to the handler."""
+        if self._greeting_decoder is not None:
+            greeting = self._greeting_decoder.feed(data)
+            if greeting is None:
+                return
+            data, self._greeting_decoder = self._greeting_decoder.rest, None
+            self.phase, self.was_connected = HostPhase.CONNECTED, True
+            self._handler.connected(self, *greeting)
+        self._decoder.feed(data)
+        while (frame := self._decoder.take()) is not None:
+            tag, content = frame
+            if tag == HEARTBEAT:
+                self._unanswered = 0
+            elif tag in (STDOUT, STDERR, OURS, BARS):
+                # a line that was split over several messages is joined first
+                content = self._partial_lines.pop(tag, b"") + content
+                if len(content) % MESSAGE == 0 and not content.endswith(b"\n") and len(content) < _LONGEST_LINE:
+                    self._partial_lines[tag] = content
+                else:
+                    self._handler.output_received(self, tag, content)
+            elif tag == STREAM:
+                self._handler.chunk_received(self, content)
+            else:
+                self._handler.report_received(self, content)
+
+
+def _read(fd: int) -> bytes | None:
+    """What can be read at once, b"" at the end, None if there is nothing yet."""
+    try:
+        return os.read(fd, _READ)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+class Startup:
+    """Starts and ends the connections of a job."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        job: RemoteJob,
+        hosts: Sequence[HostConnection],
+        handler: Handler,
+        *,
+        has_failed: Callable[[], bool],
+        notify: Callable[[str], None],
+    ) -> None:
+        """Prepare; no more agents are started once the job `has_failed`, and `notify` prints a line."""
+        self._loop = loop
+        self._job = job
+        self._hosts = hosts
+        self._handler = handler
+        self._has_failed = has_failed
+        self._notify = notify
+        self.is_stopped = False  # no more agents are started
+        self.is_read = True  # whether what the hosts print is read: nothing is killed while it is not
+        self._connect_by = loop.timer(loop.now() + job.spec.rdzv_timeout, self._give_up_unconnected)
+        self._heartbeat_at = loop.timer(loop.now() + min(1.0, job.spec.heartbeat_timeout / 4), self._send_heartbeats)
+        self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
+        self._end_by = loop.timer(None, self._kill_remaining)
+        self._is_over = False  # all hosts are to end, and none is awaited that goes on with the job
+
+    @property
+    def all_closed(self) -> bool:
+        """Whether all connections are closed."""
+        return all(host.phase is HostPhase.CLOSED for host in self._hosts)
+
+    def only_connected(self, host: HostConnection) -> bool:
+        """Whether this host is connected and all others are closed."""
+        closed = (other.phase is HostPhase.CLOSED for other in self._hosts if other is not host)
+        return host.phase is HostPhase.CONNECTED and all(closed)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether some host that was started may yet report that the job cannot run there."""
+        started = (host for host in self._hosts if host.phase in (HostPhase.STARTING, HostPhase.CONNECTED))
+        return any(not host.is_ready for host in started)
+
+    def start_next(self) -> None:
+        """Start the agents of the next hosts, MAX_STARTING at a time."""
+        starting = sum(host.phase is HostPhase.STARTING for host in self._hosts)
+        for host in self._hosts:
+            if self.is_stopped or self._has_failed() or starting >= MAX_STARTING:
+                return
+            if host.phase is HostPhase.WAITING:
+                host.start(self._job.env, self._job.open_files, handled_signals())
+                starting += 1
+        if not starting:
+            self._connect_by.cancel()
+
+    def _give_up_unconnected(self) -> None:
+        """Stop waiting for greetings."""
+        waiting = (HostPhase.WAITING, HostPhase.STARTING)
+        self._handler.never_connected([host for host in self._hosts if host.phase in waiting])
+
+    def _name_silent(self) -> None:
+        """Say which hosts are waited for, and what may be the reason."""
+        if silent := [host for host in self._hosts if host.phase is HostPhase.STARTING]:
+            command = os.path.basename(silent[0].agent.argv[0])
+            why = ": a slow login, or a start-up file such as ~/.bashrc that reads stdin?" if command == "ssh" else ""
+            self._notify(f"waiting for {some(map(str, silent))}: {command} has not started ddplaunch there yet{why}")
+
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats at an interval; kill connections without a reply for the heartbeat timeout.
+
+        Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost. Once the job is over,
+        its lost hosts are not waited for any longer than its nodes have waited.
+        """
+        spec = self._job.spec
+        timeout = spec.heartbeat_timeout
+        interval = min(1.0, timeout / 4)
+        if spec.may_shorten_silence and self._is_over:
+            timeout = min(timeout, LEAST)
+        self._heartbeat_at.set(self._loop.now() + interval)
+        for host in self._hosts:
+            if host.phase is HostPhase.CONNECTED and host.send_heartbeat(reading=self.is_read) > timeout / interval:
+                host.kill(f"silent for {timeout:g} s")
+
+    def stop_starting(self) -> None:
+        """Start no more agents, and stop waiting for greetings."""
+        self.is_stopped = True
+        self._connect_by.cancel()
+        self._notice_at.cancel()
+        for host in self._hosts:
+            host.give_up()
+
+    def disconnect(self) -> None:
+        """Close the stdin of all connections, at which their agents end."""
+        self.stop_starting()
+        for host in self._hosts:
+            host.close_stdin()
+        self.end_within(self._job.spec.grace_period + self._job.spec.heartbeat_timeout + QUIT_TIMEOUT)
+
+    def end_within(self, within: float) -> None:
+        """Wait at most so many seconds for the connections to close, unless more output comes: the job is over."""
+        self._is_over = True
+        self._end_by.set_by(self._loop.now() + within)
+
+    def await_successor(self) -> None:
+        """Wait, in place of any other time limit, for a host whose agent takes over and begins, or for the ends of all."""
+        self._is_over, spec = False, self._job.spec
+        self._end_by.set(self._loop.now() + spec.grace_period + 4 * spec.heartbeat_timeout + _TAKE_OVER)
+
+    def go_on(self) -> None:
+        """Wait for no end any more: a host's agent has taken over."""
+        self._end_by.cancel()
+
+    def extend_deadline(self) -> None:
+        """Do not kill a connection in the middle of its output."""
+        if self._end_by.is_set:
+            self._end_by.set(max(self._end_by.at, self._loop.now() + QUIT_TIMEOUT))
+
+    def _kill_remaining(self) -> None:
+        """Kill the connections that are still open; while their output is not read, later."""
+        if not self.is_read:
+            self._end_by.set(self._loop.now() + _LOOK_AGAIN)
+            return
+        for host in self._hosts:
+            if host.phase is not HostPhase.CLOSED:
+                self._notify(f"{host} has not reported that its workers have ended")
+                host.kill()

@@ -1,0 +1,144 @@
+"""Why an agent could not be started on a host, from what ssh, the shell or python there has printed; what follows for the job.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from ddplaunch import __version__
+from ddplaunch.reach.connections import HostConnection
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.exitcodes import BUG, NODE_LOST, NOT_EXECUTABLE, NOT_FOUND, RENDEZVOUS
+from ddplaunch.system.words import some
+
+_SSH_FAILED = 255  # ssh(1); any other status is that of the remote command
+_SHOWN = 8  # lines
+_NAMED = 8  # hosts with the same error
+
+
+class HostError(Struct, frozen=True):
+    """Why a job cannot run on a host."""
+
+    message: str  # as it reads after the host's name
+    hint: str | None = None  # for all hosts with this error; {host} stands for the name of the first
+    status: int = RENDEZVOUS
+
+    @property
+    def may_be_the_machines(self) -> bool:
+        """Whether the machine or the network to it may be at fault, and not what is installed or allowed there."""
+        return self.message.startswith(_UNREACHABLE)
+
+
+NO_STATUS = HostError("it has not reported how the job ended", None, NODE_LOST)
+UNRESOLVED = "cannot resolve the host name"
+# the machine, or the network to it, may be at fault: how such messages begin
+_UNREACHABLE = (
+    "ssh connection refused",
+    "ssh connection timed out",
+    "no route to host",
+    "ddplaunch did not start there within",
+    "it has stopped answering",
+    "lost: ",
+)
+_LOGIN = "`ssh {host}` has to work without a password prompt"
+# the first pattern that is found in what was printed; OpenSSH's texts are in its readconf.c, sshconnect*.c and packet.c
+_SSH: Sequence[tuple[str, str, str]] = (
+    (r"Could not resolve hostname|Name or service not known|name resolution", UNRESOLVED, "is it spelled right? " + _LOGIN),
+    (r"IDENTIFICATION HAS CHANGED", "its host key is not the one in known_hosts",
+        "if it was reinstalled: `ssh-keygen -R {host}`, then `ssh {host}` once"),
+    (r"Host key verification failed|No \S+ host key is known", "its host key is not in known_hosts",
+        "type `ssh {host}` once and check the key, or `ssh-keyscan {host} >> ~/.ssh/known_hosts` if you trust the network"),
+    (r"Permission denied|Too many authentication failures|no more authentication methods|Authentication failed",
+        "ssh cannot log in without a password",
+        "`ssh-copy-id {host}` puts your key there; a key with a passphrase has to be in ssh-agent: `ssh-add`"),
+    (r"Connection refused", "ssh connection refused", "is sshd running there? " + _LOGIN),
+    (r"timed out", "ssh connection timed out", "is it up, and is this the right network? " + _LOGIN),
+    (r"No route to host|Network is unreachable|Host is down", "no route to host", "is it up? " + _LOGIN),
+    (r"Connection (closed|reset)|kex_exchange_identification", "ssh connection closed",
+        "sshd may be busy: see MaxStartups in its sshd_config; " + _LOGIN),
+)  # fmt: skip
+
+
+def explain(starter: str, python: str, status: int | None, output: str) -> HostError:
+    """Find out why ddplaunch did not start on a host; `status` is that of ssh, or of what else should have started ddplaunch.
+
+    None means that ddplaunch printed no greeting.
+    """
+    if starter == "ssh" and status == _SSH_FAILED:
+        for pattern, message, hint in _SSH:
+            if re.search(pattern, output):
+                return HostError(message, hint)
+    elsewhere = f"install ddplaunch {__version__} there, or name the interpreter that has it: --remote-python PATH"
+    if re.search(r"No module named '?ddplaunch", output):
+        return HostError(f"{python} there has no ddplaunch", elsewhere)
+    if found := re.search(r"^(?:ModuleNotFound|Import)Error: (.*)", output, re.MULTILINE):
+        return HostError(f"ddplaunch cannot be imported there: {found[1]}", elsewhere)
+    if re.search(r"[Uu]nknown option:? -P", output):
+        return HostError(f"{python} there is older than Python 3.11", "name a newer one: --remote-python PATH")
+    other = "name the interpreter that has ddplaunch there: --remote-python PATH"
+    if status == NOT_EXECUTABLE and "No such file" not in output:
+        return HostError(f"{python} cannot be executed there", other)
+    if status in (NOT_FOUND, NOT_EXECUTABLE) or re.search(rf"{re.escape(python)}.*not found", output):
+        return HostError(f"{python} does not exist there", other)
+    ended = "did not start ddplaunch" if status is None else f"ended with status {status}"
+    return HostError(f"{_command(starter)} {ended}{_end_of(output)}", _LOGIN if starter == "ssh" else None)
+
+
+def of_host(starter: str, python: str, host: HostConnection) -> HostError:
+    """Find out what is wrong with a host whose connection closed without the job's status."""
+    if host.start_error:
+        hints = {"ssh": "install OpenSSH's client", "blaunch": "it comes with LSF: is this an LSF job?"}
+        return HostError(f"{starter} cannot be run here: {host.start_error}", hints.get(starter))
+    if host.was_connected:
+        return lost(starter, host.exit_status, host.own_output, host.fault)
+    return explain(starter, python, None if host.fault else host.exit_status, host.fault or host.own_output)
+
+
+def other_version(version: str) -> HostError:
+    """Make the error for a host with another version of ddplaunch."""
+    return HostError(
+        f"ddplaunch there is {version}, here it is {__version__}",
+        "install the same on all hosts, or name the interpreter that has it: --remote-python PATH",
+    )
+
+
+def not_started(seconds: float) -> HostError:
+    """Make the error for a host on which ddplaunch has not started in time."""
+    return HostError(f"ddplaunch did not start there within {seconds:g} s", _LOGIN)
+
+
+def lost(starter: str, status: int | None, output: str, fault: str) -> HostError:
+    """Make the error for a connected host that was lost; `fault` is why we killed the connection."""
+    lines = _end_of(output)
+    if status == BUG:
+        return HostError(f"this is a bug in ddplaunch {__version__} there; please report it{lines}", None, BUG)
+    return HostError(f"lost: {fault or f'{_command(starter)} ended with status {status}'}{lines}", None, NODE_LOST)
+
+
+def _command(starter: str) -> str:
+    return "its agent" if starter == "simulate" else starter
+
+
+def _end_of(output: str) -> str:
+    return "".join(f"\n  {line}" for line in output.strip().splitlines()[-_SHOWN:])
+
+
+def error(errors: Sequence[tuple[str, HostError]], of: int = 0) -> LaunchError:
+    """Combine the errors of several hosts into one; with `of`, the number of all hosts, a long list says how many of these."""
+    first = errors[0][1]
+    by_message: dict[str, list[str]] = {}
+    for host, one in errors:
+        by_message.setdefault(one.message, []).append(host.rpartition("@")[2])
+    counted = {
+        what: f" ({len(hosts)} of {of} hosts)" for what, hosts in by_message.items() if of and len(hosts) > _NAMED
+    }
+    message = "\n  ".join(f"{some(hosts, _NAMED)}{counted.get(what, '')}: {what}" for what, hosts in by_message.items())
+    return LaunchError(message, hint=first.hint and first.hint.replace("{host}", errors[0][0]), status=first.status)
+
+
+# --- the status of the job; hosts are node ranks here

@@ -1,0 +1,161 @@
+"""The order for a host, written from the job and read on the host; and which of the caller's variables it has. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ddplaunch.plan.cluster import Allocation, Endpoint, Rendezvous
+from ddplaunch.plan.cluster.endpoints import LOOPBACK
+from ddplaunch.plan.cluster.hostlist import Host
+from ddplaunch.reach.messages import CoordinatorAddress, Order
+from ddplaunch.spec.job import Fault, Given, JobSpec
+from ddplaunch.spec.options.resolve import received, sent
+from ddplaunch.spec.options.table import OPTIONS, Reach
+from ddplaunch.spec.options.token import VARIABLE as TOKEN
+from ddplaunch.system.console.streams import Screen
+from ddplaunch.system.fields import line
+
+
+def order(
+    spec: JobSpec,
+    allocation: Allocation,
+    node_rank: int,
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    run_id: str,
+    token: str,
+    screen: Screen,
+    reports_to_caller: bool = False,
+) -> Order:
+    """Write the order for the host with this rank; `env` are the variables that are sent."""
+    host = allocation.start[node_rank]
+    own = [Given.typed("run_id", run_id)]  # in place of the options that the list of hosts may set
+    if host.slots is not None:
+        own.append(Given.typed("nproc_per_node", str(host.slots)))
+    if host.devices is not None:
+        own.append(Given.typed("devices", ",".join(host.devices)))
+    names = {one.name for one in own}
+    given = [*(one for one in sent(spec, Reach.JOB) if one.name not in names), *own]
+    alone = len(allocation.start) == 1
+    return Order(
+        token=token,
+        given=tuple(_encoded(one.fields()) for one in given),
+        program=_encoded((spec.program.target, *spec.program.args)),
+        env=tuple(map(_encoded, env.items())),
+        for_workers=tuple(_encoded((name, value, spec.secret.get(name, ""))) for name, value in spec.env),
+        cwd=os.fsencode(cwd),
+        node_rank=node_rank,
+        hosts=tuple(host.address for host in allocation.start),
+        cluster=allocation.cluster,
+        min_nodes=allocation.nnodes[0],
+        endpoint=Endpoint(
+            # None: as the other nodes reach node 0
+            address=spec.master_addr or (LOOPBACK if alone or spec.simulate else None),
+            address_reason=line(allocation.endpoint.address_reason),
+            port=allocation.endpoint.port,
+            port_reason=line(allocation.endpoint.port_reason),
+        ),
+        screen=screen,
+        heartbeat_timeout=spec.heartbeat_timeout,
+        simulated=spec.simulate,
+        killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),
+        reports_to_caller=reports_to_caller,
+    )
+
+
+def spec(order: Order) -> JobSpec:
+    """Return the job of an order. Raises LaunchError: it cannot run here."""
+    given = (Given.from_fields(_decoded(fields)) for fields in order.given)
+    variables = ((os.fsdecode(name), os.fsdecode(value), os.fsdecode(file)) for name, value, file in order.for_workers)
+    return received(given, _decoded(order.program), variables)
+
+
+def variables(order: Order) -> dict[str, str]:
+    """Return the variables of an order."""
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in order.env}
+
+
+def _encoded(texts: Iterable[str]) -> Any:  # a tuple of as many
+    return tuple(map(os.fsencode, texts))
+
+
+def _decoded(texts: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(map(os.fsdecode, texts))
+
+
+def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocation:
+    """Return the allocation of a host from its order. For the first host, and for the only host, `coordinator` is None."""
+    is_simulated, number = order.simulated is not None, order.node_rank + 1
+    rendezvous = Rendezvous(
+        addresses=coordinator.addresses if coordinator else (LOOPBACK if is_simulated else order.hosts[0],),
+        ports=(coordinator.port,) if coordinator else (0,),
+        coordinator=coordinator is None,
+        listen=LOOPBACK if is_simulated else None,
+        source=f"127.0.{number // 256}.{number % 256}" if is_simulated and coordinator else None,
+    )
+    return Allocation(
+        cluster=order.cluster,
+        nnodes=(order.min_nodes, len(order.hosts)),
+        node_rank=order.node_rank,
+        hosts=order.hosts,
+        endpoint=order.endpoint,
+        rendezvous=rendezvous if len(order.hosts) > 1 else None,
+        start=tuple(Host(name=name) for name in order.hosts),
+    )
+
+
+def faults(order: Order) -> tuple[Fault, ...]:
+    """Return what a failure report has to know of --chaos."""
+    return tuple(Fault(kind="kill", target=rank, after=0.0) for rank in order.killed)
+
+
+# --- variables
+
+
+# variables of one host, one login or one window. TERM, COLORTERM and COLUMNS are sent: what workers print
+# ends up where the command was typed
+_OF_HOST = frozenset((
+    "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "HOST", "HOSTTYPE", "PWD", "OLDPWD", "SHLVL", "_",
+    "DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY", "WINDOWID", "XDG_RUNTIME_DIR", "XDG_SEAT", "XDG_VTNR", "STY",
+    "GPG_AGENT_INFO", "GPG_TTY", "KRB5CCNAME", "INVOCATION_ID", "JOURNAL_STREAM",
+))  # fmt: skip
+_PREFIXES_OF_HOST = ("SSH_", "DBUS_", "XDG_SESSION_", "TMUX", "VSCODE_", "ITERM_")
+_OPTIONS = frozenset(name for option in OPTIONS for name, _ in option.variables if name.startswith("DDPLAUNCH_"))
+_DEVICES = (
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+)  # fmt: skip
+
+
+def variables_to_send(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that workers on other hosts get. The order holds the options and the token elsewhere."""
+    ours = {TOKEN, *_OPTIONS}
+    return {
+        name: value
+        for name, value in env.items()
+        if not _is_of_host(name, value) and name not in ours and not name.startswith("PET_")
+    }
+
+
+def variables_on_host(
+    sent: Mapping[str, str], own: Mapping[str, str], is_folder: Callable[[str], bool]
+) -> dict[str, str]:
+    """Return the variables of workers on a host: the sent ones, and the host's own variables about this host.
+
+    A TMPDIR that does not exist here, such as one made for a batch job elsewhere, is replaced by this host's own.
+    """
+    merged = {**{name: value for name, value in own.items() if _is_of_host(name, value)}, **sent}
+    if "TMPDIR" in sent and not is_folder(sent["TMPDIR"]):
+        del merged["TMPDIR"]
+        if "TMPDIR" in own:
+            merged["TMPDIR"] = own["TMPDIR"]
+    return merged
+
+
+def _is_of_host(name: str, value: str) -> bool:
+    # indices may mean devices of any host, a UUID means one of one host
+    has_uuid = name in _DEVICES and any(mark in value for mark in ("GPU-", "MIG-"))
+    return name in _OF_HOST or name.startswith(_PREFIXES_OF_HOST) or has_uuid

@@ -1,0 +1,197 @@
+"""The protocol between the dispatcher and the agents on other hosts, over the pipes that are their stdin and stdout.
+
+A greeting line comes first, then frames: each is a tag of one byte and data, which is not looked into. What a remote shell prints
+at login comes before the greeting, and is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+from functools import partial
+
+from ddplaunch import __version__
+from ddplaunch.reach.pipes import BARS, CONTROL, OURS, STDERR, STDOUT
+from ddplaunch.system.loop import stream
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.loop.stream import FrameError, Outgoing
+from ddplaunch.system.process import clock
+
+PROTOCOL = 1
+
+# to a host
+ORDER = b"j"  # messages.Order
+COORDINATOR = b"m"  # messages.CoordinatorAddress
+SIGNAL = b"s"  # the number of a signal to pass on; if the job stops already, it kills
+PLAIN_SIGNAL = b"n"  # the same, but it does not kill
+FEWER = b"f"  # to the host of the coordinator: one host fewer will join
+CONNECT = b"a"  # messages.Connect, to the host of the coordinator
+COORDINATOR_ENDED = b"e"  # to one whose agent has taken over: the agent of the coordinator before has ended
+REQUEST = b"r"  # doctor.nodes.messages.Asked, to the doctor's program in place of an agent
+# both ways
+HEARTBEAT = b"b"
+STREAM = b"q"  # streams.Chunk: between a command where the job was typed and the coordinator's agent
+
+_OF_JOB = ORDER + COORDINATOR + COORDINATOR_ENDED + FEWER + SIGNAL + PLAIN_SIGNAL
+TO_HOST = _OF_JOB + CONNECT + REQUEST + HEARTBEAT + STREAM
+FROM_HOST = STDOUT + STDERR + OURS + BARS + CONTROL + HEARTBEAT + STREAM
+
+LIMIT = 16 << 20  # bytes of data in one frame; the largest is an order, with variables and arguments
+LOGIN_LIMIT = 1 << 20  # bytes that a shell may print before the greeting
+
+_MARK = b"\0ddplaunch-remote "
+_LONGEST_GREETING = 100  # bytes
+_GREETING = re.compile(re.escape(_MARK) + rb"(\d{1,9}) ([0-9A-Za-z.+-]{1,40})\n")
+
+
+def pack(tag: bytes, data: bytes) -> bytes:
+    """Make a frame."""
+    if len(data) > LIMIT:
+        raise ValueError(f"a frame of {len(data)} bytes, and the limit is {LIMIT}")
+    return stream.pack(tag, data)
+
+
+def greeting() -> bytes:
+    """The line that comes before the first frame."""
+    return b"%s%d %s\n" % (_MARK, PROTOCOL, __version__.encode())
+
+
+class PipeDecoder:
+    """The receiving end of a stream of frames."""
+
+    def __init__(self, tags: bytes) -> None:
+        self._tags = tags
+        self._frames = stream.Decoder(1 + LIMIT)
+
+    def feed(self, data: bytes) -> None:
+        """Add what has arrived."""
+        self._frames.feed(data)
+
+    def take(self) -> tuple[bytes, bytes] | None:
+        """Return the tag and the data of the next frame; None while the frame is incomplete.
+
+        Raises FrameError: what arrived is no frame.
+        """
+        try:
+            frame = self._frames.take()
+        except FrameError:
+            raise FrameError(f"sent {self._frames.beginning!r}, which is no frame") from None
+        if frame is None:
+            return None
+        if frame[:1] not in self._tags or not frame:
+            raise FrameError(f"sent {frame[:20]!r}, which is no frame")
+        return frame[:1], frame[1:]
+
+
+class GreetingDecoder:
+    """Waits for the greeting. Afterwards `rest` belongs to a PipeDecoder."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self.rest = b""
+
+    def feed(self, data: bytes) -> tuple[int, str] | None:
+        """Return the protocol and the version of the peer, once the greeting is complete.
+
+        Raises FrameError: too much comes before it.
+        """
+        searched = max(0, len(self._buffer) - _LONGEST_GREETING)
+        self._buffer += data
+        found = _GREETING.search(self._buffer, searched)
+        if found is not None:
+            self.rest = self._buffer[found.end() :]
+            return int(found[1]), found[2].decode()
+        if len(self._buffer) > LOGIN_LIMIT:
+            raise FrameError(f"printed {len(self._buffer)} bytes before ddplaunch had started there")
+        return None
+
+    @property
+    def skipped(self) -> str:
+        """The last 1000 bytes of what was printed instead of a greeting."""
+        return self._buffer[-1000:].decode(errors="replace")
+
+
+# --- pipes of frames, which are stdin and stdout of an agent
+
+
+_READ = 1 << 16  # bytes at a time
+
+
+class InputPipe(PipeDecoder):
+    """Frames from our stdin."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(TO_HOST)
+        os.set_blocking(fd, False)
+        self._fd = fd
+
+    def fileno(self) -> int:
+        """The descriptor to watch."""
+        return self._fd
+
+    def read(self) -> bool:
+        """Read what has arrived; return whether more may come."""
+        try:
+            data = os.read(self._fd, _READ)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.feed(data)
+        return bool(data)
+
+    def wait(self, timeout: float) -> tuple[bytes, bytes] | None:
+        """Wait for a frame, `timeout` seconds at most; None if none came in time, or the stream has ended."""
+        deadline = clock.now() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._fd, selectors.EVENT_READ)
+            try:
+                while (frame := self.take()) is None:
+                    if not clock.wait(selector, deadline) or not self.read():
+                        return None
+            except FrameError:
+                return None
+        return frame
+
+    def close(self) -> None:
+        """Close it in this process."""
+        os.close(self._fd)
+
+
+class OutputPipe(Outgoing):
+    """Frames to the other side."""
+
+    def __init__(self, fd: int, first: bytes = b"") -> None:
+        """Send `first` before any frame; `attach` has a loop send what finds no room at once."""
+        os.set_blocking(fd, False)
+        super().__init__(None, fd, partial(os.writev, fd))
+        self._fd = fd
+        if first:
+            self._put(first)
+
+    def attach(self, loop: Loop) -> None:
+        """Have the loop send what waits."""
+        self._loop = loop
+        self._watch()
+
+    def put(self, tag: bytes, data: bytes) -> None:
+        """Queue a frame, and send what can be sent at once."""
+        if not self.broken:
+            self._put(pack(tag, data))
+
+    def close(self) -> None:
+        """Close the descriptor in this process."""
+        if self._loop is not None:
+            self._loop.unwatch(self._fd)
+        os.close(self._fd)
+
+
+def reserve_stdio() -> tuple[InputPipe, OutputPipe]:
+    """Send the greeting; from now on stdin and stdout are for frames alone: other code reads /dev/null and prints to stderr."""
+    pipes = InputPipe(os.dup(0)), OutputPipe(os.dup(1), greeting())
+    devnull = os.open(os.devnull, os.O_RDWR)
+    os.dup2(devnull, 0)
+    os.dup2(2, 1)
+    os.close(devnull)
+    return pipes

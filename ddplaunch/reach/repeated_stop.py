@@ -1,0 +1,106 @@
+"""Decides whether a signal to stop that follows another one is meant as a second request. Pure: the time comes with the signal.
+
+Many senders ask twice by themselves: uv passes on a signal that the whole group has had, LSF and the runners of CI services send
+SIGINT and then SIGTERM. The table in docs/guides/stopping-and-restarting.md names them. Workers that save must outlive that.
+"""
+
+from __future__ import annotations
+
+import signal
+from enum import Enum, auto
+from math import inf
+from signal import SIGHUP, SIGINT, SIGTERM
+
+from ddplaunch.system.process.terminal import Standing, standing
+
+# seconds in which the same signal is one: timeout(1) sends it twice at once, which a busy machine may let us see so much later
+REPEAT_WINDOW = 0.1
+ECHO_WINDOW = 0.5  # seconds in which a wrapper passes on a signal that we have had already: uv waits for 0.2 s
+SAME_REQUEST = (
+    5.0  # seconds in which the same signal, sent by a program, repeats the request: later, the first has not helped
+)
+POLITE = frozenset({SIGINT, SIGTERM, SIGHUP})  # signals of which a sender tries one after another before it kills
+
+
+class Typed(Enum):
+    """Whether a person has typed the signal, as by Ctrl-C or `ddplaunch stop`."""
+
+    NO = auto()
+    PERHAPS = (
+        auto()
+    )  # it came to the foreground of a terminal, whose keyboard is not our stdin: wrappers then pass Ctrl-C on
+    YES = auto()
+
+
+class Meaning(Enum):
+    """What a signal to stop is taken for."""
+
+    FIRST = auto()  # the request to stop
+    AT_ONCE = auto()  # the signal before it, sent twice at once: not worth a word
+    SAME = auto()  # the request that was made before
+    INSISTS = auto()  # a second request: the workers are to be killed
+
+
+class StopRequests:
+    """The signals to stop that have come to a process since a stop began, and what each of them means."""
+
+    def __init__(self, sent_again: frozenset[int] = frozenset(), *, lasts: float = inf) -> None:
+        """`sent_again` are signals that never insist. A signal that comes `lasts` seconds after the first begins anew."""
+        # the kernel, the shell and systemd all signal a closed terminal
+        self._sent_again = sent_again | {SIGHUP}
+        self._lasts = lasts
+        self.first = 0  # the signal that asked for the stop; 0: none has
+        self._first_at = -inf
+        self._counted = 0  # signals that are no repetition by a wrapper
+        self._times: dict[int, float] = {}  # when each signal last came, those that were sent twice at once aside
+        self._latest = 0  # the last of these signals
+        self._passed_on: set[int] = set()  # signals that a wrapper has repeated
+
+    def take(self, signum: int, at: float, typed: Typed = Typed.NO) -> Meaning:
+        """Return what a signal to stop means, and remember it."""
+        if not self.first or at - self._first_at >= self._lasts:
+            self._begin(signum, at)
+            return Meaning.FIRST
+        before = self._times.get(signum)
+        if before is not None and at - before < REPEAT_WINDOW:
+            return Meaning.AT_ONCE
+        is_passed_on = self._is_passed_on(signum, at, typed)
+        meaning = Meaning.SAME if is_passed_on else self._judge(signum, at, typed)
+        if is_passed_on:
+            self._passed_on.add(signum)
+        elif signum not in self._sent_again:
+            self._counted += 1
+        self._times[signum], self._latest = at, signum
+        return meaning
+
+    def _begin(self, signum: int, at: float) -> None:
+        """Remember the first signal of a stop, and no signal before it."""
+        self.first, self._first_at, self._latest, self._counted = signum, at, signum, 1
+        self._times = {signum: at}
+        self._passed_on = set()
+
+    def _is_passed_on(self, signum: int, at: float, typed: Typed) -> bool:
+        """Whether a wrapper may have passed on the signal before this one, which it does once for each."""
+        repeats_latest = signum == self._latest and at - self._times[signum] < ECHO_WINDOW
+        return repeats_latest and signum in POLITE and signum not in self._passed_on and typed is not Typed.YES
+
+    def _judge(self, signum: int, at: float, typed: Typed) -> Meaning:
+        """Return SAME or INSISTS for a signal that no wrapper has passed on."""
+        before = self._times.get(signum)
+        if before is not None and typed is not Typed.NO:
+            return Meaning.INSISTS
+        if signum in self._sent_again:
+            return Meaning.SAME
+        is_third = self._counted >= 2 or signum in self._passed_on
+        is_sent_later = before is not None and at - before >= SAME_REQUEST
+        if signum not in POLITE or is_third or is_sent_later:
+            return Meaning.INSISTS
+        return Meaning.SAME
+
+
+_TYPED = {Standing.FOREGROUND: Typed.PERHAPS, Standing.KEYBOARD: Typed.YES}
+
+
+def typed_at(pid: int, signum: int) -> Typed:
+    """Return whether a signal to this process is a Ctrl-C of a terminal: SIGINT, while the process has the terminal."""
+    return _TYPED.get(standing(pid), Typed.NO) if signum == signal.SIGINT else Typed.NO

@@ -1,0 +1,61 @@
+"""How long the other side of a connection may be silent. Pure: what was measured goes in, a time limit comes out.
+
+Two silences count. An agent is silent while it sends no message: it may be gone, stopped, or slow because its host swaps. A host
+is silent while its kernel acknowledges no packet: it is off or cut off, since a kernel answers for a slow agent as well. So a
+silent host is given up earlier. `docs/design/control-channel.md` has the measurements.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+FACTOR = 3  # of the longest silence of any host that has ended: a network that pauses once does so again, for longer
+LEAST = 6.0  # seconds: pauses of 4 s are survived, in which virtual machines move and networks find another way
+# seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `reach.channel.peer.prepare`
+LEAST_WITH_GAPS = 8.0
+_ROUND_TRIP = 0.1  # of a beat, for the answer to a ping: without it, node 0 would miss a host one ping later
+_LATE = 5.0  # seconds, beyond two heartbeats, in which the nodes of a lost coordinator come to one that takes over
+
+
+def seconds_to_gather(heartbeat_timeout: float) -> float:
+    """Return for how long a coordinator that takes over waits for the nodes of the one before."""
+    return 2 * heartbeat_timeout + _LATE
+
+
+def seconds_to_look(heartbeat_timeout: float) -> float:
+    """Return for how long such a node looks for one that takes over, which may begin to wait later."""
+    return seconds_to_gather(heartbeat_timeout) + _LATE
+
+
+def seconds_to_follow(heartbeat_timeout: float) -> float:
+    """Return for how long a command that has started the agents, and a coordinator that takes over, look for each other."""
+    return seconds_to_look(heartbeat_timeout) + _LATE
+
+
+class Silence:
+    """The time limits for the silence of an agent and of its host, the same for all nodes: all lose node 0 at one time."""
+
+    def __init__(self, most: float, least: float) -> None:
+        """An agent may be silent for `most` seconds, its host for `least` seconds at first; if both are equal, none adapts."""
+        self.most = most
+        self.host_limit = min(least, most)
+
+    def observe(self, before: float, host: float) -> None:
+        """Take for how many seconds a host has been silent, when last measured and by now.
+
+        Only a silence that has ended raises the limit: one that lasts would otherwise never reach it.
+        """
+        if host < before:
+            self.host_limit = min(self.most, max(self.host_limit, float(ceil(FACTOR * before))))
+
+    def seconds_left(self, agent: float, host: float, beat: float = 0.0) -> float:
+        """Return how long the other side may still be silent, if its agent and its host have been for so long; 0.0: it is lost.
+
+        It is lost once its agent has been silent for `most`, or its agent and its host for `host_limit`. One that counts pings
+        without an answer gives their `beat`: the answer to the ping before these came about a beat earlier.
+        """
+        return max(0.0, min(self.most - agent, self.host_limit - min(agent + beat, host + beat * _ROUND_TRIP)))
+
+    def describe(self, agent: float) -> str:
+        """Say for how long the agent of a lost side was silent at least: "silent for 5 s"."""
+        return f"silent for {self.most if agent >= self.most else self.host_limit:g} s"

@@ -1,0 +1,198 @@
+"""Starts srun for a step of agents; holds what the watcher needs to know about the step. Decides nothing.
+
+srun gets a parent of its own, which has left the tree of processes that Slurm has started: where Slurm signals all that descends
+from a batch script (`proctrack/linuxproc`), srun would kill the workers at the first SIGTERM, in the time that they have to save.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from msgspec import Struct
+
+from ddplaunch.reach.slurm import stdin
+from ddplaunch.spec.options.token import STDIN
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
+from ddplaunch.system.process.child import Child, StartError, Stdio, start, why_not_started
+from ddplaunch.system.process.fork import fork
+
+if TYPE_CHECKING:  # a task of the step imports this module, and does not need it
+    from ddplaunch.reach.slurm.job import SlurmRequeue
+
+_FORK = "cannot create a process"
+_COLONS = re.compile(r"\\*:")
+
+
+class StepJob(Struct, frozen=True, kw_only=True):
+    """All that the watcher needs to know."""
+
+    argv: tuple[str, ...]  # srun and the command of each task
+    env: Mapping[str, str]  # of the step, with the job's token
+    host: str  # of node 0
+    ports: tuple[int, ...]  # where the coordinator listens
+    token: str
+    name: str  # of the job, as the agents know it
+    signals: frozenset[int]
+    stops: frozenset[int]
+    sent_again: frozenset[int]  # that may come more than once without escalating
+    heartbeat_timeout: float  # seconds without a message after which the coordinator is lost
+    may_shorten_silence: bool  # for a host that answers nothing
+    grace_period: float  # seconds
+    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
+    notices: frozenset[int]
+    requeue: SlurmRequeue
+    is_quiet: bool = False
+    live: bool = False  # rows about the job stand below the output
+    reads_stdin: bool = False  # rank 0, which is on this host, has the stdin of this command
+
+
+class Srun:
+    """srun, as its parent reports it: `fd` is readable when it has ended."""
+
+    def __init__(self, connection: socket.socket, output: tuple[int, int] | None = None) -> None:
+        """`output` is where its stdout and stderr are read; None: it writes to ours."""
+        self._connection = connection
+        self.fd = connection.fileno()
+        self.output = output
+
+    def signal(self, signum: int) -> None:
+        """Send it a signal, if it still runs."""
+        try:
+            self._connection.send(bytes([signum]))
+        except OSError:
+            pass
+
+    def end(self) -> tuple[int, StartError | None]:
+        """Return its wait status, and the reason why it was never started; None if it was."""
+        report = self._connection.recv(1000)
+        self._connection.close()
+        if not report:  # its parent was killed, and it with that
+            return signal.SIGKILL, None
+        status, number, *doing = report.decode(errors="replace").split(" ", 2)
+        return int(status), StartError(int(number), doing[0]) if int(number) else None
+
+
+def not_started(why: StartError) -> LaunchError:
+    """Return the error that no step could be started."""
+    hint, status = "see what `srun --version` says here", NOT_EXECUTABLE
+    if why.errno == errno.ENOENT:
+        hint = "in a container without srun let srun start the containers: `srun --ntasks-per-node 1 ... ddplaunch ...`"
+        status = NOT_FOUND
+    elif why.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        hint = "the machine is at a limit: see `ulimit -u` and `ulimit -n`"
+    return LaunchError(f"no step could be started: {why}", hint=hint, status=status)
+
+
+def start_step(job: StepJob) -> Srun:
+    """Start srun, which starts the agents; srun is killed when no process holds the returned connection any more.
+
+    Call this before this process becomes a subreaper, since srun's parent has to become a child of process 1.
+    """
+    written = (1, 2)
+    output = None
+    try:
+        if job.live:
+            output, written = zip(os.pipe(), os.pipe(), strict=True)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        offered = stdin.offer() if job.reads_stdin else None
+        pid = fork()
+    except OSError as error:
+        raise not_started(StartError(error.errno or errno.EAGAIN, _FORK)) from None
+    if pid == 0:
+        try:
+            if fork() == 0:
+                ours.close()
+                for fd in output or ():
+                    os.close(fd)  # srun is to see it if nobody reads
+                _be_parent(job, theirs, written, offered)
+        except OSError as error:
+            theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _FORK)))
+        finally:
+            os._exit(0)
+    theirs.close()
+    if offered is not None:
+        offered.close()
+    if output is not None:
+        for fd in written:
+            os.close(fd)
+    os.waitpid(pid, 0)
+    return Srun(ours, output)
+
+
+def _be_parent(
+    job: StepJob, connection: socket.socket, written: tuple[int, int], offered: socket.socket | None
+) -> NoReturn:
+    """Start srun, pass signals on to srun, and report how it ended; kill srun if the connection ends."""
+    try:
+        os.setsid()
+        for signum in job.signals:  # those for ddplaunch are not for this process
+            signal.signal(signum, signal.SIG_IGN)
+        connection.send(_report(*_run(job, connection, written, offered)))
+    except BaseException:  # noqa: BLE001 - the watcher learns of it by the end of the connection
+        os._exit(BUG)
+    finally:
+        os._exit(0)
+
+
+def _run(
+    job: StepJob, connection: socket.socket, written: tuple[int, int], offered: socket.socket | None
+) -> tuple[int, StartError | None]:
+    """Run srun to its end; return its wait status, or why srun could not be started. srun itself reads nothing."""
+    env = job.env if offered is None else {**job.env, STDIN: stdin.name_of(offered)}
+    try:
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        child = start(job.argv, env, Stdio(nothing, *written), handled=tuple(job.signals), open_files=job.open_files)
+    except StartError as error:
+        return 0, error
+    except OSError as error:
+        return 0, StartError(error.errno or errno.EMFILE, "cannot open its stdin")
+    os.close(nothing)
+    status = _wait(child, connection, offered)
+    return status, why_not_started(child, "srun")
+
+
+def _report(status: int, never: StartError | None) -> bytes:
+    return f"{status} {never.errno} {never.doing}".encode() if never else b"%d 0" % status
+
+
+def _wait(child: Child, connection: socket.socket, offered: socket.socket | None) -> int:
+    """Pass the signals of the connection on to srun until srun ends; kill srun if the connection ends first.
+
+    Meanwhile hand our stdin to the agent that asks for it at the `offered` socket.
+    """
+    poll = select.poll()
+    for fd in (child.pidfd, connection.fileno(), *([offered.fileno()] if offered is not None else [])):
+        poll.register(fd, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if child.pidfd in ready:
+            break
+        if offered is not None and offered.fileno() in ready:
+            stdin.hand_over(offered)
+        if connection.fileno() in ready:
+            signum = connection.recv(1)
+            if not signum:
+                poll.unregister(connection)  # srun may not end at once
+            signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
+    return os.waitpid(child.pid, 0)[1]
+
+
+# --- what srun passes on: a colon by itself would begin another component
+
+
+def escaped(argv: Sequence[str]) -> list[str]:
+    """Escape the arguments so that none is a colon by itself: put a backslash before it, and one more before an escaped one."""
+    return [f"\\{argument}" if _COLONS.fullmatch(argument) else argument for argument in argv]
+
+
+def unescaped(argv: Sequence[str]) -> list[str]:
+    """Return the arguments as they were before `escaped`."""
+    return [argument[1:] if _COLONS.fullmatch(argument) else argument for argument in argv]

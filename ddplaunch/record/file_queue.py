@@ -1,0 +1,311 @@
+"""What is to be written to files, on its way to the process that writes them.
+
+A disk may hang, as that of a file server that does not respond, and what writes to it is then in uninterruptible sleep. So a
+process of its own writes (`record/file_writer.py`), which can be left behind; a thread would keep its process from ending. The
+queue touches no file, and never blocks.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddplaunch.system.loop import loop as loops
+from ddplaunch.system.loop.loop import Loop, Timer
+from ddplaunch.system.loop.stream import WORD, Decoder, SendBuffer, head
+from ddplaunch.system.loop.stream import pack as frame
+
+Reply = Mapping[str, Any]
+
+HOLD = 32 << 20  # bytes waiting from which the workers' pipes are left alone, as long as the disk takes any
+LIMIT = 64 << 20  # bytes waiting from which output is dropped
+HANG_TIMEOUT = 3.0  # seconds without progress after which the disk hangs; a second look comes RECHECK later
+RECHECK = 1.0  # seconds: after a pause of everything the writer needs a moment, too
+_ROOM = 1 << 20  # bytes beyond LIMIT for what is no output
+
+# Messages and replies are frames: of a message what it is, for which log, and the content; of a reply packed values.
+PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
+HEADER = WORD + 5  # bytes: the length word, what it is, and for which log
+
+# what a message is; the number of a log is 0 where there is none
+MAKE = b"m"  # the folder of the run; packed
+OPEN = b"o"  # a log; packed: its name and limit
+WRITE = b"w"
+MISSING = b"d"  # so many bytes of a log were dropped
+CLOSE = b"c"
+EVENT = b"e"  # for events.jsonl; packed
+SAMPLE = b"s"  # a line of a file of its own; packed: its name and its content
+JSON = b"j"  # a file of JSON as a whole; packed: its name and its content
+REPLACE = b"r"  # a file as a whole: its name, a newline, its content
+REMOVE = b"u"  # a file elsewhere; its path
+LISTEN = b"l"  # at the socket of the run; packed
+END = b"."
+LONGEST_REPLY = 1 << 20  # bytes
+
+
+def pack(values: Any) -> bytes:
+    """Pack values that JSON can hold for a fork of this process, which writes them as JSON: that takes longer to import."""
+    try:
+        return marshal.dumps(values)
+    except ValueError:  # some are of a class of their own, as signals are
+        import json
+
+        return marshal.dumps(json.loads(json.dumps(values)))
+
+
+def header(kind: bytes, log: int, size: int) -> bytes:
+    """Return what comes before the content of a message."""
+    return head(5 + size) + kind + log.to_bytes(4)
+
+
+def parse(data: bytes) -> tuple[bytes, int, int]:
+    """Return what a header says: what the message is, for which log, and how long the content."""
+    return data[WORD : WORD + 1], int.from_bytes(data[WORD + 1 :]), int.from_bytes(data[:WORD]) - 5
+
+
+def reply(**values: Any) -> bytes:
+    """Make a reply."""
+    return frame(pack(values))
+
+
+def values_of(reply: bytes) -> Mapping[str, Any]:
+    """Return what a reply says."""
+    values: Mapping[str, Any] = marshal.loads(reply)
+    return values
+
+
+class Log:
+    """One log, which the other process writes."""
+
+    def __init__(self, files: FileQueue, number: int) -> None:
+        self._files = files
+        self._number = number
+
+    def write(self, data: bytes) -> None:
+        """Append."""
+        self._files.append(self._number, data)
+
+    def close(self) -> None:
+        """End it."""
+        self._files.close_log(self._number)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that is written is kept."""
+        return self._files.keeps_logs
+
+
+class FileQueue:
+    """Our side of the socket to that process, which takes `serve` of its module; without one, everything is dropped."""
+
+    def __init__(
+        self, sock: socket.socket | None = None, shared: int = -1, pid: int = 0, listener: socket.socket | None = None
+    ) -> None:
+        """`shared` is a file in memory: what the writer has done, and what is left for it when the agent ends before it.
+
+        `listener` is the socket of the run: the writer, which has it too, gives it a name on the disk.
+        """
+        self.pid = pid  # of the writer; 0: there is none
+        self.listener = listener
+        self._sock = sock
+        self._shared = shared
+        self._buffer = SendBuffer(sock.sendmsg) if sock is not None else SendBuffer(lambda _: 0)
+        self._replies = Decoder(LONGEST_REPLY)
+        self._handed_over = 0  # bytes, ever
+        self._seen = b""  # of the writer's progress, at the last look
+        self._rechecks = False
+        self._loop: Loop | None = None
+        self._timer: Timer | None = None  # to look whether there is progress
+        self._logs = 0  # numbers given
+        self._missing: Counter[int] = Counter()  # bytes that were dropped of a log since it last took any
+        self._ending = False
+        self.replied: Callable[[Reply], None] = lambda _: None  # is called with each reply but the next one
+        self.listening: Callable[[Reply], None] = lambda _: None  # is called when connections to `listener` can come
+        self.dropped_lines = 0
+        self.hangs = False  # the disk: there was no progress for long
+        self.has_hung = False  # ever
+        self.fails = False  # a log could not be written
+
+    # --- what is written
+
+    def open_log(self, data: bytes) -> Log:
+        """Open a log; `data` is the content of the message."""
+        self._logs += 1
+        self.put(OPEN, data, self._logs)
+        return Log(self, self._logs)
+
+    def append(self, log: int, data: bytes) -> None:
+        """Append to a log; drop it if too much waits, from then on until all of that is gone."""
+        if self._missing or self.size + len(data) > LIMIT or self._sock is None:
+            self._missing[log] += len(data)
+            self.dropped_lines += data.count(b"\n")
+        else:
+            self.put(WRITE, data, log)
+
+    def close_log(self, log: int) -> None:
+        """End a log, and say in it what is missing at its end."""
+        self._note_missing(log)
+        self.put(CLOSE, b"", log)
+
+    def _note_missing(self, log: int) -> None:
+        if log in self._missing:
+            self.put(MISSING, b"%d" % self._missing.pop(log), log)
+
+    def put(self, kind: bytes, data: bytes = b"", log: int = 0) -> None:
+        """Send a message to the writer, or keep the message until there is room."""
+        if self._sock is None or (kind == EVENT and self.size > LIMIT + _ROOM):
+            return
+        self._handed_over += HEADER + len(data)
+        try:
+            self._buffer.put(header(kind, log, len(data)), data)
+        except OSError:
+            self.receive()  # it may have said why, before its end
+            return
+        self._watch()
+        if kind != SAMPLE:  # samples alone are no reason to wake; what comes next finds out whether the disk hangs
+            self._expect_progress()
+
+    @property
+    def size(self) -> int:
+        """The bytes that wait here."""
+        return self._buffer.size
+
+    def _flush(self) -> None:
+        try:
+            self._buffer.flush()
+            if not self.size:
+                for log in tuple(self._missing):
+                    self._note_missing(log)
+        except OSError:
+            self._lose_writer()
+
+    # --- the loop
+
+    def attach(self, loop: Loop) -> None:
+        """Have the loop of this process take replies, and send what waits."""
+        self._loop, self._timer = loop, loop.timer(None, self._on_time)
+        if self._sock is not None:
+            loop.watch(self._sock, self._on_ready)
+            self._watch()
+            self._expect_progress()
+
+    def _watch(self) -> None:
+        if self._loop is not None and self._sock is not None:
+            self._loop.watch(self._sock, self._on_ready, loops.READ | loops.WRITE if self.size else loops.READ)
+
+    def _on_ready(self) -> None:
+        """Take the replies of the writer, and send what waits for the writer. Called by the loop."""
+        self.receive()
+        if self._sock is not None and self.size:
+            self._flush()
+            if self.hangs:
+                self._on_time()
+        self._watch()
+
+    def receive(self) -> None:
+        """Take the replies that have come."""
+        try:
+            while self._sock is not None:
+                data = self._sock.recv(1 << 16)
+                if not data:
+                    self._lose_writer()
+                self._replies.feed(data)
+                while (found := self._replies.take()) is not None:
+                    reply = values_of(found)
+                    (self.listening if "listening" in reply else self.replied)(reply)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lose_writer()
+
+    def _expect_progress(self) -> None:
+        """Look in a while whether the writer has done anything; where the disk hangs, look now."""
+        if self._loop is None or self._timer is None or self._sock is None:
+            return
+        if self.hangs:
+            self._on_time()
+        elif not self._timer.is_set and self._handed_over:
+            self._seen = os.pread(self._shared, PROGRESS, 0)
+            self._timer.set(self._loop.now() + HANG_TIMEOUT)
+
+    def _on_time(self) -> None:
+        """See whether the writer has done anything since the last look."""
+        assert self._loop is not None
+        assert self._timer is not None
+        progress, before = os.pread(self._shared, PROGRESS, 0), self._seen
+        self._seen, now = progress, self._loop.now()
+        if int.from_bytes(progress[:8], "little") == self._handed_over:
+            self.hangs = False
+            self._timer.cancel()
+        elif progress != before:
+            self.hangs = False
+            self._timer.set(now + HANG_TIMEOUT)
+        elif not self.hangs and not self._rechecks:
+            self._rechecks = True
+            self._timer.set(now + RECHECK)
+            return
+        elif not self.hangs:
+            self.hangs = self.has_hung = True
+            self._timer.cancel()
+        self._rechecks = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a process that takes what is put here."""
+        return self._sock is not None
+
+    @property
+    def keeps_logs(self) -> bool:
+        """Whether all that is written to logs is kept."""
+        return self._sock is not None and not (self.fails or self.hangs or self._missing)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the workers' pipes should be left alone: the disk is slower than they are."""
+        return self.size > HOLD and not self.hangs
+
+    # --- the end
+
+    def end(self) -> None:
+        """Have the writer end when it has written all."""
+        self._ending = True
+        self.put(END)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has not, and the disk does not hang."""
+        if self.hangs and self._sock is not None:
+            self._on_time()
+        return self._sock is not None and not self.hangs
+
+    def leave(self) -> None:
+        """Leave what waits to the writer: it takes that if the disk ever answers."""
+        if self._sock is None:
+            return
+        at = PROGRESS
+        for block in self._buffer.take():
+            at += os.pwrite(self._shared, block, at)
+        self.close()
+
+    def _lose_writer(self) -> None:
+        if not self._ending:
+            who = f"the process that writes the logs{f' (pid {self.pid})' if self.pid else ''}"
+            self.replied({"problem": f"{who} has ended, perhaps killed: output is shown, but no longer kept"})
+        self.close()
+
+    def close(self) -> None:
+        """Close our side, which the writer sees."""
+        if self._sock is None:
+            return
+        if self._loop is not None and self._timer is not None:
+            self._loop.unwatch(self._sock)
+            self._timer.cancel()
+        self._sock.close()
+        os.close(self._shared)
+        self._sock, self.hangs = None, False
+        self.pid = 0
+        self._buffer.take()

@@ -1,0 +1,259 @@
+"""The process that writes the files of a run, and may hang with their disk in place of the agent. Decides nothing.
+
+It takes the messages of `record/file_queue.py` in their order, does what each asks for, and notes that it has. It ends at
+the agent's request or with the agent, after all that was handed over or left to it; one that hangs then outlives the agent.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import marshal
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.record import file_queue, folders, old_runs, run_socket
+from ddplaunch.record.log import BoundedLog, LogTimes
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+TIDY_AFTER = 1.0  # seconds: most jobs have started all their workers by then
+
+_GONE = "the log folder did not answer"
+
+
+def run(sock: int, shared: int, listener: int = -1) -> None:
+    """Be that process: take messages from this socket until there are no more, and note in this file what is done.
+
+    `listener` is the socket of the run, which the agent has too. The first socket is closed at the end: this process needs
+    another while for its own, which is not waited for.
+    """
+    writer = _Writer(sock, shared, listener)
+    try:
+        writer.run()
+    except Exception as error:  # noqa: BLE001 - a bug of ours, which this process has no stderr to show
+        import traceback  # takes a few ms
+
+        found = "".join(traceback.format_exception(error))
+        writer.reply(problem=f"the process that writes the logs has failed: {found}")
+    os.close(sock)
+
+
+class _Writer:
+    """The files that are open, and how much is done."""
+
+    def __init__(self, sock: int, shared: int, listener: int) -> None:
+        """Take messages from `sock`; `shared` is the memory in which the agent reads how far the writer is."""
+        self._sock = sock
+        self._shared = shared
+        self._listener = listener
+        self._done = 0  # bytes
+        self._steps = 0
+        self._path = ""
+        # everything is done by this, never by a path: others may have put another folder in its place
+        self._folder = -1
+        self._events = -1
+        self._samples: dict[str, int] = {}  # by name
+        self._logs: dict[int, BoundedLog] = {}
+        self._times: LogTimes | None = None
+        self._socket: tuple[int, str] | None = None  # the folder and the name of the socket of the run
+        self._tidying: Iterator[str | None] | None = None
+        self._tidies_at = 0.0  # monotonic
+
+    def run(self) -> None:
+        """Carry out every message."""
+        with open(os.dup(self._sock), "rb") as messages, open(os.dup(self._shared), "rb") as left:
+            os.lseek(left.fileno(), file_queue.PROGRESS, os.SEEK_SET)
+
+            def read(size: int) -> bytes:
+                data = messages.read(size)
+                return data if len(data) == size else data + left.read(size - len(data))
+
+            while True:
+                self._tidy(messages)
+                if len(header := read(file_queue.HEADER)) < file_queue.HEADER:
+                    break
+                kind, log, size = file_queue.parse(header)
+                if kind == file_queue.END:
+                    break
+                data = read(size)
+                if len(data) == size:
+                    self._do(kind, log, data)
+                self._note_done(file_queue.HEADER + size)
+        if self._socket is not None:
+            folder, name = self._socket
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+        for number in tuple(self._logs):
+            self._close_log(number)
+
+    def _note_done(self, size: int) -> None:
+        self._done += size
+        self._steps += 1
+        os.pwrite(self._shared, self._done.to_bytes(8, "little") + self._steps.to_bytes(8, "little"), 0)
+
+    def _do(self, kind: bytes, log: int, data: bytes) -> None:
+        """Carry out one message of the agent; an error of the disk is reported, and the job goes on."""
+        try:
+            if kind == file_queue.MAKE:
+                self._make(**marshal.loads(data))
+            elif kind == file_queue.OPEN and self._folder >= 0:
+                self._open_log(log, **marshal.loads(data))
+            elif kind == file_queue.WRITE and log in self._logs:
+                self._write_log(log, lambda file: file.write(data))
+            elif kind == file_queue.MISSING and log in self._logs:
+                self._write_log(log, lambda file: file.note_missing(int(data), _GONE))
+            elif kind == file_queue.CLOSE and log in self._logs:
+                self._close_log(log)
+            elif kind == file_queue.EVENT:
+                self._append(self._events, "events.jsonl", json.dumps(marshal.loads(data)))
+            elif kind == file_queue.SAMPLE:
+                name, values = marshal.loads(data)
+                if name not in self._samples and self._folder >= 0:
+                    self._samples[name] = self._create(name, os.O_APPEND)
+                self._append(self._samples.get(name, -1), name, json.dumps(values, separators=(",", ":")))
+            elif kind == file_queue.LISTEN:
+                self._listen(**marshal.loads(data))
+            elif kind == file_queue.REMOVE:
+                with suppress(OSError):
+                    os.unlink(data)
+            elif kind == file_queue.JSON:
+                name, values = marshal.loads(data)
+                self._replace(name, json.dumps(values, indent=1).encode() + b"\n")
+            elif kind == file_queue.REPLACE:
+                where, _, content = data.partition(b"\n")
+                self._replace(where.decode(), content)
+        except OSError as error:
+            path = os.path.join(self._path, error.filename or "").rstrip("/")
+            self.reply(problem=f"{error.strerror}: {path}: the run folder will not be complete")
+
+    def reply(self, **values: Any) -> None:
+        """Send the agent a reply, if it is there."""
+        with suppress(OSError):  # the agent has ended
+            os.write(self._sock, file_queue.reply(**values))
+
+    # --- the folder
+
+    def _make(self, root: str, name: str, runs: str | None, keep: int) -> None:
+        """Make the folder of this run; those in `runs` are kept for so many days."""
+        try:
+            self._path, self._folder = folders.make(root, name)
+            unsafe = folders.replaceable_by(self._path)
+            self._events = self._create("events.jsonl", os.O_APPEND)
+        except OSError as error:
+            self._folder = -1
+            self.reply(none=f"no logs are kept: {error.strerror}: {error.filename}")
+            return
+        folders.lock(self._events)
+        self._times = LogTimes(self._folder)
+        self.reply(made=self._path, unsafe=unsafe)
+        if runs is not None:
+            # where no job has lasted long enough, short ones have to do it
+            is_due = time.time() - old_runs.last_tidied(runs) > old_runs.DAY
+            self._tidies_at = time.monotonic() + (0 if is_due else TIDY_AFTER)
+            self._tidying = old_runs.tidy(runs, keep)
+
+    def _tidy(self, messages: BufferedReader) -> None:
+        """Remove old runs while no message waits, one file at a time, so that no job begins or ends later for them."""
+        if self._tidying is None:
+            return
+        sock = messages.fileno()
+        os.set_blocking(sock, False)  # what was read before may hold the next message, or none
+        try:
+            while not messages.peek(1):
+                if select.select([sock], [], [], max(0.0, self._tidies_at - time.monotonic()))[0]:
+                    break
+                if (said := next(self._tidying)) is not None:
+                    self.reply(notice=said)
+        except Exception:  # noqa: BLE001 - the end of the tidying, or a bug in it, which must not cost this run its logs
+            self._tidying = None
+        os.set_blocking(sock, True)
+
+    def _listen(self, name: str, in_folder: bool) -> None:
+        """Bind the socket of the run in its folder, or, where that fails, by this name in the folder of all sockets."""
+        listener = socket.socket(fileno=self._listener)
+        if in_folder and self._folder >= 0:
+            with suppress(OSError):  # the file system has no sockets
+                run_socket.listen(listener, self._folder, run_socket.NAME)
+                self._socket = self._folder, run_socket.NAME
+        if self._socket is None:
+            with suppress(OSError):
+                folder = run_socket.open_runtime_folder(make=True)
+                run_socket.listen(listener, folder, name)
+                self._socket = folder, name
+        listener.close()  # the agent has it too, and is to be the last to close it
+        if self._socket is not None:
+            self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{self._socket[0]}"), name=self._socket[1])
+        elif why := run_socket.problem():
+            self.reply(listening=False, why=why)
+
+    def _create(self, name: str, flags: int = 0) -> int:
+        """Create a file of the folder, which is not there yet, and give its descriptor."""
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return os.open(name, new | flags, 0o600, dir_fd=self._folder)
+
+    def _make_above(self, name: str) -> None:
+        """Make the folders in which this file lies. The whole folder, if it was removed, stays removed."""
+        for depth, character in enumerate(name):
+            if character == "/":
+                with suppress(FileExistsError):
+                    os.mkdir(name[:depth], 0o700, dir_fd=self._folder)
+
+    def _append(self, file: int, name: str, text: str) -> None:
+        """Append a line to a file."""
+        if file < 0:
+            return
+        line = text.encode() + b"\n"
+        written = os.write(file, line)
+        if written < len(line):  # the disk is full; readers of the file find whole lines only
+            os.ftruncate(file, os.fstat(file).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self._path}/{name}")
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Write one file, whole or not at all: under another name first, then renamed."""
+        if self._folder < 0:
+            return
+        self._make_above(name)
+        new = f"{name}.new"
+        try:
+            with open(self._create(new), "wb") as file:
+                file.write(content)
+            os.replace(new, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(new, dir_fd=self._folder)
+            raise
+
+    # --- logs
+
+    def _open_log(self, number: int, name: str, limit: int | None) -> None:
+        self._make_above(name)
+        self._logs[number] = log = BoundedLog(name, limit, folder=self._folder)
+        self._note_error(log)
+
+    def _write_log(self, number: int, write: Callable[[BoundedLog], None]) -> None:
+        log = self._logs[number]
+        if self._times is not None:
+            self._times.note(*log.end, time.time())
+        before = log.error
+        write(log)
+        if before is None:
+            self._note_error(log)
+
+    def _close_log(self, number: int) -> None:
+        log = self._logs.pop(number)
+        before = log.error
+        log.close(copied=lambda: self._note_done(0))  # a disk that is slow does not hang
+        if before is None:
+            self._note_error(log)
+
+    def _note_error(self, log: BoundedLog) -> None:
+        if log.error is not None:
+            where = f"{self._path}/{log.path}"
+            self.reply(problem=f"{log.error.strerror}: {where}: output is shown, but no longer kept", fails=True)

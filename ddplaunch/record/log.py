@@ -1,0 +1,220 @@
+"""One worker's log file with an upper size, and when what was written to it.
+
+The beginning and the end of a log are kept, the middle is dropped. Nothing is buffered: what `write` took is in the file, even if
+this process is killed the moment after. It never raises OSError: a log that cannot be written any more keeps the reason in
+`error` and takes no more.
+
+Logs hold what workers write and nothing else, so the times are in a file beside them, `log-times`. Its lines are "SECONDS OFFSET
+NAME": at this time, since 1970, the log NAME had OFFSET bytes. `ddplaunch logs --since` reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+
+from ddplaunch.system.process.files import open_regular
+
+DEFAULT_LIMIT = 2**30  # bytes
+_PIECE = 2**20  # bytes copied at once
+
+
+class _File:
+    """A file that is only appended to, and what is known of its end."""
+
+    def __init__(self, path: str, folder: int | None) -> None:
+        self.path = path
+        self._folder = folder
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(path, flags, 0o600, dir_fd=folder)
+        self.size = os.fstat(self.fd).st_size
+        self.midline = self.size > 0 and os.pread(self.fd, 1, self.size - 1) != b"\n"
+
+    def append(self, data: bytes) -> None:
+        """Write all of it; after an OSError `size` tells how much was written."""
+        view = memoryview(data)
+        while view:
+            written = os.write(self.fd, view)
+            self.size += written
+            self.midline = view[written - 1] != ord("\n")
+            view = view[written:]
+
+    def cut(self, data: bytes, start: int, room: int) -> int:
+        """Where to stop in data for not more than this room, at the end of a line if possible."""
+        if len(data) - start <= room:
+            return len(data)
+        line_end = data.rfind(b"\n", start, start + max(0, room)) + 1
+        if line_end:
+            return line_end
+        # a line that has not begun here goes to the next file whole, unless it is too long for any
+        return start if self.size and not self.midline else start + max(0, room)
+
+    def remove(self) -> None:
+        """Close and unlink, if the name still exists."""
+        os.close(self.fd)
+        with suppress(FileNotFoundError):
+            os.unlink(self.path, dir_fd=self._folder)
+
+
+class BoundedLog:
+    """A log of at most `limit` bytes, plus a line with the number of those left out.
+
+    The first half of the limit goes to the file itself, what follows to segments beside it, PATH.tail-1, PATH.tail-2
+    and so on, each at most a sixth of the limit; only the last two exist. `close` appends them to the file: so
+    the copies, too, stay within the limit. Cuts are made between lines where there are any.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], limit: int | None = DEFAULT_LIMIT, *, folder: int | None = None
+    ) -> None:
+        """Open for appending, with mode 0600 if the file is new; limit None: unbounded. A failure is in `error` afterwards.
+
+        `folder` is a descriptor of what a relative path is relative to; a link is never followed.
+        What is there already counts for the first half; a file beyond it grows by a third of the limit at most.
+        """
+        self.error: OSError | None = None  # the first one; nothing was written since
+        self.path = os.fspath(path)
+        self._folder = folder
+        self._limit = limit
+        self._files: list[_File] = []  # the file itself and at most two segments; the last one is written to
+        self._segments = 0  # begun so far
+        self._dropped = 0  # bytes between the file's own and those of the segments
+        self._lost = 0  # bytes that came after the error
+        try:
+            self._files.append(_File(self.path, folder))
+        except OSError as error:
+            self.error = error
+
+    def write(self, data: bytes) -> None:
+        """Append; after an error or after close, drop."""
+        start = 0
+        try:
+            while start < len(data) and self._files and self.error is None:
+                file = self._files[-1]
+                end = file.cut(data, start, self._room(file, len(data)))
+                if end > start:
+                    before = file.size
+                    try:
+                        file.append(data[start:end])
+                    finally:
+                        start += file.size - before
+                else:  # begin a segment
+                    if len(self._files) == 3:
+                        oldest = self._files.pop(1)
+                        self._dropped += oldest.size
+                        oldest.remove()
+                    self._segments += 1
+                    self._files.append(_File(f"{self.path}.tail-{self._segments}", self._folder))
+        except OSError as error:
+            self.error = error
+        self._lost += len(data) - start
+
+    @property
+    def end(self) -> tuple[str, int]:
+        """The file, the log itself or a segment, that is written to next, and its size."""
+        return (self._files[-1].path, self._files[-1].size) if self._files else (self.path, 0)
+
+    def _room(self, file: _File, enough: int) -> int:
+        if self._limit is None:
+            return enough
+        share = self._limit // 2 if file is self._files[0] else max(1, self._limit // 6)
+        return share - file.size
+
+    def note_missing(self, size: int, why: str) -> None:
+        """Say in its place that so many bytes are missing here."""
+        if self._files and self.error is None:
+            try:
+                self._note(self._files[-1], f"{size} bytes are missing here: {why}")
+            except OSError as error:
+                self.error = error
+
+    def close(self, copied: Callable[[], None] = lambda: None) -> None:
+        """Append the segments to the file, and note what is missing where; call `copied` after each piece."""
+        try:
+            self._join(copied)
+        except OSError as error:  # segments that could not be joined stay where they are
+            self.error = self.error or error
+        for file in self._files:
+            try:
+                os.close(file.fd)
+            except OSError as error:  # network file systems report a full disk here
+                self.error = self.error or error
+        self._files.clear()
+
+    def _join(self, copied: Callable[[], None]) -> None:
+        """Append the later segments to the first, with a note on the bytes that are left out between them."""
+        if not self._files:
+            return
+        whole = self._files[0]
+        if self._dropped:
+            self._note(whole, f"{self._dropped} bytes are left out here: the log had reached its limit")
+        while len(self._files) > 1:
+            source, before = self._files[1], whole.size
+            try:
+                for offset in range(0, source.size, _PIECE):
+                    whole.append(os.pread(source.fd, min(_PIECE, source.size - offset), offset))
+                    copied()
+            except OSError:  # the disk is full: the segment stays, and nothing of it stands there twice
+                os.ftruncate(whole.fd, before)
+                raise
+            self._files.pop(1).remove()
+        if self._lost:
+            self._note(whole, f"{self._lost} bytes are missing here: {self.error.strerror if self.error else 'closed'}")
+
+    def _note(self, file: _File, text: str) -> None:
+        file.append(b"%b[ddplaunch: %b]\n" % (b"\n" if file.midline else b"", text.encode()))
+
+
+# --- when what was written
+
+TIMES = "log-times"
+INTERVAL = 10.0  # seconds between two lines about one log, at first
+_MOST = 64 << 20  # bytes that are read: far more than a run of months has
+_DOUBLES = 4 << 20  # bytes of the file after each of which that doubles, so that it stays small in a run of months
+
+
+class LogTimes:
+    """The writing side; what it cannot write is missing, and `--since` shows more than was asked for."""
+
+    def __init__(self, folder: int) -> None:
+        """In the folder of this descriptor."""
+        self._size = 0
+        self._noted: dict[str, float] = {}  # when each log was noted last
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(TIMES, flags, 0o600, dir_fd=folder)
+        except OSError:
+            self._fd = -1
+
+    def note(self, name: str, offset: int, at: float) -> None:
+        """Note, unless that was done not long ago, that this log is written to."""
+        interval = INTERVAL * 2 ** (self._size // _DOUBLES)
+        if self._fd < 0 or 0 <= at - self._noted.get(name, -1e12) < interval:
+            return
+        self._noted[name] = at
+        try:
+            self._size += os.write(self._fd, b"%d %d %b\n" % (at, offset, os.fsencode(name)))
+        except OSError:  # a full disk is reported where the logs themselves are written
+            self._fd = -1
+
+
+def offset_at(folder: str, name: str, at: float) -> int:
+    """Return an offset in a log before which all was written before this time; 0 if that is not known."""
+    return _offsets_at(folder, at).get(os.fsencode(name), 0)
+
+
+@cache  # there may be thousands of logs, and lines of all of them in one file; what was written before that time stays
+def _offsets_at(folder: str, at: float) -> Mapping[bytes, int]:
+    """Return how long each log was at a time, by name, as the file of times says."""
+    offsets: dict[bytes, int] = {}
+    try:
+        with open_regular(f"{folder}/{TIMES}") as file:
+            for line in file.read(_MOST).split(b"\n"):
+                match line.split(b" ", 2):
+                    case [when, size, name] if when.isdigit() and size.isdigit() and int(when) <= at:
+                        offsets[name] = max(offsets.get(name, 0), int(size))
+    except (OSError, ValueError):  # ValueError: a number of thousands of digits
+        pass
+    return offsets

@@ -1,0 +1,314 @@
+"""Which runs stay on the disk, and for how long: removes the others and remembers when. Other jobs may be doing the same.
+
+A run goes once it is older than `--keep-runs` days. Of those older than a day, so many go that the others have 2 GiB together:
+first short ones that did not fail, then the oldest. A younger one goes only where the disk is almost full.
+
+Only a folder that is a run ever goes: what a user keeps beside runs, or has renamed, is not ours.
+
+One node with a wrong clock would remove the runs of all that share its home. So nothing goes for its age unless two clocks agree:
+that of this node and that of the disk. These may be the same one, so that a leap of many days since a job looked here last has to
+be confirmed by a job on a later day.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Generator, Mapping
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.record.folders import goes_on, parts_of, short
+from ddplaunch.system.process.files import open_regular, remove, replaced, time_of_disk
+from ddplaunch.system.words import count, duration
+
+DAY = 86400.0  # seconds
+ROOM = 2 << 30  # bytes of all runs older than a day
+AGAIN_AFTER = 3600.0  # seconds: no job need look again at thousands of runs that another has just looked at
+
+SKEW = 3600.0  # seconds by which two clocks may differ that agree
+LEAP = 14 * DAY  # a time in which no job has looked here, which is as likely that of a clock that is wrong
+_KEEP_ALL = "`--keep-runs 0` keeps all runs at any time"
+
+_COUNTS_FOR = 256 << 10  # bytes, at least: so many that they are slow to list are too many however small each is
+_LONG = 600.0  # seconds
+_FREE = 1 << 30  # bytes that should be free on the disk, or a twentieth of it if that is less
+_WORTH_IT = 1 << 20  # bytes: smaller runs do not make room
+_HEAD = 1 << 14  # bytes of a file of events in which the start of the job stands
+_SUMMARY = 1 << 20  # bytes
+_WELL = ("finished", "signalled")
+# what JSON raises, and the use of what it holds, where a program has written into our files
+_NO_EVENT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+_GOING = ".removed-"  # how the name of a run begins that is being removed; no name of a run begins with a dot
+_LIST = "removed-runs"
+_LONGEST_LIST = 1 << 20  # bytes
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A run in the folder of all runs."""
+
+    name: str
+    written: float  # when, in seconds since 1970
+    matters: bool  # it took long, or failed
+    size: int = 0  # bytes, _COUNTS_FOR at least
+
+
+class Removal(Struct, frozen=True):
+    """When a run was removed, and why."""
+
+    name: str
+    date: str
+    why: str
+
+
+def last_tidied(runs: str) -> float:
+    """Return when a job has last looked at all runs in this folder, in seconds since 1970; 0: never."""
+    try:
+        return os.stat(_marker(runs)).st_mtime
+    except OSError:
+        return 0.0
+
+
+class Looks(Struct, frozen=True):
+    """When jobs have looked here, by the clock of the disk, in seconds since 1970. It stands in the marker."""
+
+    last: float = 0.0  # 0: never
+    leapt: float = 0.0  # the first look after a leap of the clock, as long as that is not confirmed; 0: there was none
+
+
+def doubt(now: float, of_disk: float, looks: Looks) -> tuple[str, Looks]:
+    """Return why nothing may be removed for its age, and the looks with this one; "" if the clocks agree. Pure."""
+    ahead = now - of_disk
+    if abs(ahead) > SKEW:
+        which = "ahead of" if ahead > 0 else "behind"
+        return f"the clock of this node is {duration(abs(ahead))} {which} that of their disk", looks
+    leap = of_disk - looks.last
+    if looks.last and not -SKEW <= leap <= LEAP:
+        since = f"{duration(abs(leap))} {'after' if leap > 0 else 'before'} the last job here, by its clock"
+        return f"this is {since}. If the clock is right, old runs go from tomorrow on", Looks(of_disk, of_disk)
+    if looks.leapt and 0 <= of_disk - looks.leapt < DAY:
+        return "the clock has leapt by many days since yesterday", Looks(of_disk, looks.leapt)
+    return "", Looks(of_disk)
+
+
+def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
+    """Remove the runs in this folder that are no longer kept, in small steps; all are kept if `days` is 0.
+
+    Yield what the user is to be told: what was removed, or why nothing was; None between.
+
+    Raises OSError.
+    """
+    before = last_tidied(runs)
+    if not days or (0 <= time.time() - before < AGAIN_AFTER and not _is_full(runs)):
+        return
+    marker = os.open(_marker(runs), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # another job is at it
+        except OSError:
+            pass  # a file system without locks: two jobs may do the same at once
+        _shorten_list(runs)
+        why, looks = doubt(time.time(), time_of_disk(os.path.dirname(runs)), _looks(marker, before))
+        if why:
+            yield f"no old runs are removed: {why}. {_KEEP_ALL}"
+        os.pwrite(marker, b"%017.3f %017.3f\n" % (looks.last, looks.leapt), 0)
+        if not (why and before):
+            os.utime(marker, (before, before))  # a job that is too short to look at all runs leaves it so
+        gone = yield from _tidy(runs, days, by_age=not why)
+        if gone:
+            yield f"removed {count(gone, 'run')} no longer kept (--keep-runs {days}); `ddplaunch logs RUN` says why"
+        if not why:
+            os.utime(marker)
+    finally:
+        os.close(marker)
+
+
+def _looks(marker: int, tidied: float) -> Looks:
+    """Return the content of the marker. An older version left the marker empty, and wrote the file when it had `tidied`."""
+    with suppress(ValueError):
+        if found := os.pread(marker, 100, 0).split()[:2]:
+            return Looks(*map(float, found))
+    return Looks(tidied)
+
+
+def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
+    """Remove runs that are too old, too large together, or in the way of a full disk; return how many. Yield between steps.
+
+    Without `by_age`, only a full disk is a reason: which runs go then, the clock of the disk alone decides.
+    """
+    now, gone = time.time(), 0
+    names = os.listdir(runs)
+    # from another one each time: jobs that are too short to look at all of them look at some
+    first = int.from_bytes(os.urandom(4), "little") % max(1, len(names))
+    young, kept = [], []
+    for name in names[first:] + names[:first]:
+        yield
+        if name.startswith(_GOING):
+            yield from remove(f"{runs}/{name}")
+        elif (run := look(runs, name)) is None:
+            continue
+        elif now - run.written <= DAY:
+            young.append(run)
+        elif not goes_on(f"{runs}/{name}"):
+            run = yield from _measure(runs, run)
+            if now - run.written <= DAY:  # a lock that another host holds is not seen on every file system
+                young.append(run)
+            elif by_age and now - run.written > days * DAY:
+                gone += yield from _remove(runs, run, f"it was older than {days} days")
+            else:
+                kept.append(run)
+    kept.sort(key=_last_to_go)
+    excess = sum(run.size for run in kept) - ROOM if by_age else 0
+    while excess > 0:
+        excess -= kept[-1].size
+        gone += yield from _remove(runs, kept.pop(), f"runs older than a day had more than {ROOM >> 30} GiB")
+    young.sort(key=_last_to_go)
+    for run in reversed([*young, *kept]):
+        if not _is_full(runs):
+            break
+        if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _WORTH_IT:
+            gone += yield from _remove(runs, run, "the disk was almost full")
+    return gone
+
+
+def _last_to_go(run: Run) -> tuple[bool, float]:
+    return not run.matters, -run.written
+
+
+def look(runs: str, name: str) -> Run | None:
+    """Return the run in the folder of this name; None if that is not a run."""
+    folder = f"{runs}/{name}"
+    if os.path.islink(folder) or not os.path.isdir(folder):  # a link may lead to where the user has moved a run
+        return None
+    began, written, ended_well = [], [], []
+    is_named = short(name) != name  # a name that we make; any other may be what a user has renamed a run to
+    for part in parts_of(folder):
+        head, at = _read(f"{part}/events.jsonl", _HEAD)
+        written.append(at)
+        if head or not at:  # else a node was killed before it wrote anything
+            start = _start(head, name)
+            if start is None:
+                return None
+            began.append(start.at)
+            is_named = is_named or start.is_named
+            try:
+                ended_well.append(json.loads(_read(f"{part}/summary.json", _SUMMARY)[0])["why"] in _WELL)
+            except _NO_EVENT:
+                ended_well.append(False)
+    if not began or not is_named:
+        return None
+    matters = not all(ended_well) or max(written) - min(began) >= _LONG
+    return Run(name=name, written=max(written), matters=matters)
+
+
+class _Start(Struct, frozen=True):
+    at: float  # of the first event, in seconds since 1970
+    is_named: bool  # whether an event says that the run has the name of its folder
+
+
+def _start(head: bytes, name: str) -> _Start | None:
+    """Return how the events of a run start; None if they are malformed, or those of a run with another name."""
+    first = None
+    try:
+        for line in head.split(b"\n")[:-1]:
+            event = json.loads(line)
+            if first is None and isinstance(event["event"], str) and event["v"] >= 1 and event["mono"] >= 0:
+                first = float(event["at"])
+            if first is None:
+                return None
+            if event["event"] == "job_started":
+                # the second folder of one name has a number behind it; any other name is one that the user has given
+                base, _, number = name.rpartition(".")
+                is_own = event["run_id"] == name or (number.isdecimal() and event["run_id"] == base)
+                return _Start(first, is_named=True) if is_own else None
+    except _NO_EVENT:
+        pass
+    return None if first is None else _Start(first, is_named=False)
+
+
+def _read(path: str, limit: int) -> tuple[bytes, float]:
+    """Return the first bytes of a regular file of ours and when it was written; 0 if there is none."""
+    try:
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
+            return (file.read(limit), found.st_mtime) if found.st_uid == os.geteuid() else (b"", 0.0)
+    except OSError:
+        return b"", 0.0
+
+
+def _measure(runs: str, run: Run) -> Generator[None, None, Run]:
+    """Return the run with its size and the time of the last write to any of its files; yield after each file.
+
+    Recent writes show that a job of another host goes on, whose lock may not be seen here.
+    """
+    folders, size, written = [f"{runs}/{run.name}"], 0, run.written
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                found = entry.stat(follow_symlinks=False)
+                size += found.st_blocks * 512
+                if stat.S_ISDIR(found.st_mode):
+                    folders.append(entry.path)
+                else:
+                    written = max(written, found.st_mtime)
+                yield
+    return replace(run, size=max(size, _COUNTS_FOR), written=written)
+
+
+def _remove(runs: str, run: Run, why: str) -> Generator[None, None, bool]:
+    """Remove a run and note why in the list of removed runs; yield between files. Return False for one that stays: it goes on."""
+    if goes_on(f"{runs}/{run.name}"):  # a job of the same name may have begun since the run was looked at
+        return False
+    going = f"{runs}/{_GOING}{run.name}"
+    try:
+        os.rename(f"{runs}/{run.name}", going)  # at once, so that no half of a run is ever shown
+    except OSError:
+        return False  # another job has done that, or it is a mount
+    line = f"{time.strftime('%Y-%m-%d')} {run.name} {why}\n".encode()
+    with suppress(OSError):  # the disk is full
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(_list(runs), flags, 0o600), "ab", buffering=0) as file:
+            file.write(line)
+    yield from remove(going)
+    return True
+
+
+def _is_full(folder: str) -> bool:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < min(_FREE, found.f_blocks * found.f_frsize // 20)
+
+
+# --- what was removed
+
+
+def removals(runs: str) -> Mapping[str, Removal]:
+    """Return the latest removals in this folder by the name of the run."""
+    found = {}
+    for line in _read(_list(runs), 2 * _LONGEST_LIST)[0].decode(errors="replace").splitlines():
+        date, _, rest = line.partition(" ")
+        name, _, why = rest.partition(" ")
+        found[name] = Removal(name, date, why)
+    return found
+
+
+def _shorten_list(runs: str) -> None:
+    """Forget the older half of a long list."""
+    content, _ = _read(_list(runs), 2 * _LONGEST_LIST)
+    if len(content) > _LONGEST_LIST:
+        with replaced(_list(runs), 0o600) as file:
+            file.write(content[-_LONGEST_LIST // 2 :].partition(b"\n")[2])
+
+
+def _list(runs: str) -> str:
+    return f"{os.path.dirname(runs)}/{_LIST}"
+
+
+def _marker(runs: str) -> str:
+    return f"{os.path.dirname(runs)}/runs-tidied"

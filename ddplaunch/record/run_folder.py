@@ -1,0 +1,197 @@
+"""The folder of a run: the plan, the events, the logs, the exceptions, the summary. Never fails the job, and touches no disk.
+
+    RUN/plan.json  RUN/events.jsonl  RUN/summary.json  RUN/rank-3.out  RUN/rank-3.err  RUN/errors/0/3.json
+    RUN/stacks/0.txt  RUN/samples.jsonl  RUN/collectives.jsonl  RUN/about.json
+
+The nodes of one job may share a home, so each has such a folder of its own below RUN: RUN/node-0, RUN/node-1.
+
+With --log-dir the logs lie as torchrun lays them: DIR/RUN_ID_xxxx/attempt_0/3/{stdout.log,stderr.log,error.json}.
+
+What is to be written goes over a queue to another process, which hangs in place of this one if the disk does.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ddplaunch.plan import Plan
+from ddplaunch.record.events import VERSION, Event
+from ddplaunch.record.file_queue import EVENT, HOLD, JSON, MAKE, REMOVE, REPLACE, SAMPLE, FileQueue, Log, pack
+from ddplaunch.record.folders import runs_folder
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.words import count
+
+SAMPLES, COLLECTIVES = "samples.jsonl", "collectives.jsonl"
+_ELSEWHERE = "`export XDG_STATE_HOME=FOLDER` or `--log-dir FOLDER` keeps the next ones on another disk"
+LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
+
+
+class RunFolder:
+    """The folder that keeps the record of one run; `path` is None if there is none."""
+
+    def __init__(
+        self,
+        files: FileQueue,
+        root: str = "",
+        name: str = "",
+        *,
+        runs: str | None,
+        torchrun_layout: bool,
+        keep: int = 0,
+    ) -> None:
+        """Have the folder `name` made below `root`, with a number behind a name that is taken; without a name, keep nothing.
+
+        Those in `runs`, the folder of all runs, are kept for `keep` days, 0: for ever.
+        """
+        self.files = files
+        self.path: str | None = f"{root}/{name}" if name else None  # as it will be, until it is made
+        self.is_made = not name  # or never will be
+        self.problem: str | None = None  # the first thing that could not be written, and why
+        self.warning: str | None = None  # about where it lies
+        self.notices: list[str] = []  # what was done with old runs, and is not reported yet
+        self._torchrun_layout = torchrun_layout
+        self._reported_hanging = False
+        if name and not files.is_open:
+            self.path, self.is_made = None, True
+            self.problem = "no logs are kept: there is no room for one more process"
+        elif name:
+            files.replied = self._on_reply
+            files.put(MAKE, pack({"root": root, "name": name, "runs": runs, "keep": keep}))
+
+    @classmethod
+    def none(cls, files: FileQueue, problem: str | None = None) -> RunFolder:
+        """Keep nothing."""
+        folder = cls(files, runs=None, torchrun_layout=False)
+        folder.problem = problem
+        return folder
+
+    def _on_reply(self, reply: Mapping[str, Any]) -> None:
+        """Take a reply of the writer: the folder is made, cannot be made, or has a problem."""
+        match reply:
+            case {"made": path, "unsafe": unsafe}:
+                self.path, self.is_made = path, True
+                if unsafe is not None:
+                    self.warning = f"the folder of the logs may be replaced: {unsafe}"
+            case {"notice": text}:
+                self.notices.append(text)
+            case {"none": problem}:
+                self.path, self.is_made, self.problem = None, True, problem
+                self.files.fails = True
+            case {"problem": problem, **more}:
+                self.problem = self.problem or problem
+                self.files.fails = self.files.fails or "fails" in more
+                if not self.is_made:  # nor will it be: the writer has ended
+                    self.path, self.is_made = None, True
+
+    @property
+    def whole(self) -> str | None:
+        """The path, as long as all that was to be written there was: on a full disk a log may be empty."""
+        return self.path if self.problem is None else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `path` says what it is, as far as that can be known: nothing waits for a disk that hangs."""
+        if not self.is_made:
+            self.files.receive()
+        return self.is_made or self.files.hangs
+
+    def __call__(self, event: Event) -> None:
+        """Append one event."""
+        if self.path is not None:
+            fields = {"v": VERSION, "event": event.name, "at": round(time.time(), 6), "mono": event.mono}
+            self.files.put(EVENT, pack({**fields, **event.fields}))
+
+    def keep_sample(self, name: str, sample: Mapping[str, Any]) -> int:
+        """Append a line to this file, unless the disk hangs or is far behind; return the bytes, roughly."""
+        if self.path is None or self.files.hangs or self.files.size > HOLD:
+            return 0
+        data = pack((name, sample))
+        self.files.put(SAMPLE, data)
+        return len(data)
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one JSON file of the folder, whole or not at all."""
+        if self.path is not None:
+            self.files.put(JSON, pack((name, content)))
+
+    def keep_exception(self, generation: int, rank: int, local_rank: int, content: bytes) -> None:
+        """Write what a worker has recorded of the exception that ended it."""
+        self._keep(f"attempt_{generation}/{local_rank}/error.json", f"errors/{generation}/{rank}.json", content)
+
+    def keep_stacks(self, generation: int, content: bytes) -> None:
+        """Write where the workers of a generation were when they had to end."""
+        self._keep(f"attempt_{generation}/stacks.txt", f"stacks/{generation}.txt", content)
+
+    def _keep(self, name_of_torchrun: str, name: str, content: bytes) -> None:
+        if self.path is not None:
+            own = name_of_torchrun if self._torchrun_layout else name
+            self.files.put(REPLACE, own.encode() + b"\n" + content)
+
+    def remove(self, path: str) -> None:
+        """Remove a file elsewhere, on a disk that may hang as well."""
+        self.files.put(REMOVE, os.fsencode(path))
+
+    def log_names(self, generation: int, rank: int, local_rank: int) -> tuple[str, str]:
+        """Return the names of a worker's stdout and stderr logs in the folder."""
+        if self._torchrun_layout:
+            attempt = f"attempt_{generation}/{local_rank}"
+            return f"{attempt}/stdout.log", f"{attempt}/stderr.log"
+        return f"rank-{rank}.out", f"rank-{rank}.err"
+
+    def open_logs(self, names: tuple[str, str], limit: int | None) -> tuple[Log, Log] | None:
+        """Open two logs of at most `limit` bytes each; None if there is no folder."""
+        if self.path is None:
+            return None
+        out, err = (self.files.open_log(pack({"name": name, "limit": limit})) for name in names)
+        return out, err
+
+    def filtered_names(self, generation: int) -> tuple[str, str]:
+        """Return the names of what torchrun's --duplicate-stdout-filters and --duplicate-stderr-filters write to."""
+        base = f"attempt_{generation}/" if self._torchrun_layout else ""
+        return f"{base}filtered_stdout.log", f"{base}filtered_stderr.log"
+
+    def news(self, on: str) -> str | None:
+        """Return a message if the disk hangs or answers again since the last call, else None; `on` names the host."""
+        if self.files.hangs is self._reported_hanging:
+            return None
+        self._reported_hanging = self.files.hangs
+        if self.files.hangs:
+            what = "its logs wait"
+            if not self.is_made:
+                what += f". `ddplaunch ps`, `stop` and `logs` do not find it: {_ELSEWHERE}"
+            return f"warning: the log folder {self.path}{on} does not answer. The job goes on, and {what}"
+        lines = self.files.dropped_lines
+        dropped = [f"{count(lines, 'line')} of log were dropped meanwhile"] if lines else []
+        return "; ".join([f"the log folder {self.path}{on} answers again", *dropped])
+
+    def leave(self, on: str) -> str | None:
+        """Leave what is not written to the writer, and say so; `on` names the host."""
+        hung = self.files.hangs
+        self.files.leave()
+        if not hung:
+            return None
+        lines = self.files.dropped_lines
+        dropped = f"{count(lines, 'line')} of log dropped; " if lines else ""
+        return (
+            f"warning: the log folder {self.path}{on} does not answer: {dropped}what waits is written if it ever does"
+        )
+
+
+def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue) -> RunFolder:
+    """Have the folder of this run made where --log-dir wants it; return a folder that keeps nothing if none is wanted."""
+    if spec.log_dir == os.devnull:  # torchrun's value for none
+        return RunFolder.none(files)
+    if spec.log_dir:
+        name = f"{spec.rdzv_id or plan.run_id}_{os.urandom(4).hex()}"  # a second run with an equal id gets a name of its own
+        return RunFolder(files, os.path.abspath(spec.log_dir), name, runs=None, torchrun_layout=True)
+    if (runs := runs_folder(env)) is None:
+        return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
+    # homes are often shared, so each node has a folder of its own in that of the run
+    node = None if len(plan.agents) == 1 else f"node-{plan.node_rank}"
+    if len(plan.agents) > plan.nnodes:
+        node = f"rank-{plan.workers[0].rank}"  # a command was started for each rank
+    root, name = (runs, plan.run_id) if node is None else (f"{runs}/{plan.run_id}", node)
+    return RunFolder(files, root, name, runs=runs, torchrun_layout=False, keep=spec.keep_runs)

@@ -1,0 +1,197 @@
+"""Asks the libraries in workers about their collectives: torch's flight recorder in each, and NCCL's RAS service about the job.
+
+torch answers on the Unix socket that worker/distributed.py opens. `parse` is pure and trusts nothing: of what is wrong in an
+answer no more is lost than what it would have said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from itertools import chain, pairwise
+from typing import Any
+
+from ddplaunch.record.seen import Call, Group
+from ddplaunch.system.fields import Malformed, check_density
+
+_MOST_GROUPS = 64  # of a worker
+_MOST_RANKS = 65536  # of a group,
+_MOST_MEMBERS = 1 << 18  # and of all groups of a worker together
+_MOST_CALLS = 16  # of a group that are kept: the last ones
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_LONGEST = 160  # characters of a name or of sizes
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Int": "int32",
+    "Long": "int64",
+}
+
+
+def members_of(path: str) -> Mapping[str, tuple[int, ...]]:
+    """Read which ranks each group has."""
+    try:
+        fd = os.open(f"{path}.groups", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            return parse_members(file.read(1 << 20).decode(errors="replace"))
+    except OSError:
+        return {}
+
+
+def parse_members(text: str) -> dict[str, tuple[int, ...]]:
+    """Return the groups in the file that worker/distributed.py writes: each line has a name and the ranks.
+
+    Which ranks a group has that no job can have, or more of them than are kept of one worker, is not known.
+    """
+    found = {}
+    left = _MOST_MEMBERS
+    for line in text.split("\n"):
+        name, _, written = line.rpartition(" ")
+        ranks = ranks_of(written, min(left, _MOST_RANKS))
+        if ranks:
+            found[name] = ranks
+            left -= len(ranks)
+    return found
+
+
+@lru_cache(maxsize=4096)  # the workers of a node share most groups
+def ranks_of(written: str, most: int) -> tuple[int, ...]:
+    """Return the ranks in a text of ascending ranges: "0-2,4" gives (0, 1, 2, 4); other texts, or too many ranks, give ()."""
+    ranges = []
+    for part in written.split(","):
+        if not (match := _RANGE.fullmatch(part)):
+            return ()
+        low = int(match[1])
+        ranges.append(range(low, int(match[2] or low) + 1))
+    ascends = all(before.stop <= after.start for before, after in pairwise(ranges))
+    if not ascends or not all(ranges) or sum(map(len, ranges)) > most:  # counted before they are made
+        return ()
+    return tuple(chain.from_iterable(ranges))
+
+
+def parse(body: bytes, members: Mapping[str, tuple[int, ...]]) -> list[Group]:
+    """Take the groups and their last calls out of an answer."""
+    answer = _decoded(body)
+    status = _mapping(answer.get("pg_status"))
+    calls: dict[str, list[Call]] = {}
+    titles: dict[str, tuple[str, str]] = {}
+    for fields in _entries(answer):
+        key = str(fields.get("pg_id"))
+        if (call := call_of(fields)) is not None and (key in titles or len(titles) < _MOST_GROUPS):
+            titles.setdefault(key, title_of(fields.get("process_group")))
+            calls.setdefault(key, []).append(call)
+    groups = []
+    for key, (name, title) in titles.items():
+        of_group = _mapping(status.get(key))
+        groups.append(
+            Group(
+                name=name,
+                title=title,
+                members=members.get(name, ()),
+                completed=number_of(of_group.get("last_completed_collective")),
+                calls=_kept(calls[key]),
+            )
+        )
+    return groups
+
+
+def entries_of(body: bytes) -> list[Mapping[str, Any]]:
+    """Take out of an answer what is recorded of each call, oldest first."""
+    return _entries(_decoded(body))
+
+
+def _decoded(body: bytes) -> Mapping[str, Any]:
+    import msgspec  # only what asks workers needs it
+
+    try:
+        check_density(body)
+        return _mapping(msgspec.json.decode(body))
+    except (Malformed, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return {}
+
+
+def _entries(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    entries = answer.get("entries")
+    return [_mapping(entry) for entry in entries] if isinstance(entries, list) else []
+
+
+def _kept(calls: list[Call]) -> tuple[Call, ...]:
+    """The last calls, and the first that is not completed: its rank waits there, whatever it has queued since."""
+    waiting = next((call for call in calls if not call.done), None)
+    kept = calls[-_MOST_CALLS:]
+    return tuple(kept if waiting is None or waiting in kept else [waiting, *kept])
+
+
+def call_of(fields: Mapping[str, Any]) -> Call | None:
+    """Return one entry of torch's flight recorder; None if it is no collective that we know."""
+    is_p2p = fields.get("is_p2p") is True
+    number = number_of(fields.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
+    name = fields.get("profiling_name")
+    if number < 0 or not isinstance(name, str):
+        return None
+    done = fields.get("retired") is True or fields.get("state") == "completed"
+    created = max(0, number_of(fields.get("time_created_ns")))
+    inputs, outputs = (_tensors(fields, side) for side in ("input", "output"))
+    operation = name.partition(":")[2] or name  # "gloo:all_reduce"
+    return Call(
+        number=number,
+        operation=operation[:_LONGEST],
+        inputs=inputs,
+        outputs=outputs,
+        is_p2p=is_p2p,
+        done=done,
+        at=created,
+    )
+
+
+def _tensors(fields: Mapping[str, Any], side: str) -> str:
+    """Write tensors: "float32 [4096, 4096]"."""
+    sizes, dtypes = fields.get(f"{side}_sizes"), fields.get(f"{side}_dtypes")
+    if not isinstance(sizes, list) or not isinstance(dtypes, list):
+        return ""
+    kinds = [_DTYPES.get(str(kind), str(kind).lower()) for kind in dtypes[:4]]
+    shapes = [str(size) for size in sizes[:4]]
+    kind = kinds[0] if len(set(kinds)) == 1 else "/".join(kinds)
+    more = ", ..." if len(sizes) > 4 else ""
+    shape = (
+        f"{len(sizes)} x {shapes[0]}" if len(shapes) > 1 and len({*map(str, sizes)}) == 1 else ", ".join(shapes) + more
+    )
+    return f"{kind} {shape}".strip()[:_LONGEST]
+
+
+def title_of(value: object) -> tuple[str, str]:
+    """The name of a group, and what the program calls it."""
+    name, title = ([*value, "", ""] if isinstance(value, list) else ["", ""])[:2]
+    return str(name)[:_LONGEST], "" if title in ("default_pg", "undefined") else str(title)[:_LONGEST]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def number_of(value: object) -> int:
+    """An integer, which torch writes as a text in places; -1 for none."""
+    try:
+        number = int(value) if isinstance(value, (int, str)) else -1
+    except ValueError:
+        return -1
+    return number if -1 <= number < 2**63 else -1
+
+
+# --- RAS knows the state of all communicators, where a worker listens for it: NCCL 2.24 and later. Its protocol is text
+# (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Seen with one rank of NCCL 2.28.9.
+# Its sockets are read from /proc here, without psutil: stacks are taken when things hang, maybe the disk that psutil lies on
+
+
+def _holds(pid: int, inode: str) -> bool:
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{fd}") == f"socket:[{inode}]":
+                    return True
+    return False

@@ -1,0 +1,172 @@
+"""What a command asks of a running job over the socket of the run, and what comes back. Pure: bytes to values and back.
+
+A request and the replies to it are frames of `system/loop/stream.py` without a signature: who may connect is the kernel's
+business. The replies to a question are `Run`, a `NodeReply` for each node, as they come, and `Done`; to `StopRun` they are
+`Run` and, when the job has ended, `RunEnded`; to `Attach` and `Profile` they are `Run`, and `Attached` what the worker says
+then, or `Unreached`. Instead of any of them there may be `RequestRefused`, and from a node that is not node 0 `RunsElsewhere`.
+Where the job was typed, if node 0 is elsewhere, its command replies with a `Run` of its own and `TypedHere`, before all that
+node 0 replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ddplaunch.record.window.questions import Answer, NoAnswer, Question
+from ddplaunch.system.fields import (
+    Duration,
+    Host,
+    Keyword,
+    Line,
+    Malformed,
+    Number,
+    Pace,
+    Piece,
+    Size,
+    Status,
+    Text,
+    decoder,
+    line,
+)
+
+PROTOCOL = 1  # a change that one side cannot do without makes a new one; what only adds a question does not
+
+
+class StopRun(Struct, frozen=True, tag="stop"):
+    """End the job as Ctrl-C does; asked once more, as a second Ctrl-C does."""
+
+
+class Attach(Struct, frozen=True, tag="attach"):
+    """Open a debugger in a worker, which is then at the other end of the connection."""
+
+    rank: Number
+
+
+class Profile(Struct, frozen=True, tag="profile"):
+    """Profile a worker, which is then at the other end of the connection; see worker/profiler.py for what it says there."""
+
+    rank: Number
+
+
+def reached_within(asked: Attach | Profile) -> float:
+    """Return the seconds in which the main thread of a worker has to come by: a profile waits for the end of a long call in C."""
+    return 3.0 if isinstance(asked, Attach) else 20.0
+
+
+class Request(Struct, frozen=True):
+    """What a client sends, once."""
+
+    asked: Question | StopRun | Attach | Profile
+    within: Annotated[float, Meta(ge=0, le=60)] = 2.0  # seconds in which all nodes are to answer
+    protocol: Number = PROTOCOL
+
+
+class Run(Struct, frozen=True, tag="run"):
+    """The job, as its coordinator knows it."""
+
+    run_id: Piece
+    host: Host  # of the coordinator
+    pid: Number  # of its agent
+    folder: Piece  # "": nothing is kept
+    command: Piece  # the program and its arguments
+    phase: Keyword  # rendezvous, running, stopping, pausing, ended, suspended
+    seconds: Duration  # since it began
+    world_size: Number  # 0: not known before all nodes have met
+    nnodes: Number
+    generation: Number
+    restarts: Number
+    max_restarts: Number
+    ddplaunch: Line  # the version
+    steps_per_second: Pace | None = None
+    steps: Size | None = None  # about how many it has made, as its collectives show
+    straggler: Piece = ""  # in a sentence
+    spares: Piece = ""  # the hosts that wait until a node is lost or leaves, between commas
+
+
+class _NodeReply(Struct, frozen=True, tag="node"):
+    node_rank: Number | None  # None: it takes no part in this generation
+    host: Host
+
+
+class NodeReply(_NodeReply, frozen=True, tag="node"):
+    """What one node has answered."""
+
+    answer: Answer
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """All nodes have answered, or have had the time to."""
+
+
+class RunEnded(Struct, frozen=True, tag="ended"):
+    """The job has ended."""
+
+    status: Status
+    why: Keyword
+    text: Text = ""
+
+
+class TypedHere(Struct, frozen=True, tag="typed"):
+    """The job was typed on this host, and the command that was typed passes questions on to node 0, which replies next."""
+
+    hosts: tuple[Piece, ...]  # by node rank, as ssh is told; none if something else starts the agents
+    python: Piece  # on these
+
+
+class RunsElsewhere(Struct, frozen=True, tag="elsewhere"):
+    """This host has a node of the job, and another the coordinator, which answers for all of them."""
+
+    run_id: Piece  # "": not known before all nodes have met
+    host: Host
+    slurm_job: Line = ""  # its id in Slurm; "" for none
+
+
+class Attached(Struct, frozen=True, tag="attached"):
+    """From now on the worker itself replies: to `Attach` with `Said`, and takes lines of text."""
+
+
+class Unreached(Struct, frozen=True, tag="unreached"):
+    """The main thread of the worker has not come by in time: it runs no Python."""
+
+
+class Said(Struct, frozen=True, tag="said"):
+    """What the debugger in a worker writes."""
+
+    text: Text
+    asks: bool = False  # it is a prompt, and a line is waited for
+    ends: bool = False  # the debugger has been left, and the worker goes on
+
+
+class RequestRefused(Struct, frozen=True, tag="refused"):
+    """There will be no answer."""
+
+    reason: Line
+
+
+class _Protocol(Struct):
+    protocol: Number
+
+
+Reply = Run | NodeReply | Done | RunEnded | TypedHere | RunsElsewhere | Attached | Unreached | Said | RequestRefused
+
+encode = msgspec.json.Encoder().encode
+protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)
+for_agent: Callable[[bytes], Request] = decoder(Request)
+_for_client: Callable[[bytes], Reply] = decoder(Reply)
+_without_answer: Callable[[bytes], _NodeReply] = decoder(_NodeReply)
+
+
+def for_client(payload: bytes) -> Reply:
+    """Return the reply; a malformed answer of a node becomes NoAnswer. Raises Malformed: the payload is no reply."""
+    try:
+        return _for_client(payload)
+    except Malformed as error:
+        try:
+            left = _without_answer(payload)
+        except Malformed:
+            raise error from None
+        return NodeReply(left.node_rank, left.host, NoAnswer(line(f"has sent a malformed answer ({error})")))

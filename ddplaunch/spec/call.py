@@ -1,0 +1,79 @@
+"""From the keywords of `launch()` to the options of its job, and to a JobSpec. Starts nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+
+from ddplaunch.spec.job import Given, JobSpec, Source
+from ddplaunch.spec.options import sources
+from ddplaunch.spec.options.resolve import job_spec
+from ddplaunch.spec.options.sources import from_keywords
+from ddplaunch.spec.options.table import BY_NAME
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.own_files import worker_program
+
+CALL = "launch()"
+RUNNER = worker_program("call.py")
+
+_OF_OTHER_HOSTS = (
+    "cluster", "exclude", "hostfile", "hosts", "include", "local_addr", "master_addr", "no_control", "node_rank",
+    "rdzv_backend", "rdzv_conf", "rdzv_endpoint", "rdzv_id", "remote_python", "standalone", "token_file",
+)  # fmt: skip
+_REFUSED = {
+    **dict.fromkeys(("module", "no_python", "python", "run_path"), "a function runs in the interpreter that has it"),
+    **dict.fromkeys(("debug", "debug_on_error", "debugpy"), "the workers of a function have no terminal"),
+    **dict.fromkeys(_OF_OTHER_HOSTS, "the workers of a function run on this machine"),
+}
+# in files and variables these are for commands, and are ignored for functions
+_NOT_OF_FUNCTIONS = frozenset((*_REFUSED, "nnodes", "simulate", "quiet", "verbose"))
+
+
+def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | None) -> list[Given]:
+    """Collect the options of a job: keywords, variables, and the files found from `folder` upward.
+
+    ddplaunch is quiet unless asked otherwise: errors are raised.
+
+    Raises:
+        TypeError: a keyword is no option, or has a value of a wrong type.
+        LaunchError: an option does not apply to functions, or a file is wrong.
+    """
+    typed = list(from_keywords(keywords, call=CALL))
+    for one in typed:
+        if reason := _REFUSED.get(one.name):
+            raise LaunchError(f"{one}: {reason}", hint=f"leave {one.name} out")
+    if not any(one.name == "simulate" for one in typed):
+        several = next((one for one in typed if one.name == "nnodes" and BY_NAME["nnodes"].value(one) != (1, 1)), None)
+        if several is not None:
+            raise LaunchError(
+                f"{several}: the workers of a function run on this machine",
+                hint="add simulate=True for several nodes on this one machine",
+            )
+    elsewhere: Iterable[Given] = sources.from_variables(env)
+    if folder is not None:
+        elsewhere = [*elsewhere, *sources.from_files(folder)[0]]
+    return [
+        *(one for one in elsewhere if one.name not in _NOT_OF_FUNCTIONS),
+        *([] if {"quiet", "verbose"} & keywords.keys() else [_option("quiet", "True")]),
+        _option("cluster", "local"),
+        *typed,
+    ]
+
+
+def spec_of(collected: Iterable[Given]) -> JobSpec:
+    """Resolve the collected options into a JobSpec.
+
+    Raises:
+        LaunchError: a value is invalid, or two of them do not go together.
+    """
+    return job_spec(collected, [RUNNER])
+
+
+def _option(name: str, text: str) -> Given:
+    return Given(name=name, text=text, source=Source.CALL, origin=CALL, form=f"{name}={{}}")
+
+
+def stop_signal(spec: JobSpec) -> signal.Signals:
+    """Return the signal that stops this job: SIGTERM, unless SIGTERM has another meaning for this job."""
+    stops = [signum for signum in spec.stop_signals if signum not in spec.forward_signals]
+    return signal.SIGTERM if signal.SIGTERM in stops or not stops else stops[0]

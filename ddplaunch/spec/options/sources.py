@@ -1,0 +1,220 @@
+"""Collects what was given in variables and configuration files, lowest first. Parses no value, resolves no conflict."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ddplaunch.spec.job import Given, Source
+from ddplaunch.spec.options import token
+from ddplaunch.spec.options.table import BY_NAME, OPTIONS, Option
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.process import disk
+from ddplaunch.system.words import did_you_mean, why_failed
+
+_FILES = {"pyproject.toml": Source.PYPROJECT, "ddplaunch.toml": Source.FILE}
+_TABLE = "[tool.ddplaunch]"
+_LARGEST = 1 << 20  # bytes of a file
+_NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_PORT, token.TASKS_PER_NODE})
+
+
+def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
+    """Take PET_*, DDPLAUNCH_* and torch's variables that have an option; an empty one counts as not set."""
+    for option in OPTIONS:
+        for name, source in option.variables:
+            text = env.get(name, "")
+            if text.strip():
+                text = text if option.verbatim else text.strip()
+                yield Given(name=option.name, text=text, source=source, origin=name, form=f"{name}={{}}")
+
+
+def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield a note on each variable that looks like one of ours and is none; not in a worker, which has others of ours."""
+    if "DDPLAUNCH_RUN_ID" in env:
+        return
+    known = {name for option in OPTIONS for name, _ in option.variables if name.startswith("DDPLAUNCH_")} | _NO_OPTIONS
+    for name in sorted(name for name in env if name.startswith("DDPLAUNCH_") and name not in known):
+        meant = did_you_mean(name, sorted(known), cutoff=0.7)
+        yield f"{name} has no effect: ddplaunch has no such variable" + (f"; did you mean {meant}?" if meant else "")
+
+
+def from_files(folder: str) -> tuple[list[Given], list[str]]:
+    """Return the options in the nearest pyproject.toml with a [tool.ddplaunch] table, then those in the nearest ddplaunch.toml.
+
+    Both are looked for in this folder and above it. Also return remarks on files that are ignored because another user could
+    have left them, as in /tmp: an option may name the interpreter.
+
+    Raises:
+        LaunchError: a file of this user cannot be read, one holds what is not an option, or the disk hangs.
+    """
+    upward = [folder]
+    while (above := os.path.dirname(upward[-1])) != upward[-1]:
+        upward.append(above)
+    what = f"the working directory, in which {' or '.join(_FILES)} may lie,"
+    if not disk.exists([os.path.join(place, file) for place in upward for file in _FILES], what):
+        return [], []
+    return disk.answer(partial(_from_files, upward), folder, what, hint="`cd` to a folder on a disk that works")
+
+
+def _from_files(upward: Sequence[str]) -> tuple[list[Given], list[str]]:
+    """Return what `from_files` returns, from the first folder and all folders above."""
+    given: list[Given] = []
+    remarks: list[str] = []
+    for file, source in _FILES.items():
+        for place in upward:
+            path = os.path.join(place, file)
+            shown = file if place == upward[0] else path
+            try:
+                table = _table(path, source, shown=shown)
+            except _IgnoredError as reason:
+                remarks.append(f"{shown} is ignored: {reason}")
+                continue
+            if table is not None:
+                given += _of_table(table, source, place, shown=shown)
+                break
+    return given, remarks
+
+
+class _IgnoredError(Exception):
+    """Why a file is not for us, as it reads after its name."""
+
+
+def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
+    """Return our part of the file, None if there is none; _IgnoredError if the file is not ours to read."""
+    try:
+        link = os.lstat(path)
+    except OSError:
+        return None
+    owner = link.st_uid
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, which has an effect on some devices
+            raise _IgnoredError("it is not a regular file")
+        # it may be another one by now: a pipe has no writer to wait for
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            opened = os.fstat(file.fileno())
+            owner = opened.st_uid
+            content = file.read(_LARGEST + 1) if stat.S_ISREG(opened.st_mode) else b""
+    except OSError as error:
+        if source is Source.PYPROJECT or owner != os.geteuid():
+            raise _IgnoredError(f"it cannot be read: {why_failed(error)}") from None
+        raise LaunchError(f"cannot read {shown}: {why_failed(error)}") from None
+    if source is Source.PYPROJECT and _TABLE[:-1].encode() not in content:
+        return None  # it is for other tools
+    if others := {link.st_uid, owner} - {0, os.geteuid()}:
+        raise _IgnoredError(f"it belongs to another user ({others.pop()})")
+    if len(content) > _LARGEST:
+        raise _IgnoredError(f"it is larger than {_LARGEST >> 20} MiB")
+    import tomllib  # most jobs have no such file
+
+    try:
+        data: Any = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise LaunchError(f"{shown} is not valid TOML: {error}") from None
+    if source is Source.PYPROJECT:
+        tools = data.get("tool")
+        data = tools.get("ddplaunch") if isinstance(tools, dict) else None
+    if data is not None and not isinstance(data, dict):
+        raise LaunchError(f"{_TABLE} in {shown} is not a table")
+    return data
+
+
+def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str) -> Iterator[Given]:
+    """Yield the options in a table of TOML; paths in the table are relative to its `folder`."""
+    seen: dict[str, str] = {}
+    for key, value in table.items():
+        option = BY_NAME.get(key.replace("-", "_"))
+        if option is None:
+            meant = did_you_mean(key.replace("_", "-"), (known.key for known in OPTIONS))
+            raise LaunchError(
+                f"{key} in {shown} is not an option", hint=f"did you mean `{meant}`?" if meant else "ddplaunch --help"
+            )
+        if option.name in seen:
+            raise LaunchError(f"{seen[option.name]} and {key} in {shown} are the same option", hint="leave one out")
+        seen[option.name] = key
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        texts = _texts(option, value)
+        if texts is None or any(isinstance(item, bool) or not isinstance(item, (str, int, float)) for item in inner):
+            kind = _TOML_TYPES.get(type(value), "a date or a time")
+            raise LaunchError(f"{option.key} in {shown}: expected {_types(option, _IN_TOML)}, not {kind}")
+        quote = '"' if isinstance(value, (str, dict, list)) else ""
+        for text in map(str.lower, texts) if isinstance(value, bool) else texts:
+            is_path = text and option.path and (option.path != "command" or "/" in text)
+            # relative to the file, not to the working directory
+            meant = os.path.normpath(os.path.join(folder, text)) if is_path else text
+            yield Given(
+                name=option.name, text=meant, source=source, origin=shown, form=f"{option.key} = {quote}{{}}{quote}"
+            )
+
+
+def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Given]:
+    """Read keyword arguments; None means that the option is not given. `call` is the name of the function.
+
+    Raises:
+        TypeError: there is no such option, or a value of this type is not one of the option's.
+    """
+    for name, value in keywords.items():
+        option = BY_NAME.get(name)
+        if option is None:
+            meant = did_you_mean(name, BY_NAME)
+            raise TypeError(
+                f"{call} got an unexpected keyword argument {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
+            )
+        if value is not None:
+            if (texts := _texts(option, value)) is None:
+                kind = type(value).__name__
+                raise TypeError(f"{call}: {name}={value!r}: expected {_types(option, _IN_PYTHON)}, not {kind}")
+            for text in texts:
+                yield Given(name=name, text=text, source=Source.CALL, origin=call, form=f"{name}={{}}")
+
+
+# --- values of Python and TOML
+
+# what a flag, the variables of the workers and several values are called
+_IN_PYTHON = "True or False", "a dict of strings", "a list"
+_IN_TOML = "true or false", "a table or an array of strings", "an array"
+_TOML_TYPES = {
+    bool: "a boolean",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    dict: "a table",
+    list: "an array",
+}
+
+
+def _texts(option: Option, value: object) -> list[str] | None:
+    """Return a TOML value as words of a command line; None if the option takes no value of this type."""
+    match value:
+        case bool() if option.is_flag:
+            return [str(value)]
+        case bool() if option.optional is not None:
+            return [option.optional] if value else []
+        case str() | int() if not option.is_flag and not isinstance(value, bool):
+            return [str(value)]
+        case float() if not option.is_flag:  # as times are; what rounds to 0 as Python writes it
+            rounded = round(value, 3)
+            return [f"{rounded:.3f}".rstrip("0").rstrip(".") if rounded or not value else repr(value)]
+        case os.PathLike() if option.path:
+            return [os.fsdecode(value)]
+        case Mapping() if option.name == "env":
+            return [f"{name}={content}" for name, content in value.items()]
+        case list() | tuple() if option.repeatable:
+            return [str(item) for item in value]
+        case list() | tuple() | set() | frozenset() if option.listed:
+            return [",".join(map(str, value))]
+    return None
+
+
+def _types(option: Option, names: tuple[str, str, str]) -> str:
+    """Return which values an option takes."""
+    flag, variables, several = names
+    if option.is_flag:
+        return flag
+    if option.name == "env":
+        return variables
+    if option.optional is not None:
+        return f"{flag.partition(' ')[0]}, a string or a number"
+    return f"a string, a number or {several} of them" if option.listed or option.repeatable else "a string or a number"

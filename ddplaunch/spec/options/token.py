@@ -1,0 +1,100 @@
+"""The secret that authenticates the agents of a job, where the user gives one. It is in no JobSpec and no message."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.words import why_failed
+
+VARIABLE = "DDPLAUNCH_TOKEN"
+# not secret, but for agents only as well: set for a Slurm step that ddplaunch starts
+RDZV_PORT = "DDPLAUNCH_RDZV_PORT"  # of the agents' rendezvous
+TASKS_PER_NODE = "DDPLAUNCH_TASKS_PER_NODE"  # of the batch script, which differ from the step's
+SCREEN = "DDPLAUNCH_SCREEN"  # where srun writes what the step prints
+OPTIONS = (
+    "DDPLAUNCH_OPTIONS_OF_STEP"  # options for the agents whose values may be secret: ps shows arguments to everybody
+)
+STDIN = "DDPLAUNCH_STDIN"  # where the agent on this host gets the stdin of the command
+# and the name of a variable for the workers: may be secret, and ps shows arguments to everybody
+OF_WORKERS = "DDPLAUNCH_FOR_WORKERS_"
+_MIN_LENGTH = 16  # characters; a shorter one is warned of
+_MAX_SIZE = 4096  # characters; a longer file is probably not a token
+
+
+def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
+    """Return the secret of --token-file or DDPLAUNCH_TOKEN, None if there is none; the nearer to the command line wins.
+
+    A file is read once, for it may be a pipe.
+
+    Raises:
+        LaunchError: the file cannot be read or holds no secret, or file and variable hold different ones.
+    """
+    from_variable = env.get(VARIABLE, "").strip() or None
+    origin = spec.origin("token_file")
+    if spec.token_file is None or (from_variable and origin.endswith(".toml")):
+        return from_variable
+    asked = spec.typed("token_file", spec.token_file)
+    from_file = _read(spec.token_file, asked)
+    if from_variable and from_variable != from_file and not origin.startswith("--"):
+        raise LaunchError(f"{asked} and {VARIABLE} hold different secrets", hint="unset one of them")
+    return from_file
+
+
+def weaknesses(spec: JobSpec, secret: str) -> list[str]:
+    """Return what makes the secret easy to learn, a sentence for each weakness."""
+    found = []
+    if len(secret) < _MIN_LENGTH:
+        found.append(
+            f"the token has {len(secret)} characters, and may be guessed: `openssl rand -hex 32` makes a better one"
+        )
+    if spec.token_file is None:
+        return found
+    with suppress(OSError):  # removed meanwhile
+        file, asked = os.stat(spec.token_file), spec.typed("token_file", spec.token_file)
+        if stat.S_ISREG(file.st_mode) and file.st_uid not in (os.geteuid(), 0):
+            found.append(f"{asked}: the file belongs to user {file.st_uid}, who knows the token")
+        if file.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            import shlex  # few jobs need it
+
+            found.append(
+                f"{asked}: every user of this host has access to the file: chmod 600 {shlex.quote(spec.token_file)}"
+            )
+    return found
+
+
+def public(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that workers may see: all but those that are for agents only."""
+    for_agents = (VARIABLE, RDZV_PORT, TASKS_PER_NODE, SCREEN, STDIN, OPTIONS)
+    return {name: value for name, value in env.items() if name not in for_agents and not name.startswith(OF_WORKERS)}
+
+
+def hidden(spec: JobSpec) -> dict[str, str]:
+    """Return the variables by which an agent gets those of --env, --env-file and files for the workers."""
+    return {f"{OF_WORKERS}{name}": value for name, value in spec.env}
+
+
+def unhidden(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the value and the origin of each variable for the workers that an agent has by `hidden`."""
+    for name, value in env.items():
+        if name.startswith(OF_WORKERS):
+            yield name.removeprefix(OF_WORKERS), value, "--env-file"
+
+
+def _read(path: str, asked: str) -> str:
+    """Return the secret in a file; `asked` names the option in errors."""
+    from ddplaunch.spec.options.files import read_text  # few jobs have a file
+
+    try:
+        secret = read_text(path, _MAX_SIZE).strip()
+    except OSError as error:
+        raise LaunchError(f"{asked}: {why_failed(error)}") from None
+    except UnicodeDecodeError:
+        raise LaunchError(f"{asked}: the file is not UTF-8 text") from None
+    if not secret:
+        raise LaunchError(f"{asked}: the file is empty", hint="openssl rand -hex 32 > FILE")
+    return secret

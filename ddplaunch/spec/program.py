@@ -1,0 +1,238 @@
+"""Checks that the program of the workers exists and can be run, before anything starts. Runs and imports nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import zipimport
+from collections.abc import Iterator
+
+from ddplaunch.spec.job import Program, ProgramKind
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.exitcodes import NOT_EXECUTABLE, NOT_FOUND
+from ddplaunch.system.words import did_you_mean
+
+_LOOKED_AT = 1 << 20  # bytes of a script
+_SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
+_TEXTS = (".csv", ".tsv", ".md", ".rst", ".log", ".html", ".xml")
+_SHELL = rb"#!.*\b(ba|da|k|z|fi)?sh\b"
+_ELF = b"\x7fELF"
+_COMPILED_PYTHON = b"\r\n"  # third and fourth byte, of any version
+
+
+def check(program: Program, path: str | None) -> None:
+    """Check the program and its interpreter; `path` is the PATH that the workers will have.
+
+    Raises LaunchError: it does not exist or cannot be run; with status 126 or 127 if it is a command.
+    """
+    match program.kind:
+        case ProgramKind.COMMAND:
+            _check_command(program.target, path)
+            return
+        case ProgramKind.SCRIPT:
+            _check_script(program.target, path, ours=program.python is None)
+        case ProgramKind.MODULE:
+            _check_module(program.target, ours=program.python is None)
+    if program.python is not None:
+        _check_command(program.python, path, hint="--python takes a path, or a name on PATH")
+
+
+def _check_script(target: str, path: str | None, *, ours: bool) -> None:
+    """Check that the script can be read again by every worker, and is Python; `ours`: for our version of Python."""
+    if target == "-":
+        raise LaunchError(
+            "a script cannot come from standard input: every worker would need all of it", hint="write it to a file"
+        )
+    try:
+        mode = os.stat(target).st_mode
+        if stat.S_ISDIR(mode):
+            if not any(os.path.exists(os.path.join(target, main)) for main in ("__main__.py", "__main__.pyc")):
+                raise LaunchError(f"{target} is a directory without __main__.py", hint=_directory_hint(target))
+            return
+        if not stat.S_ISREG(mode):
+            raise LaunchError(
+                f"{target} is not a file that every worker can read from its beginning", hint="write it to a file"
+            )
+        with open(target, "rb") as file:
+            head = file.read(_LOOKED_AT)
+    except (FileNotFoundError, NotADirectoryError):
+        missing = f"{target} does not exist" if target else "the name of the script is empty"
+        if os.path.islink(target):
+            missing = f"{target} is a link to {os.readlink(target)}, which does not exist"
+        raise LaunchError(missing, hint=_missing_hint(target, path)) from None
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or "embedded null byte").lower()  # the only other error of open()
+        raise LaunchError(f"cannot read {target}: {reason}") from None
+    try:
+        archive = zipimport.zipimporter(target)
+    except zipimport.ZipImportError:
+        if target.endswith(".py"):  # not a zip file: python reads it as source
+            return
+        if found := _other_kind(target, head):
+            kind, hint = found
+            raise LaunchError(f"{target} is a {kind}, not a Python script", hint=hint) from None
+        is_whole = ours and len(head) < _LOOKED_AT  # and for our version of Python
+        if is_whole and b"\0" not in head and (reason := _syntax_error(target, head)):
+            hint = "name the script, such as train.py"
+            raise LaunchError(f"{target} is not a Python script: {reason}", hint=hint) from None
+        return
+    if archive.find_spec("__main__") is None:
+        raise LaunchError(
+            f"{target} is a zip file without __main__.py", hint="python runs a zip file by the __main__.py in it"
+        )
+
+
+def _missing_hint(target: str, path: str | None) -> str | None:
+    """Return a hint for a script that does not exist: a similar name, a module, a command, or where it was looked for."""
+    if os.path.islink(target):
+        return None
+    folder, name = os.path.split(target)
+    try:
+        names = [entry for entry in os.listdir(folder or ".") if not entry.startswith(".")]
+    except OSError:
+        return f"the folder {folder} does not exist" if folder else None
+    if os.path.splitext(name)[0] + ".py" in names:
+        return f"did you mean `{os.path.splitext(target)[0]}.py`?"
+    # an installed module is likelier than a file of a similar name
+    if not folder and _is_dotted(name) and not name.endswith(".py") and _top_level(name) is not None:
+        return f"to run a module, type `ddplaunch -m {name}`"
+    if meant := did_you_mean(name, names, cutoff=0.75):
+        return f"did you mean `{os.path.join(folder, meant)}`?"
+    if not folder and any(_is_program(file) for file in _on_path(name, path)):
+        return f"to run a command that is no Python script, type `ddplaunch --no-python {name} ...`"
+    return None if os.path.isabs(target) else f"looked in {working_directory() or '.'}"
+
+
+def _directory_hint(target: str) -> str:
+    """Return a hint for a directory that Python cannot run: the script in it that was probably meant."""
+    try:
+        scripts = sorted(entry for entry in os.listdir(target) if entry.endswith(".py") and entry != "__init__.py")
+    except OSError:
+        scripts = []
+    if not scripts:
+        return "python runs a directory by the __main__.py in it"
+    script = next((name for name in ("train.py", "main.py") if name in scripts), scripts[0])
+    return f"name the script in it, such as {os.path.join(target, script)}"
+
+
+def _check_module(target: str, *, ours: bool) -> None:
+    """Check that -m names a module, and, for our interpreter, one that is there."""
+    if not _is_dotted(target):
+        dotted = target.removesuffix(".py").strip("./").replace("/", ".")
+        raise LaunchError(
+            f"-m {target}: a module has a dotted name",
+            hint=f"type `-m {dotted}`, or leave -m out to run a file" if _is_dotted(dotted) else None,
+        )
+    if target.endswith(".py") and os.path.exists(target):
+        raise LaunchError(
+            f"-m {target}: this is a file",
+            hint=f"type `-m {target.removesuffix('.py')}`, or leave -m out to run a file",
+        )
+    if ours and _top_level(target) is None:
+        top = target.partition(".")[0]
+        raise LaunchError(
+            f"-m {target}: there is no module {top} in {working_directory() or '.'} or installed for {sys.executable}",
+            hint="--python names another interpreter, PYTHONPATH more folders",
+        )
+
+
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _top_level(module: str) -> object | None:
+    """Return the spec of the package that `module` begins with, as a worker here would find it; import nothing."""
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec  # takes a millisecond, and most jobs do not need it
+
+    top = module.partition(".")[0]
+    try:
+        return PathFinder.find_spec(top, [working_directory() or "."]) or find_spec(top)
+    except ValueError:
+        return top  # loaded without a spec: it exists
+
+
+def _check_command(target: str, path: str | None, hint: str | None = None) -> None:
+    """Check that a command is an executable file, on PATH or at its path; `hint` is for the error."""
+    files = [target] if "/" in target or target in (".", "..") else list(_on_path(target, path))
+    if any(_is_program(file) for file in files):
+        return
+    found = next((file for file in files if os.path.lexists(file)), None)
+    if found is None and hint and os.path.isdir(target):  # no command, but an interpreter that is named by its folder
+        found = target
+    if found is None:
+        where = "does not exist" if "/" in target else "was not found on PATH"
+        if not hint and "/" not in target and os.path.isfile(target):
+            script = target.endswith(".py")
+            hint = "leave --no-python out" if script else f"for the file in this folder type `./{target}`"
+        raise LaunchError(f"{target or 'a command without a name'} {where}", hint=hint, status=NOT_FOUND)
+    if os.path.isdir(found):
+        reason = "is a directory"
+        if hint and _is_program(inside := os.path.join(found, "bin", "python")):  # of a virtual environment
+            hint = f"type `--python {inside}`"
+    elif not os.path.exists(found):
+        reason = "is a link to a missing file"
+    else:
+        reason = "is not executable"
+        hint = hint or f"type `chmod +x {found}`" + ("; or leave --no-python out" if found.endswith(".py") else "")
+    raise LaunchError(f"{found} {reason}", hint=hint, status=NOT_EXECUTABLE)
+
+
+def _on_path(name: str, path: str | None) -> Iterator[str]:
+    if name:
+        for folder in (os.defpath if path is None else path).split(os.pathsep):
+            yield os.path.join(folder or ".", name)
+
+
+def _is_program(file: str) -> bool:
+    return os.path.isfile(file) and os.access(file, os.X_OK)
+
+
+def working_directory() -> str | None:
+    """The working directory; None if it has been removed, so that no file can be in it."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+# --- scripts of another language, by name and content
+
+
+def _other_kind(target: str, content: bytes) -> tuple[str, str] | None:
+    """Return what kind of file a script is that is not Python, and what to type; None if it may be Python."""
+    stem, suffix = os.path.splitext(target)
+    if suffix == ".ipynb":
+        return "notebook", (
+            f"type `jupyter nbconvert --to script {target}`, then `ddplaunch {stem}.py`; in the notebook itself "
+            "`ddplaunch.launch(function)` starts workers"
+        )
+    if suffix in _SETTINGS:
+        return "configuration file", f"the script comes first: `ddplaunch train.py {target}`"
+    if suffix in _TEXTS:
+        return "text file", "name the script, such as train.py"
+    if b"\n#SBATCH" in content:
+        return "batch script", f"type `sbatch {target}`"
+    if suffix in (".sh", ".bash", ".zsh") or re.match(_SHELL, content):
+        return "shell script", (
+            f"type `bash {target}` if it starts ddplaunch, or `ddplaunch --no-python bash {target}` for one in each worker"
+        )
+    if content.startswith(_ELF) or (b"\0" in content and content[2:4] != _COMPILED_PYTHON):
+        program = target if "/" in target else f"./{target}"
+        return "binary file", f"if it is a program, type `ddplaunch --no-python {program}`"
+    return None
+
+
+def _syntax_error(target: str, source: bytes) -> str | None:
+    """Return the first syntax error of a source; None if there is none."""
+    import warnings  # few scripts have another name
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the worker's interpreter gives them
+        try:
+            compile(source, target, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            return f"line {error.lineno}: {error.msg}"
+    return None

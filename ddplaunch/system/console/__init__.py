@@ -1,0 +1,1 @@
+"""What people look at: what a terminal is and takes, whole lines, tables."""

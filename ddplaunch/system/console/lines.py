@@ -1,0 +1,243 @@
+"""Joins what one stream of a worker wrote, in pieces of any size, into whole lines. Works on bytes; decodes nothing."""
+
+from __future__ import annotations
+
+from ddplaunch.system.console.screen import HIDE_CURSOR, RedrawnRows, moves, split_unfinished
+from ddplaunch.system.console.streams import RESET, Prefix
+from ddplaunch.system.loop.deadline import soonest
+
+MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory
+FIRST_UPDATE = 1.0  # seconds until a progress bar that has not ended is shown at all
+UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has not ended
+SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
+# where bars are shown in place, what is held is seen as well:
+LIVE_DEPTH = 3  # rows
+HIDDEN_DEPTH = 16  # of a program that hides the cursor, as rich does as long as it redraws
+LIVE_SETTLE_TIMES = (0.5, 2.0)  # seconds before and after the cursor first went up
+_SEEN = 2000  # bytes of a line that has not ended
+REST = 0.5  # seconds after which a line that has not ended is shown in place: a prompt, dots
+STILL = 30.0  # seconds without a change after which a bar becomes a line, until it moves
+
+
+class Lines:
+    """One stream among several on the same console: gives out whole lines only.
+
+    Of a line that was overwritten with carriage returns (a progress bar) the last state is the line. A bar that
+    has not ended is shown as a line after FIRST_UPDATE, then each UPDATE_INTERVAL at most, if it moves; a `live` one is shown
+    in place by another program, and becomes a line when it stands still.
+    """
+
+    __slots__ = (
+        "_end_of_state",
+        "_has_updated",
+        "_is_open",
+        "_is_still",
+        "_live",
+        "_open_at",
+        "_rest",
+        "_screen",
+        "_settle_at",
+        "_shown",
+        "_unfinished",
+        "_update_at",
+        "drew",
+    )
+
+    def __init__(self, *, live: bool = False, end_of_state: bytes = b"\n") -> None:
+        """`live`: the bars are shown in place; `end_of_state` follows each state of a bar that has not ended."""
+        self._live = live
+        self._end_of_state = end_of_state
+        self._is_still = False
+        self._is_open = False  # the line that has not ended has rested
+        self._open_at: float | None = None
+        self._rest = bytearray()  # of the line that has not ended
+        self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
+        self._screen: RedrawnRows | None = None  # only while the worker redraws
+        self._settle_at: float | None = None
+        self._update_at: float | None = None
+        self._has_updated = False
+        self._shown = b""  # the state of a bar that became a line, until there are others
+        self.drew = False  # the lines that were returned last come from rows that were redrawn
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call flush; None: not before the next feed."""
+        return soonest(self._settle_at, self._update_at, self._open_at)
+
+    @property
+    def is_bar(self) -> bool:
+        """Whether there are `rows` to be shown in place."""
+        return self._is_open or (self._live and self.draws and not self._is_still)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the only one of the `rows` is a line that has not ended, and has rested."""
+        return self._is_open
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was fed has been returned as lines."""
+        return self._screen is None and not self._rest and not self._unfinished
+
+    @property
+    def draws(self) -> bool:
+        """Whether rows are being redrawn."""
+        return self._screen is not None and self._screen.drawing
+
+    @property
+    def beginning(self) -> bytes:
+        """What there is of a line that has not ended; empty while a bar is drawn."""
+        return bytes(self._rest) if self._screen is None else b""
+
+    @property
+    def rows(self) -> list[bytes]:
+        """The rows of the bar."""
+        if self._is_open:
+            return [bytes(self._rest[-_SEEN:])]
+        return self._screen.rows if self._screen is not None else []
+
+    def feed(self, data: bytes, at: float) -> bytes:
+        """Take a piece read at time `at` (monotonic seconds); return the lines that are complete now."""
+        data, self._unfinished = split_unfinished(self._unfinished + data)
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        if self._screen is not None or moves(data):
+            block, self.drew = self._without_shown(self._draw(data, at)), True
+            self._note_rest(at, is_new=True)
+            return block
+        self.drew, self._shown = False, b""
+        end = data.rfind(b"\n") + 1
+        whole = self._take() + data[:end] if end and self._rest else data[:end]
+        self._rest += data[end:]
+        self._note_rest(at, is_new=end > 0)
+        return whole if len(self._rest) <= MAX_LINE else whole + self._take() + b"\n"
+
+    def _note_rest(self, at: float, *, is_new: bool) -> None:
+        if self._live and (is_new or not self._rest or (self._open_at is None and not self._is_open)):
+            self._is_open = False
+            self._open_at = at + REST if self._rest else None
+
+    def answered(self) -> None:
+        """Leave out what was shown of the line: a prompt, which stays on the terminal with its answer."""
+        self._take()
+        self._is_open, self._open_at = False, None
+
+    def _take(self) -> bytes:
+        text = bytes(self._rest)
+        self._rest.clear()
+        return text
+
+    def _draw(self, data: bytes, at: float) -> bytes:
+        """Feed rows that redraw themselves to the screen; return the lines that are complete, and set when to look again."""
+        # where it is seen, the end of a bar may wait until it is clear that it is no outer one, below which the next is drawn
+        guess = HIDDEN_DEPTH if HIDE_CURSOR in data else LIVE_DEPTH if self._live else 0
+        screen = self._screen or RedrawnRows(depth=guess)
+        block = screen.feed(self._take() + data)
+        if screen.longest > MAX_LINE:
+            block += screen.end()
+            screen = RedrawnRows()
+        if not screen.holds_lines:
+            self._settle_at = None
+        elif self._settle_at is None or screen.redrawn:
+            before, after = LIVE_SETTLE_TIMES if self._live else (SETTLE_TIME, SETTLE_TIME)
+            self._settle_at = at + (after if screen.goes_up else before)
+        if not screen.drawing:
+            self._update_at = None
+        elif self._live:
+            self._is_still = False
+            self._update_at = at + STILL
+        elif self._update_at is None:
+            self._update_at = at + (UPDATE_INTERVAL if self._has_updated else FIRST_UPDATE)
+        self._keep(screen)
+        return block
+
+    def _without_shown(self, block: bytes) -> bytes:
+        """Leave out the line that a bar has become already, if it ends as it was then."""
+        if not self._shown or not block:
+            return block
+        line, self._shown = self._shown + b"\n", b""
+        at = (b"\n" + block).find(b"\n" + line)
+        return block if at < 0 else block[:at] + block[at + len(line) :]
+
+    def _keep(self, screen: RedrawnRows) -> None:
+        line = screen.leave()
+        self._screen = screen if line is None else None
+        self._rest += line or b""
+
+    def flush(self, at: float) -> bytes:
+        """Return what is due at this time."""
+        block = b""
+        if self._open_at is not None and at >= self._open_at:
+            self._is_open, self._open_at = True, None
+        self.drew = self._screen is not None
+        if self._screen is None:
+            return block
+        if self._settle_at is not None and at >= self._settle_at:
+            self._settle_at = None
+            block = self._without_shown(self._screen.settle())
+            if not self._screen.drawing:
+                self._update_at = None
+        if self._update_at is not None and at >= self._update_at:
+            self._update_at = None  # until the bar moves: one that does not is shown once
+            state = self._screen.snapshot()
+            if len(state) <= _SEEN:  # else it is not shown before its end, since it would be shown as often as it moves
+                self._has_updated = self._is_still = True
+                block += state + self._end_of_state if state and state != self._shown else b""
+                self._shown = state if self._end_of_state == b"\n" else b""
+        self._keep(self._screen)
+        self._note_rest(at, is_new=False)
+        return block
+
+    def end(self) -> bytes:
+        """Return what is left when the stream was closed; the last line gets its newline. Not to be fed again."""
+        last = b"" if self._unfinished == b"\r" else self._unfinished
+        self.drew = self._screen is not None
+        if self._screen is not None:
+            return self._without_shown(self._screen.feed(last) + self._screen.end())
+        text = self._take() + last
+        return text + b"\n" if text else b""
+
+
+class LoneLines:
+    """The only worker on the console, with a prefix: whole lines, but a progress bar is passed on at once and stays a bar."""
+
+    __slots__ = ("_before", "_between", "_open", "_rest", "_unfinished")
+
+    deadline = None  # nothing waits for a time
+
+    def __init__(self, prefix: Prefix) -> None:
+        """Put this prefix before each line, and each state of a bar."""
+        self._before = prefix.text
+        # a part that was passed on cannot be searched for colours left on, so each line resets them
+        self._between = (RESET if prefix.coloured else b"") + b"\n" + prefix.text
+        self._rest = bytearray()  # of the line that has not ended, as long as it has no carriage return
+        self._open = False  # a part of the line has been passed on
+        self._unfinished = b""
+
+    def feed(self, data: bytes, at: float) -> bytes:
+        """Take a piece; return what is to be written."""
+        data, self._unfinished = split_unfinished(self._unfinished + data)
+        data = data.replace(b"\r\n", b"\n")
+        at_once = self._open or b"\r" in data or len(self._rest) + len(data) > MAX_LINE
+        end = len(data) if at_once else data.rfind(b"\n") + 1
+        if not end:
+            self._rest += data
+            return b""
+        text = bytes(self._rest) + data[:end]
+        self._rest[:] = data[end:]
+        return self._pass(text)
+
+    def _pass(self, text: bytes) -> bytes:
+        before = b"" if self._open else self._before
+        self._open = not text.endswith(b"\n")
+        out = before + text.replace(b"\n", self._between).replace(b"\r", b"\r" + self._before)
+        return out if self._open else out.removesuffix(self._before)
+
+    def flush(self, at: float) -> bytes:
+        """Return nothing: there is no deadline."""
+        return b""
+
+    def end(self) -> bytes:
+        """Return what is left when the stream was closed; the last line gets its newline. Not to be fed again."""
+        rest = bytes(self._rest) + (b"" if self._unfinished == b"\r" else self._unfinished)
+        return self._pass(rest + b"\n") if rest or self._open else b""

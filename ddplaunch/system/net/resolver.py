@@ -1,0 +1,114 @@
+"""Looks up host names in a child, since getaddrinfo may take a minute. Has no timeout: the caller closes it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from ddplaunch.system.loop.loop import Loop
+
+if TYPE_CHECKING:
+    from ddplaunch.system.loop.loop import Pending
+
+Target = tuple[int, tuple[Any, ...]]  # address family and sockaddr, as getaddrinfo gives them
+Found = Sequence[Target] | str  # the addresses of a host, or why there are none
+
+_SLOW = 3.0  # seconds after which a line says that a name is being looked up
+
+
+class Answer(Struct, frozen=True):
+    """The result of one query."""
+
+    host: str
+    port: int
+    targets: tuple[Target, ...] = ()  # in the order in which they are to be tried (RFC 6724)
+    error: str = ""  # why there is none, as getaddrinfo reports it
+
+
+class Resolver:
+    """One lookup of several host names.
+
+    `answered` is called once with an answer to each query, in their order: at once, before this object is made, if all
+    are numeric or the machine has no room for a child, else from the loop.
+    """
+
+    def __init__(
+        self, loop: Loop, queries: Sequence[tuple[str, int]], answered: Callable[[Sequence[Answer]], None]
+    ) -> None:
+        """Look up the names of `queries` in a child; `answered` gets one answer for each query."""
+        self._queries = tuple(queries)
+        self._answered = answered
+        hosts = dict.fromkeys(host for host, _ in queries)
+        # to read a numeric address never blocks
+        self._known = {
+            host: found for host in hosts if not isinstance(found := _look_up(host, socket.AI_NUMERICHOST), str)
+        }
+        unknown = [host for host in hosts if host not in self._known]
+        self._pending: Pending[Mapping[str, Found]] | None = None
+        if unknown:
+            self._pending = loop.ask(
+                lambda: {host: _look_up(host) for host in unknown},
+                dict.fromkeys(unknown, "the lookup was killed, or could not be started"),
+                self._answer,
+            )
+        else:
+            self._answer({})
+
+    def close(self) -> None:
+        """End a lookup that is still under way; `answered` will not be called any more."""
+        self._answered = lambda _: None
+        if self._pending is not None:
+            self._pending.give_up()
+
+    def _answer(self, looked_up: Mapping[str, Found]) -> None:
+        """Answer all queries; `looked_up` is the result of `_look_up` for each host that is not numeric."""
+        found = {**looked_up, **self._known}
+        self._answered([_answer(host, port, found[host]) for host, port in self._queries])
+
+
+def look_up(host: str, slow: Callable[[], None]) -> Answer:
+    """Look a host up where no loop runs yet; `slow` is called if that takes seconds."""
+    answers: list[Answer] = []
+    loop = Loop()
+    resolver = Resolver(loop, [(host, 0)], answers.extend)
+    loop.timer(loop.now() + _SLOW, slow)
+    try:
+        while not answers:
+            loop.run_once()
+    finally:
+        resolver.close()
+        loop.close()
+    return answers[0]
+
+
+def leads_to(host: str, address: str) -> bool:
+    """Whether a name of a host leads to this numeric address; may take long. Of this host's addresses only its own names do."""
+    from ddplaunch.system.net.addresses import is_own  # few jobs need it
+
+    if is_own(address):
+        return host.partition(".")[0].lower() == socket.gethostname().partition(".")[0].lower()
+    found = _look_up(host)
+    return not isinstance(found, str) and address in [str(sockaddr[0]) for _, sockaddr in found]
+
+
+def _answer(host: str, port: int, found: Found) -> Answer:
+    if isinstance(found, str):
+        return Answer(host, port, error=found)
+    return Answer(host, port, tuple((family, (address, port, *more)) for family, (address, _, *more) in found))
+
+
+def _look_up(host: str, flags: int = 0) -> Found:
+    """The addresses of a host, or why there are none."""
+    try:
+        # ASCII passes as bytes: for a str, Python would load its tables of Unicode
+        name = host.encode("ascii" if host.isascii() else "idna")
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=flags)
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError:  # beyond ASCII, and a label is empty or too long
+        return "not a valid host name"
+    # a line that is in /etc/hosts twice is found twice
+    return tuple(dict.fromkeys((int(family), sockaddr) for family, _, _, _, sockaddr in found))

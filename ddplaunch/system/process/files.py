@@ -1,0 +1,191 @@
+"""Files and folders that others write to: opened only if they are regular files, and removed whatever a program has put there.
+
+A program may leave a million files, 3,000 folders in each other, links to the home. So a removal follows no link, enters no
+mount, does not recurse, builds no path, and holds no descriptor for each level.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import BinaryIO
+
+LONGEST_JSON = 32 << 20  # bytes: a plan of 65,536 workers is shorter
+_TIMES = 10  # how much more memory than its text the values of such a file may take
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_AT_ONCE = 1000  # names that one step reads
+
+
+def open_regular(path: str, *, dir_fd: int | None = None) -> BinaryIO:
+    """Open a regular file to read it, from `dir_fd` if the path is relative.
+
+    Raises OSError: it cannot be opened, or is a link, a pipe, a device or a folder; none of these is waited for.
+    """
+    # O_NONBLOCK: a pipe may have no writer
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return open(fd, "rb")
+
+
+def check_replaceable(path: str) -> None:
+    """Refuse what a new file must not take the place of.
+
+    Raises OSError: a folder, a device or a pipe is there. Root could replace /dev/null.
+    """
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+@contextmanager
+def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a file beside `path` that takes its place at the end, whole: whoever reads finds the old one or the new one.
+
+    After an error the old one is as it was, and nothing else is left. A link is followed, and what is there keeps its mode.
+
+    Raises OSError: it cannot be written, or a folder, a device or a pipe is there.
+    """
+    check_replaceable(path)
+    path = os.path.realpath(path)
+    with suppress(FileNotFoundError):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    beside = f"{path}.{os.urandom(4).hex()}.part"
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(fd, "wb") as file:
+            if os.path.exists(path):
+                os.fchmod(fd, mode)  # which the umask has cut
+            yield file
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
+
+
+def time_of_disk(folder: str) -> float:
+    """Return what the disk of a folder takes for the present, in seconds since 1970: of a file server, that is its own clock.
+
+    Raises OSError.
+    """
+    path = f"{folder}/.clock-{os.urandom(8).hex()}"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.utime(fd)
+        return os.fstat(fd).st_mtime
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
+def read_json(path: str) -> object:
+    """Return the content of a JSON file; None if it cannot be read, is no JSON, or too long, or holds too many values."""
+    import json  # no job needs it before it has something to write
+
+    from ddplaunch.system.fields import Malformed, check_density
+
+    try:
+        with open_regular(path) as file:
+            content = file.read(LONGEST_JSON + 1)
+        check_density(content, times=_TIMES)
+        return json.loads(content) if len(content) <= LONGEST_JSON else None
+    except (OSError, Malformed, ValueError, RecursionError):
+        return None
+
+
+def remove(folder: str) -> Iterator[None]:
+    """Remove a folder as far as possible, in small steps; no error of the operating system gets out."""
+    with suppress(OSError):
+        if (fd := _remove_or_enter(folder, None)) is None:
+            return
+        try:
+            # folders, the names still in each, the one we are in
+            above: list[tuple[os.stat_result, list[str], str]] = []
+            names = yield from _names(fd)
+            while names or above:
+                if names:
+                    name = names.pop()
+                    if (inner := _unlink_or_enter(name, fd)) is not None:
+                        above.append((os.fstat(fd), names, name))
+                        os.close(fd)
+                        fd = inner
+                        names = yield from _names(fd)
+                else:
+                    found, names, name = above.pop()
+                    outer = os.open("..", _FOLDER, dir_fd=fd)
+                    os.close(fd)
+                    fd = outer
+                    if not os.path.samestat(os.fstat(fd), found):
+                        return  # the program has moved the folder: the one above it is not ours to remove
+                    with suppress(OSError):
+                        os.rmdir(name, dir_fd=fd)
+                yield
+        finally:
+            os.close(fd)
+        os.rmdir(folder)
+
+
+def remove_within(folder: str, seconds: float) -> None:
+    """Remove a folder as far as possible in this time."""
+    end = time.monotonic() + seconds
+    for _ in remove(folder):
+        if time.monotonic() > end:
+            break
+
+
+def _names(fd: int) -> Generator[None, None, list[str]]:
+    """Return the names in a folder."""
+    names: list[str] = []
+    with os.scandir(fd) as entries:
+        while some := [entry.name for entry in islice(entries, _AT_ONCE)]:
+            names += some
+            yield
+    return names
+
+
+def _unlink_or_enter(name: str, within: int) -> int | None:
+    """Remove a file, a link or an empty folder; return the descriptor of a folder that is not empty."""
+    with suppress(OSError):  # a file may be immutable
+        try:
+            os.unlink(name, dir_fd=within)
+        except IsADirectoryError:
+            return _remove_or_enter(name, within)
+    return None
+
+
+def _remove_or_enter(name: str, within: int | None) -> int | None:
+    """Remove a folder that is empty, or return its descriptor; None too if something is mounted there.
+
+    Raises OSError.
+    """
+    try:
+        os.rmdir(name, dir_fd=within)
+    except OSError as error:
+        # for a mount the kernel says EBUSY before it looks whether the folder is empty, a bind mount of the same device included
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            return None
+    else:
+        return None
+    try:
+        fd = os.open(name, _FOLDER, dir_fd=within)
+    except PermissionError:
+        path = os.open(name, _FOLDER | os.O_PATH, dir_fd=within)
+        try:
+            os.chmod(f"/proc/self/fd/{path}", 0o700)
+        finally:
+            os.close(path)
+        fd = os.open(name, _FOLDER, dir_fd=within)
+    with suppress(OSError):
+        os.fchmod(fd, 0o700)  # a program may have made its own folder read-only
+    if within is not None and os.fstat(fd).st_dev != os.fstat(within).st_dev:
+        os.close(fd)
+        return None
+    return fd

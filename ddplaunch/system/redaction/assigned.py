@@ -1,0 +1,365 @@
+"""Secrets by the names beside them, in any syntax: assignments, options, fields of JSON, YAML and INI, headers, defaults. Pure.
+
+Each finder goes through a text once, and looks from a name no farther than to the end of its value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum
+from functools import cache
+
+from ddplaunch.system.redaction.names import LONGEST, PARTS, TEXTS, is_secret, is_value
+from ddplaunch.system.redaction.shapes import Span
+
+
+class Syntax(Enum):
+    """What a text is written in, as far as that is known."""
+
+    CODE = "code"  # a word without quotes is a name
+    SETTINGS = "settings"  # a word without quotes is a value, to the end of its line
+    ANY = "any"
+
+
+_FAR = 4096  # characters in which a quote is closed that is not closed in its line
+_SHORTEST = 4  # characters of an argument of a call: others are formats and modes
+_ROUND = 250  # characters of an expression that are looked at
+_NEAR = 500  # characters before a name that are looked at
+_EOL = r"(?:\n[+\- ]?[ \t]*+)"  # the end of a line, and what begins the next one, in a diff too
+_QUOTE = r"\\{0,3}[\"'`]"
+_QUOTED = rf"[rbfuRBFU]{{0,2}}{_QUOTE}"  # how a text in quotes begins
+_NAME = r"[A-Za-z_][\w.]{0,80}"
+_TYPE = rf"{_NAME}(?:\[[^\]\n]{{0,80}}\])?(?:[ \t]*+\|[ \t]*+{_NAME}(?:\[[^\]\n]{{0,80}}\])?){{0,4}}"
+# what stands between a name and its value
+_GIVES = (
+    rf"(?P<types>[ \t]*+:[ \t]*+{_TYPE}[ \t]*+=[ \t]*+(?=[rbfuRBFU]{{0,2}}[\"'(]|{_NAME}\())",
+    rf"(?P<assigns>(?:{_QUOTE})?[ \t]*+\]?[ \t]*+(?:=>|<-|[:?+]=|[!=]==?|[=:](?![=:]))[ \t]*+)",
+    rf"(?P<pairs>(?:{_QUOTE})?[ \t]*+,?[ \t]*+{_EOL}?(?:{_QUOTE})?(?P<value>\bvalue(?:{_QUOTE})?[ \t]*+[:=][ \t]*+))",
+    rf"(?P<lists>{_QUOTE}[ \t]*+,[ \t]*+{_EOL}?(?=[rbfu]{{0,2}}\\{{0,3}}[\"']))",
+    rf"(?P<defaults>{_QUOTE}[ \t]*+,(?:[^\n]|(?<=,)\n){{0,300}}?\bdefault[ \t]*+=[ \t]*+(?={_QUOTED}))",
+    rf"(?P<tags>(?:{_QUOTE})?[ \t]*+>)",
+    r"(?P<follows>[ \t]++(?:['\"](?=[^'\"\n]*['\"]))?(?=[^\s=:]))",
+)
+_OPENS = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?={_QUOTED}))"
+_LITERAL = r"(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>\\{0,3}(?:\"\"\"|'''|[\"'`]))"
+_ADDED = rf"[ \t]*+(?:\+[ \t]*+)?(?:\\[ \t]*+{_EOL})?(?={_QUOTED})"
+_ADDED_INSIDE = rf"[ \t]*+[+,]?[ \t]*+{_EOL}{{0,3}}(?:\+[ \t]*+)?(?={_QUOTED})"
+_SCHEME = r"(?i:Bearer|Basic|Token|ApiKey|Digest)[ \t]++(?!(?:if|or|and|else|for|in|is|not)\b)"
+_BLOCK = r"[|>][+-]?\d?[ \t]*+(?:#[^\n]*)?(?=\n)"
+_CALL = rf"{_NAME}\("
+_TARGETS = r"[+\- ]?[ \t]*+(?:[\w.]++[ \t]*+,[ \t]*+)+"  # user, password = "...", "..."
+_REFERS = (
+    r"(?:.*\.)?(?:getenv|getpass|input|open|Path|get_secret\w*|read_text|prompt|path|join|environ|Depends|ask|field)\("
+)
+_EXPRESSION = (
+    r"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?:[\[(].*)?|[A-Za-z_][\w.]*[\[(].*|(?:lambda|await)\b.*"
+    r"|[A-Za-z_]\w*\s+(?:if|or|and|else|for|in|is)\s.*"
+)
+_HEADER = r"[^\"'\n]+"
+_WORD = r"[^\s\"'`,;&)}\]<>|\\]+"
+# what may stand before a name that begins a line, or is the end of a longer one
+_BEGINNING = (
+    r"[+\- ]?[ \t]*+(?:#[ \t]*+|//[ \t]*+|-[ \t]++|(?:export|set|setenv|local|ENV|ARG)[ \t]++|declare[ \t]++(?:-\w+[ \t]++)*"
+    r"|//[\w./:-]*)*(?:[\w./-]+[.:/])?"
+)
+# words of a sentence that no option takes
+_SMALL = "to|and|or|is|are|in|for|from|with|the|an?|as|at|of|on|be|was|if|but|that|this|which|needs|takes|has|not"
+
+
+@cache
+def _pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+    return re.compile(text, flags)
+
+
+def values(text: str, syntax: Syntax) -> Iterator[Span]:
+    """Find the values of names that say that they are secret."""
+    done = 0  # nothing before is looked at again
+    for hit in _pattern("|".join(PARTS), re.IGNORECASE).finditer(text):
+        if hit.start() < done:
+            continue
+        start, end = _name(text, hit.start(), done)
+        done = end
+        name = text[max(start, end - LONGEST) : end]
+        if not is_secret(name) or (name.lower() == "token" and _is_of_text(text, start)):
+            continue
+        for span in _beside(text, start, end, name, syntax):
+            done = max(done, span[1])
+            yield span
+
+
+def _is_of_text(text: str, start: int) -> bool:
+    """Whether the word before a token says that it is one of a text: `unexpected token: "}"`."""
+    before = _pattern(r"([A-Za-z]+) \Z").search(text, max(0, start - 20), start)
+    return before is not None and before[1].lower() in TEXTS
+
+
+def _name(text: str, at: int, low: int) -> Span:
+    """Return where the name begins and ends that has a part here."""
+    start = at
+    while start > max(low, at - LONGEST) and (text[start - 1].isalnum() or text[start - 1] in "_-."):
+        start -= 1
+    found = _pattern(r"[\w.-]*").match(text, at)
+    end = found.end() if found else at
+    while end > at and text[end - 1] in ".-":
+        end -= 1
+    return start, end
+
+
+def _beside(text: str, start: int, end: int, name: str, syntax: Syntax) -> Iterator[Span]:
+    """Find what is assigned to a name, or follows it as the value of an option."""
+    for between in _GIVES:
+        found = _pattern(between).match(text, end)
+        if found is None:
+            continue
+        at, kind = found.end(), found.lastgroup
+        if kind == "follows":
+            if _takes_next_word(text, start, name):
+                yield from _word(text, at, name)
+            return
+        if kind == "tags":
+            if "<" in _before(text, start) and (closing := _pattern(r"[^<>\n]*(?=</)").match(text, at)):
+                yield from _if_value(at, closing.end(), text, name)
+            return
+        if kind == "lists" and text[start - 1 : start] not in ("'", '"'):
+            continue  # the text in quotes is no mere name
+        if text[start - 1 : start] == "/" and "=" not in found[0]:
+            return  # a path
+        begin = found.start("value") if kind == "pairs" else start
+        spans = list(_value(text, begin, at, name, syntax, is_assigned=kind in ("assigns", "pairs")))
+        if spans:
+            yield from spans
+            return
+
+
+def _value(text: str, start: int, at: int, name: str, syntax: Syntax, *, is_assigned: bool) -> Iterator[Span]:
+    """Find the value that begins here: in quotes, in lines below, or as it stands."""
+    opened = _pattern(_OPENS).match(text, at)
+    inside = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
+    first = opened.end() if opened else at
+    if (literal := _pattern(_LITERAL).match(text, first)) is not None:
+        is_docstring = opened is not None and opened[0].startswith("\n") and len(literal["quote"]) == 3
+        if is_docstring or _closes(text, start, first, literal["quote"]):
+            return
+        of_several = _pattern(_TARGETS).fullmatch(_before(text, start)) is not None
+        yield from _literals(text, first, name, inside=inside or of_several)
+        yield from _alternatives(text, _closing(text, literal.end(), literal["quote"]), name)
+        return
+    if (block := _pattern(_BLOCK).match(text, at)) is not None:
+        yield from _block(text, start, block.end())
+        return
+    if opened is not None and "\n" in opened[0]:
+        return
+    if (call := _pattern(_CALL).match(text, at)) is not None:
+        if _pattern(_REFERS).fullmatch(call[0]) is None:
+            yield from _arguments(text, call.end(), name)
+        yield from _alternatives(text, at, name)
+        return
+    if is_assigned:
+        yield from _alternatives(text, at, name)
+        yield from _bare(text, start, at, name, syntax)
+
+
+# --- in quotes
+
+
+def _literals(text: str, at: int, name: str, *, inside: bool) -> Iterator[Span]:
+    """Find the text in quotes that begins here, and what is added to it; `inside` of brackets also on the next lines."""
+    more = _pattern(_ADDED_INSIDE if inside else _ADDED)
+    while (opening := _pattern(_LITERAL).match(text, at)) is not None:
+        begin = opening.end()
+        end = _closing(text, begin, opening["quote"])
+        yield from _if_value(begin, end, text, name)
+        following = more.match(text, min(end + len(opening["quote"]), len(text)))
+        if following is None or end >= len(text) or text[end] == "\n":
+            return
+        at = following.end()
+
+
+def _closes(text: str, start: int, at: int, quote: str) -> bool:
+    """Whether a quote ends what was begun before the name, as in `getpass("Password: ")`."""
+    before = _before(text, start)
+    if len(before) >= _NEAR or text[at + len(quote) : at + len(quote) + 1] not in ("", *" \t\n),]}:;.+"):
+        return False
+    before = _pattern(r"(?<=[a-z]{2})(?<!rb)(?<!br)'(?=[a-z])").sub("", before)  # as in "don't"
+    return (before + text[start:at]).count(quote) % 2 == 1
+
+
+def _closing(text: str, at: int, quote: str) -> int:
+    """Return where a text in quotes ends that begins here; without a closing quote, the end of its line."""
+    if len(quote) > 2 and quote[-3:] in ('"""', "'''"):
+        end = text.find(quote, at)
+        return end if end >= 0 else len(text)
+    if quote.startswith("\\"):
+        line = text.find("\n", at)
+        end = text.find(quote, at, line if line >= 0 else len(text))
+        return end if end >= 0 else (line if line >= 0 else len(text))
+    found = _pattern(rf"(?:[^{quote}\\\n]++|\\(?s:.))*+").match(text, at)
+    end = found.end() if found else at
+    if text[end : end + 1] == "\n":  # YAML, TOML and shells let it go on
+        far = text.find(quote, end, at + _FAR)
+        if far >= 0 and ":" not in text[end:far] and "=" not in text[end:far]:
+            return far
+    return end
+
+
+def _if_value(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
+    """Yield this place, without the scheme of a login before the secret, if a secret stands there."""
+    if (scheme := _pattern(_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
+        begin = scheme.end()
+    inner = text[begin:end].rstrip("\\")
+    if is_value(inner, name) and not _is_name_itself(inner):
+        yield begin, begin + len(inner)
+
+
+def _is_name_itself(text: str) -> bool:
+    """Whether a text is a name itself, as in a list of variables, a flag, or a sentence that asks for a secret."""
+    return (
+        (text.isupper() and "_" in text and text.replace("_", "").isalpha())
+        or _pattern(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST]) is not None
+        or _pattern(r"[A-Za-z ,']{1,60}: ?").fullmatch(text[:LONGEST]) is not None
+    )
+
+
+def _arguments(text: str, at: int, name: str) -> Iterator[Span]:
+    """Find the texts in quotes among the arguments of a call, in its line."""
+    for found in _pattern(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _ROUND):
+        if found["quote"] is None:
+            return
+        if found.start() >= at:
+            end = _closing(text, found.end(), found["quote"])
+            if end - found.end() >= _SHORTEST and not is_secret(text[found.end() : end]):  # get("api_key")
+                yield from _if_value(found.end(), end, text, name)
+            at = end + len(found["quote"])
+
+
+def _alternatives(text: str, at: int, name: str) -> Iterator[Span]:
+    """Find what an expression takes instead, in its line: `... or "..."`, `... else "..."`, `field(default="...")`."""
+    line = text.find("\n", at, at + _ROUND)
+    until = line if line >= 0 else at + _ROUND
+    for found in _pattern(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_LITERAL}").finditer(
+        text, at, until
+    ):
+        yield from _if_value(found.end(), _closing(text, found.end(), found["quote"]), text, name)
+
+
+def _block(text: str, start: int, at: int) -> Iterator[Span]:
+    """Find the lines of a block of YAML: they begin farther to the right than the line of its name."""
+    line = text.rfind("\n", max(0, start - _NEAR), start) + 1
+    marked = text[line : line + 1] == "+"  # of a diff, in which the first character says what became of a line
+    indent = _depth(text[line:start], marked=marked)
+    end = at
+    while end < len(text):
+        following = text.find("\n", end + 1)
+        following = len(text) if following < 0 else following
+        content = text[end + 1 : following]
+        bare = content[1:] if marked else content
+        if bare.strip() and _depth(content, marked=marked) <= indent:
+            break
+        end = following
+    if text[at:end].strip("+- \n"):
+        yield at + 1, end
+
+
+def _depth(line: str, *, marked: bool) -> int:
+    bare = line[1:] if marked else line
+    return len(bare) - len(bare.lstrip(" -"))
+
+
+# --- without quotes
+
+
+def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator[Span]:
+    """Find a value without quotes: a word, or the rest of a line that holds nothing else."""
+    before, between = _before(text, start), text[start:at]
+    is_inside = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
+    begins = not is_inside and _pattern(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
+    is_header = name.lower() in ("cookie", "set-cookie")
+    if (scheme := _pattern(_SCHEME).match(text, at)) is not None:
+        at, begins, is_header = scheme.end(), False, True
+    end = _end_of_line(text, at) if begins else _end(text, at, _HEADER if is_header and scheme is None else _WORD)
+    value = text[at:end]
+    if syntax is not Syntax.SETTINGS and not is_header:
+        is_tight = not between[-1:].isspace()
+        if is_tight and not between.endswith(":"):
+            value = value.split(maxsplit=1)[0] if value.strip() else value  # what follows is the command
+        value = value.rstrip(",;)")
+        whole = value if is_tight else text[at : at + _NEAR].partition("\n")[0]
+        if _is_said(value, between, begins=begins) or _is_code(value) or _is_code(whole):
+            return
+        if not is_inside and _is_name(value, name, before, text[at + len(value) :][:1]):
+            return
+        names = r"[A-Z][a-zA-Z]*" if ":" in between else r"[a-z_]+"  # of types, of other values
+        if syntax is Syntax.CODE and not is_tight and _pattern(names).fullmatch(value):
+            return
+    if value.strip("[]{}() ,"):
+        yield from _if_value(at, at + len(value), text, name)
+
+
+def _is_said(value: str, between: str, *, begins: bool) -> bool:
+    """Whether what stands behind a name and a sign is a sentence, or something that is compared with it, and no value."""
+    is_tight = not between[-1:].isspace() and not between.endswith(":")
+    if between.strip("\"' ]\t").endswith(("==", "!=")) or (begins and not is_tight and len(value.split()) > 1):
+        return True
+    return not begins and not is_tight and value.isalpha() and value.islower()
+
+
+def _before(text: str, start: int) -> str:
+    """Return what stands before a name in its line, as far as it is looked at."""
+    low = max(0, start - _NEAR)
+    return text[max(text.rfind("\n", low, start) + 1, low) : start]
+
+
+def _end_of_line(text: str, at: int) -> int:
+    """Return where a value ends that goes on to the end of its line, or to a comment."""
+    line = text.find("\n", at)
+    line = len(text) if line < 0 else line
+    comment = _pattern(r"[ \t](?:#|//|;)").search(text, at, line)
+    end = comment.start() if comment else line
+    return at + len(text[at:end].rstrip(" \t\r\\"))
+
+
+def _end(text: str, at: int, pattern: str) -> int:
+    found = _pattern(pattern).match(text, at)
+    end = found.end() if found else at
+    return at + len(text[at:end].rstrip(".:"))
+
+
+def _is_name(value: str, name: str, before: str, after: str) -> bool:
+    """Whether this is the name of a value: NAME=WORD among the arguments of a call, NAME=NAME."""
+    is_argument = before.rstrip()[-1:] in ("(", ",") and after in (")", ",") and value.isidentifier()
+    return is_argument or value == name
+
+
+def _is_code(text: str) -> bool:
+    """Whether this is an expression of a program: a call, a name in another one."""
+    return _pattern(_EXPRESSION).fullmatch(text.rstrip().rstrip(",)}];")[:_NEAR]) is not None
+
+
+# --- as the next word
+
+
+def _takes_next_word(text: str, start: int, name: str) -> bool:
+    """Whether the word behind a name is its value: of an option --NAME, of a variable of Docker, of a file .netrc."""
+    if name.startswith("-"):
+        return text[start - 1 : start] in ("", *" \t\n+\"'=([{,") and (name.startswith("--") or len(name) > 3)
+    before = text[max(0, start - 260) : start]
+    line = before.rpartition("\n")[2]
+    if name.lower() in ("password", "passwd"):  # of .netrc, in one line or in several
+        login = line if line.strip("+- \t") else before
+        if _pattern(r"\b(?:machine|login|default)\b").search(login):
+            return True
+    return _pattern(r"[+\- ]?[ \t]*+(?:ENV|setenv|setx|ARG|#define|set[ \t]+-\w+)[ \t]+").fullmatch(line) is not None
+
+
+def _word(text: str, at: int, name: str) -> Iterator[Span]:
+    """Find the word that begins here, or what is in quotes."""
+    if text[at - 1 : at] in ('"', "'") and text[at - 1]:
+        end = _closing(text, at, text[at - 1])
+    else:
+        found = _pattern(r"[^\s\"'`]+").match(text, at)
+        end = found.end() if found else at
+        end -= text[at:end].endswith((",", ")", ":", "]"))
+    word = text[at:end]
+    if not word.startswith("-") and _pattern(_SMALL).fullmatch(word) is None:
+        yield from _if_value(at, end, text, name)

@@ -1,0 +1,58 @@
+"""Secrets in a diff of git: each file by what it is written in, and nothing of a file that is a secret as a whole. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from ddplaunch.system.redaction import HIDDEN, Redactor, Syntax
+
+_HEADER = "diff --git "
+_AHEAD = 4  # so many times the characters that are wanted are looked at, since secrets become shorter
+_SECRET_FILES = re.compile(
+    r"(?:^|[/ \"])(?:\.env[^/\"]*|[^/\"]*\.env|\.?_?netrc|\.npmrc|\.pypirc|\.pgpass|\.htpasswd|\.git-credentials|\.dockercfg"
+    r"|\.s3cfg|\.boto|\.vault-token|\.my\.cnf|\.docker/config\.json|\.kube/config|kubeconfig[^/\"]*|id_[a-z0-9_]+"
+    r"|[^/\"]*(?:credential|secret|password)[^/\"]*|[^/\"]*\.(?:pem|key|p12|pfx|jks|keystore|ppk|kdbx|asc|gpg|tfstate|tfvars)"
+    r"|service[-_]account[^/\"]*\.json|\.?tokens?(?:\.txt)?)\"?$",
+    re.IGNORECASE,
+)
+_SETTINGS = re.compile(
+    r"(?:\.(?:ya?ml|toml|ini|cfg|conf|config|env|properties|json|jsonl|sh|bash|zsh|fish|sbatch|slurm|xml|tf|hcl)"
+    r"|(?:^|/)(?:Dockerfile|Containerfile|Makefile|\.[\w-]*rc)[^/]*)\"?$",
+    re.IGNORECASE,
+)
+_CODE = re.compile(
+    r"\.(?:pyi?|pyx|c|cc|cpp|cu|cuh|h|hpp|js|jsx|ts|tsx|go|rs|java|kt|scala|rb|lua|jl|ipynb|swift|cs)\"?$",
+    re.IGNORECASE,
+)
+
+
+def diff(text: str, redactor: Redactor, most: int) -> str:
+    """Return the diff without secrets, of a long one the first `most` characters or so.
+
+    What stands before the first file is left out: it is the rest of one that nobody can name.
+    """
+    at = 0 if text.startswith(_HEADER) else text.find(f"\n{_HEADER}") + 1
+    pieces: list[str] = []
+    length = 0
+    if at == 0 and not text.startswith(_HEADER):
+        return ""
+    while at < len(text) and length < most:
+        following = text.find(f"\n{_HEADER}", at)
+        end = len(text) if following < 0 else following + 1
+        piece = _file(text[at : min(end, at + _AHEAD * most)], redactor)
+        pieces.append(piece)
+        length += len(piece)
+        at = end
+    return "".join(pieces)[:most]
+
+
+def _file(text: str, redactor: Redactor) -> str:
+    """Return what is changed in one file, without secrets."""
+    header, newline, changes = text.partition("\n")
+    names = header.removeprefix(_HEADER)
+    before = re.split(r"\"? \"?b/", names, maxsplit=1)[0]  # its name before the change
+    if _SECRET_FILES.search(names) or _SECRET_FILES.search(before):
+        redactor.hidden += 1
+        return f"{header}\n{HIDDEN}\n"
+    syntax = Syntax.CODE if _CODE.search(names) else Syntax.SETTINGS if _SETTINGS.search(names) else Syntax.ANY
+    return f"{header}{newline}{redactor.text(changes, syntax)}"

@@ -1,0 +1,144 @@
+"""Which names are those of secrets, and which values beside such a name are none. Pure."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from ddplaunch.system.redaction.shapes import is_random
+
+HIDDEN = "..."  # in place of a value that is shown nowhere
+LONGEST = 100  # characters of a name that are looked at, the last ones
+
+# what each name of a secret has in it, so that most names need no closer look
+PARTS = ("token", "secret", "pass", "pw", "cred", "key", "auth", "cookie", "jwt", "webhook", "bearer", "pat")
+_WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
+# words that say nothing of what a value is: they are dropped from the end of a name
+_EMPTY = frozenset((
+    "value", "val", "str", "string", "text", "plain", "plaintext", "raw", "b64", "base64", "default", "encoded", "new",
+    "old", "prod", "dev", "test", "staging", "main", "my",
+))  # fmt: skip
+# a name that ends so says where a secret is, or tells of one
+_ABOUT = frozenset((
+    "file", "files", "path", "paths", "dir", "directory", "folder", "location", "name", "names", "ref", "refs", "url",
+    "uri", "endpoint", "host", "env", "var", "variable", "variables", "id", "ids", "type", "types", "kind", "count",
+    "counts", "counter", "len", "length", "limit", "budget", "size", "sizes", "num", "number", "dim", "dims", "index",
+    "idx", "idxs", "pos", "position", "positions", "embedding", "embeddings", "embed", "embeds", "emb", "embs", "dropout",
+    "drop", "mask", "masks", "level", "rate", "loss", "acc", "accuracy", "logits", "logit", "probs", "prob", "logprob",
+    "logprobs", "weight", "weights", "freq", "usage", "bucket", "pad", "padding", "mapping", "stream", "generator",
+    "spec", "span", "spans", "list", "set", "class", "cls", "batch", "shift", "mixer", "mixing", "merging", "pruning",
+    "merge", "ttl", "expiry", "expires", "expiration", "timeout", "policy", "manager", "store", "provider", "backend",
+    "enabled", "required", "prompt", "hint", "min", "max", "map", "ratio", "per", "throughput", "seconds", "second",
+    "sec", "hash", "digest", "format", "version", "mode", "method", "callback", "fn", "func", "function", "scope",
+    "scopes", "error", "errors", "field", "fields", "header", "column", "strategy", "classification", "parallel",
+))  # fmt: skip
+# of these the id is as secret, or useless to hide but for what it is beside
+_IDS = frozenset(("key", "secret"))
+_PASSWORDS = frozenset((
+    "password", "passwords", "passwd", "passphrase", "passcode", "secret", "secrets", "credential", "credentials",
+    "creds", "passwort", "userpassword",
+))  # fmt: skip
+_ENDINGS = ("password", "passwd", "passphrase", "secret", "credentials")
+_KEYS = ("apikey", "secretkey", "accesskey", "privatekey", "encryptionkey", "signingkey", "authkey", "accountkey")
+_KEYS_OF = frozenset((
+    "api", "access", "secret", "private", "encryption", "encrypt", "signing", "sign", "auth", "account", "shared",
+    "master", "service", "deploy", "client", "storage", "app", "application", "webhook", "ssh", "gpg", "pgp", "aes",
+    "hmac", "rsa", "license", "subscription", "wandb", "openai", "hf", "huggingface", "anthropic", "aws", "gcp", "azure",
+    "google", "github", "gitlab", "comet", "neptune", "mlflow", "stripe", "cookie", "jwt", "crypto", "admin", "consumer",
+    "ssl", "tls", "fernet", "refresh", "vault", "server", "s3", "minio", "host", "kaggle",
+))  # fmt: skip
+_PASS_OF = frozenset((
+    "db", "database", "user", "smtp", "mail", "email", "ftp", "login", "admin", "root", "redis", "mysql", "postgres",
+    "pg", "mongo", "rabbitmq", "ldap", "ssh", "sudo", "become", "proxy",
+))  # fmt: skip
+# tokens of a text, not of a login
+TEXTS = frozenset((
+    "max", "min", "num", "n", "no", "pad", "eos", "bos", "unk", "cls", "sep", "mask", "masked", "special", "image",
+    "video", "audio", "next", "last", "first", "per", "prev", "previous", "stop", "start", "end", "begin", "text",
+    "patch", "vision", "visual", "query", "target", "source", "src", "tgt", "input", "output", "add", "register", "each",
+    "total", "sub", "word", "char", "byte", "single", "every", "any", "current", "cur", "generated", "prompt",
+    "completion", "expected", "unexpected", "invalid", "pred", "predicted", "eot", "eod", "eom", "sos", "learnable",
+    "class", "global", "prefix", "suffix", "bad", "good", "tool", "think", "mem", "memory", "latent", "noise", "task", "lang",
+    "language", "domain", "sentinel", "separator", "newline", "blank", "space", "null", "empty", "gist", "answer", "label",
+    "reg", "draft", "fim", "soft", "time", "action", "illegal", "unknown",
+))  # fmt: skip
+_LOGINS = frozenset((
+    "access", "api", "auth", "secret", "bearer", "refresh", "github", "gitlab", "hf", "id", "session", "security",
+))  # fmt: skip
+
+
+@lru_cache(1024)
+def is_secret(name: str) -> bool:
+    """Whether a variable, option or field of this name holds a secret: HF_TOKEN, --api-key, dbPassword, not max_tokens."""
+    lowered = name[-LONGEST:].lower()
+    if not any(part in lowered for part in PARTS):
+        return False
+    words = [word.lower() for word in re.findall(_WORD, name[-LONGEST:])]
+    while len(words) > 1 and words[-1] in _EMPTY:
+        words.pop()
+    if not words:
+        return False
+    if "webhook" in words or lowered.endswith("webhook"):
+        return True
+    if words[-1] in _ABOUT and not (words[-1] == "id" and words[-2:-1] and words[-2] in _IDS):
+        return False
+    return any(_tells(words, at, is_constant=name.isupper()) for at in range(len(words)))
+
+
+def is_password(name: str) -> bool:
+    """Whether a number, too, is a secret beside this name: a token of that kind is one of a text."""
+    lowered = name.lower()
+    return any(part in lowered for part in ("passw", "passphrase", "passcode", "pwd", "secret"))
+
+
+def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
+    """Whether this word, at its place in a name, makes the name that of a secret."""
+    word, before, is_last = words[at], words[at - 1] if at else "", at == len(words) - 1
+    if word in _PASSWORDS or word.endswith((*_ENDINGS, *_KEYS)) or word in ("jwt", "authorization"):
+        return True
+    if word.endswith("token"):
+        return before not in TEXTS and (is_last or is_constant)  # TOKEN_GITHUB, but not TokenClassificationOutput
+    if word == "tokens":
+        return before in _LOGINS
+    if word == "keys":
+        return is_last and before in ("api", "access", "secret", "private")
+    if word == "key":
+        return before in _KEYS_OF and (is_last or words[at + 1] == "id")
+    if not is_last:
+        return False
+    match word:
+        case "auth" | "pwd" | "pw" | "cookie" | "cookies" | "bearer":
+            return True
+        case "pass":
+            return before in _PASS_OF
+        case "pat":
+            return before in ("github", "gh", "gitlab", "azure", "ado")
+    return False
+
+
+_NOTHING = frozenset((
+    "none", "null", "nil", "true", "false", "yes", "no", "on", "off", "undefined", "nan", "default", "required",
+    "optional", "str", "int", "float", "bool", "bytes", "object", "any", "dict", "list", "tuple", "string", "number",
+    "boolean", "text", "secretstr", "path", "auto", "token", "tokens", "password", "secret", "passwd", "key", "hidden",
+    "redacted", "masked", "todo", "munge", "basic", "digest", "kerberos", "gssapi", "negotiate", "ntlm", "oauth2", "ldap",
+    "anonymous", "shared",
+))  # fmt: skip
+# what stands for a value: $NAME, ${NAME}, {name}, <name>, %(name)s, [PAD], @NAME@, xxxx, ***, "..."
+_PLACEHOLDER = (
+    r"\$(?:[A-Za-z_]\w*|\d|[({].*)?|%\(.*|%[sr]|[{]{1,2}[^{}]*[}]{1,2}|<[^<>]*>|\[[A-Za-z_ ]*\]|[A-Z_]*\$?\{[^{}]*\}|@\w+@"
+    r"|!(?:vault|secret|env\w*|Ref|Sub)\b.*|[xX]+|[*._#?-]+|\.\.\..*"
+)
+_PATH = r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+ -]*)+"
+_FILE = r"(?:[\w.-]+/)*[\w.-]+\.(?:txt|json|ya?ml|toml|pem|key|crt|pub|env|ini|cfg|py|sh|log|pt|bin|model|md|csv)"
+
+
+def is_value(text: str, name: str) -> bool:
+    """Whether a text beside the name of a secret is a secret: no placeholder, path, type or switch, and no number of tokens."""
+    text = text.strip()
+    if not text or text.lower() in _NOTHING or (len(text) < 1000 and re.fullmatch(_PLACEHOLDER, text, re.DOTALL)):
+        return False
+    if not is_password(name) and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text[:40]) and len(text) < 12:
+        return False
+    if re.fullmatch(_FILE, text[:1000]):
+        return False
+    return is_random(text) or not re.fullmatch(_PATH, text[:1000])  # base64 has slashes, too

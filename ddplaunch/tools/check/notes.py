@@ -1,0 +1,84 @@
+"""Reads the notes that worker/check.py writes. The program may damage them: a line that cannot be read is left out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from ddplaunch.record.seen.recorder import ranks_of
+from ddplaunch.spec.error_file import content
+from ddplaunch.spec.outcome import Frame
+from ddplaunch.system.fields import Number, Piece
+from ddplaunch.tools.check import Call, Group, Trace
+
+_LONGEST = 64 << 20  # bytes of the notes of a rank: MOST_CALLS of worker/check.py take a quarter
+
+_Frames = Annotated[tuple[tuple[Piece, Number, Piece], ...], Meta(max_length=100)]
+
+
+class _Stack(Struct, frozen=True, tag="stack"):
+    number: Number
+    frames: _Frames
+
+
+class _Group(Struct, frozen=True, tag="group"):
+    name: Piece
+    members: Annotated[str, Meta(max_length=1 << 20)]
+    title: Piece = ""
+
+
+class _Call(Struct, frozen=True, tag="call"):
+    operation: Piece
+    group: Piece
+    step: Number
+    stack: Number
+    inputs: Piece = ""
+    outputs: Piece = ""
+    peer: int | None = None
+    tag: int = 0
+    members: Piece = ""
+    lacks: bool = False
+
+
+class _Step(Struct, frozen=True, tag="step"):
+    done: Number
+
+
+class _End(Struct, frozen=True, tag="end"):
+    why: Piece
+    stack: Number
+
+
+_decoder = msgspec.json.Decoder(_Stack | _Group | _Call | _Step | _End)
+
+
+def read(path: str, rank: int, world_size: int) -> Trace:
+    """Return what the notes at `path` tell of a rank; `end` is "ended" if no note says why the rank ended."""
+    stacks: dict[int, tuple[Frame, ...]] = {}
+    groups: dict[str, Group] = {}
+    calls: list[Call] = []
+    where: tuple[Frame, ...] = ()
+    end, steps = "ended", 0
+    for line in content(path, _LONGEST).splitlines():
+        try:
+            note = _decoder.decode(line)
+        except (ValueError, RecursionError):
+            continue
+        match note:
+            case _Stack():
+                stacks[note.number] = tuple(
+                    Frame(file=file, line=number, function=name) for file, number, name in note.frames
+                )
+            case _Group():
+                groups[note.name] = Group(members=ranks_of(note.members, world_size), title=note.title)
+            case _Call():
+                fields = asdict(note)
+                calls.append(Call(frames=stacks.get(fields.pop("stack"), ()), **fields))
+            case _Step():
+                steps = note.done
+            case _End(why="steps" | "saves" | "calls"):
+                end, where = note.why, stacks.get(note.stack, ())
+    return Trace(rank=rank, groups=groups, calls=tuple(calls), end=end, frames=where, steps=steps)

@@ -1,0 +1,307 @@
+"""Runs the ranks that are checked, a few at a time, each in a process of its own with a deadline, and reads their notes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.plan import variables
+from ddplaunch.plan.devices.node import Node
+from ddplaunch.plan.make import argv
+from ddplaunch.plan.other_places import without_other_places
+from ddplaunch.record.seen.dump import parse_dump
+from ddplaunch.spec.error_file import content, parse
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.exitcodes import of_signal
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process import child, tree
+from ddplaunch.system.process.child import Child, End, Stdio
+from ddplaunch.system.process.fork import fork
+from ddplaunch.system.process.linux import become_subreaper, detach
+from ddplaunch.system.process.tidying import end_all
+from ddplaunch.system.words import signal_name
+from ddplaunch.tools.check import Trace, notes
+
+_MOST_AT_ONCE = 4  # each holds a whole model
+_LATE = 5.0  # seconds after its deadline until a rank is killed that has not ended itself, and that a kill may take
+_OUTPUT = 64 << 10  # bytes of a rank's output that are kept
+_PORT = "29500"  # as torchrun's default; nobody listens there
+_LONGEST_STACKS = 4 << 20  # bytes
+_GIVES_UP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What is to be checked."""
+
+    world_size: int
+    nproc_per_node: int
+    ranks: tuple[int, ...]
+    steps: int
+    seconds: float  # that a rank may take
+
+
+class _Stopped(Exception):
+    """A signal has ended the check."""
+
+
+def run(
+    spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted, told: Callable[[Trace], object]
+) -> list[Trace] | int:
+    """Run the ranks, the lowest first and alone, since others may get objects from it; return what they did.
+
+    A number is the exit status, after a signal. `told` is called as each ends.
+    """
+    become_subreaper()
+    try:
+        with _folder() as folder, _stoppable() as stop:
+            return _Runs(spec, env, node, wanted, told, folder).run(stop)
+    except _Stopped as stopped:
+        return of_signal(stopped.args[0])
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """Return a folder for the notes of the ranks; a child removes the folder when this process ends the block, or is killed."""
+    folder = tempfile.mkdtemp(prefix="ddplaunch-check-")
+    readable, writable = os.pipe2(os.O_CLOEXEC)  # the child waits for its end, and has no end of its own to write to
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has them blocked itself
+    try:
+        if (pid := fork()) == 0:
+            _remove_at_end(folder, readable)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(readable)
+    try:
+        yield folder
+    finally:
+        os.close(writable)
+        os.waitpid(pid, 0)
+
+
+def _remove_at_end(folder: str, pipe: int) -> NoReturn:
+    """Wait for the end of the pipe, remove the folder, and exit."""
+    try:
+        detach(pipe)
+        os.read(3, 1)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os._exit(0)
+
+
+@contextmanager
+def _stoppable() -> Iterator[int]:
+    """Return a descriptor that becomes readable when a signal asks this command to end; the signals' numbers are read from it."""
+    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = {signum: signal.signal(signum, lambda *_: None) for signum in _GIVES_UP if not _is_ignored(signum)}
+    woken = signal.set_wakeup_fd(writable)
+    try:
+        yield readable
+    finally:
+        signal.set_wakeup_fd(woken)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        os.close(readable)
+        os.close(writable)
+
+
+def _is_ignored(signum: int) -> bool:
+    return signal.getsignal(signum) is signal.SIG_IGN
+
+
+class _Rank:
+    """A rank that runs."""
+
+    def __init__(self, rank: int, process: Child, output: int, began: float) -> None:
+        self.rank = rank
+        self.process = process
+        self.output = output  # descriptor
+        self.began = began
+        self.tail = b""
+        self.was_killed = False
+
+
+class _Runs:
+    """The ranks of one check."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        env: Mapping[str, str],
+        node: Node,
+        wanted: Wanted,
+        told: Callable[[Trace], object],
+        folder: str,
+    ) -> None:
+        self._told = told
+        self._spec = spec
+        self._env = env
+        self._node = node
+        self._wanted = wanted
+        self._folder = folder
+        self._loop = Loop()
+        self._todo = deque(wanted.ranks)
+        self._running: dict[int, _Rank] = {}
+        self._traces: dict[int, Trace] = {}
+        # as of a shell that was replaced by this command
+        self._not_ours = {process.pid for process in tree.descendants(os.getpid())}
+        self._at_once = max(1, min(_MOST_AT_ONCE, node.hardware.usable_cpus, len(wanted.ranks) - 1))
+
+    def run(self, stop: int) -> list[Trace]:
+        """Run all; raise _Stopped if a signal asks to end. No process is left behind in any case."""
+        self._loop.watch(stop, lambda: _stop(stop))
+        try:
+            while self._todo or self._running:
+                while self._todo and len(self._running) < (self._at_once if self._traces else 1):
+                    self._start(self._todo.popleft())
+                self._loop.run_once()
+        finally:
+            for one in list(self._running.values()):
+                self._kill(one)
+                tree.ends_within(one.process.pid, _LATE)
+                one.process.reap()
+            self._sweep()
+            self._loop.close()
+        return [self._traces[rank] for rank in self._wanted.ranks]
+
+    def _start(self, rank: int) -> None:
+        """Start the process of a rank, with a deadline; if that fails, note why in the trace of the rank."""
+        readable, writable = os.pipe2(os.O_CLOEXEC)
+        devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        local_rank = rank % self._wanted.nproc_per_node
+        try:
+            process = child.start(
+                argv(self._spec, self._node, local_rank),
+                self._environment(rank),
+                Stdio(devnull, writable, writable),
+                handled=child.handled_signals(),
+            )
+        except child.StartError as error:
+            os.close(readable)
+            self._traces[rank] = Trace(rank=rank, end="failed", how=str(error))
+            return
+        finally:
+            os.close(devnull)
+            os.close(writable)
+        os.set_blocking(readable, False)
+        now = self._loop.now()
+        one = self._running[rank] = _Rank(rank, process, readable, now)
+        timer = self._loop.timer(now + self._wanted.seconds + _LATE, lambda: self._kill(one))
+        self._loop.watch(readable, lambda: self._read(one))
+
+        def on_end() -> None:
+            timer.cancel()
+            self._end(one)
+
+        self._loop.watch(process.ended, on_end)
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        """Return the variables of a rank as in the whole job; hide the devices if there are fewer than on a node of that job."""
+        wanted, usable = self._wanted, self._node.hardware.usable_cpus
+        node_rank, local_rank = divmod(rank, wanted.nproc_per_node)
+        nnodes = -(-wanted.world_size // wanted.nproc_per_node)
+        omp, _ = variables.threads(self._spec, usable, self._at_once, self._env.get("OMP_NUM_THREADS"))
+        common = variables.common(self._spec, self._env, run_id="check", backend="gloo", address="127.0.0.1", omp=omp)
+        place = variables.of_place(
+            rank=rank,
+            local_rank=local_rank,
+            world_size=wanted.world_size,
+            local_world_size=min(wanted.nproc_per_node, wanted.world_size - node_rank * wanted.nproc_per_node),
+            node_rank=node_rank,
+            nnodes=nnodes,
+            role=self._spec.role,
+        )
+        has_device = len(self._node.devices) >= wanted.nproc_per_node
+        hidden = {} if has_device else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
+        path = self._path(rank)
+        return {
+            **without_other_places(self._env, None, wanted.world_size),
+            **hidden,
+            **common,
+            **place,
+            "MASTER_PORT": _PORT,
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_ERROR_FILE": f"{path}.json",
+            "DDPLAUNCH_INIT_METHOD": "env://",
+            "DDPLAUNCH_LOG_DIR": "",
+            "DDPLAUNCH_DEVICE": str(self._node.devices[local_rank]) if has_device else "cpu",
+            "DDPLAUNCH_CHECK": "1",
+            "DDPLAUNCH_CHECK_NOTES": f"{wanted.steps},{wanted.seconds},{path}",
+        }
+
+    def _path(self, rank: int) -> str:
+        return f"{self._folder}/rank-{rank}"
+
+    def _read(self, one: _Rank) -> None:
+        """Read what a rank prints, and keep the end of it."""
+        with suppress(BlockingIOError):
+            data = os.read(one.output, _OUTPUT)
+            one.tail = (one.tail + data)[-_OUTPUT:]
+            if not data:
+                self._loop.unwatch(one.output)
+
+    def _kill(self, one: _Rank) -> None:
+        """Kill a rank. Once the rank is gone, `_sweep` ends the processes that the rank has started."""
+        one.was_killed = True
+        with suppress(ProcessLookupError):
+            os.kill(one.process.pid, signal.SIGKILL)
+
+    def _end(self, one: _Rank) -> None:
+        """Read how a rank ended, and end what it has left behind."""
+        ended = one.process.look()
+        if ended is None:
+            return
+        del self._running[one.rank]
+        self._loop.unwatch(one.process.ended)
+        if self._loop.watches(one.output):
+            self._read(one)
+            self._loop.unwatch(one.output)
+        os.close(one.output)
+        one.process.reap()
+        self._sweep()
+        self._traces[one.rank] = self._trace(one, ended)
+        self._told(self._traces[one.rank])
+
+    def _trace(self, one: _Rank, ended: End) -> Trace:
+        """Return what a rank has noted, and why it ended: by its notes, else late, well, with an exception, or with a status."""
+        path = self._path(one.rank)
+        trace = replace(
+            notes.read(path, one.rank, self._wanted.world_size),
+            seconds=self._loop.now() - one.began,
+            output=one.tail.decode(errors="replace"),
+        )
+        if trace.end != "ended":  # the notes say why it ended
+            return trace
+        stacks = content(f"{path}.late", _LONGEST_STACKS).decode(errors="replace")
+        if one.was_killed or stacks:
+            main = (thread.frames for thread in parse_dump(stacks) if thread.is_main)
+            return replace(trace, end="late", frames=next(main, ()))
+        if ended.code == 0:
+            return trace
+        how = f"exit status {ended.code}" if ended.signal is None else f"killed by {signal_name(ended.signal)}"
+        error = parse(content(f"{path}.json"))
+        return replace(trace, end="failed" if error is None else "raised", how=how, error=error)
+
+    def _sweep(self) -> None:
+        """End what ranks that have ended left behind, and wait until it is gone."""
+        pids = {one.process.pid for one in self._running.values()} | self._not_ours
+        end_all(list(tree.descendants(os.getpid(), pids)), _LATE)
+        tree.reap(pids)
+
+
+def _stop(stop: int) -> None:
+    raise _Stopped(os.read(stop, 1)[0])
+
+
+def default_ranks(world_size: int, nproc_per_node: int) -> tuple[int, ...]:
+    """Return the ranks that most often differ: the first, the ends of the first node and of the job, one in the middle."""
+    ranks = (0, 1, nproc_per_node - 1, nproc_per_node, world_size // 2, world_size - 1)
+    return tuple(sorted({rank for rank in ranks if 0 <= rank < world_size}))

@@ -1,0 +1,142 @@
+"""What `ddplaunch check` prints: where ranks disagree, which failed, and what was compared; for people, or as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddplaunch.record.seen.stack import frames_of
+from ddplaunch.system.console.tables import BAD, GOOD, NAME, NOTE, Block, line, section, sentence
+from ddplaunch.system.redaction import Redactor
+from ddplaunch.system.words import compress, count, duration, some, these_ranks
+from ddplaunch.tools.check import Trace
+from ddplaunch.tools.check.compare import Compared, in_short, where
+from ddplaunch.tools.check.run import Wanted
+
+_SCHEMA = 1
+_NEEDS_GPU = re.compile(
+    r"Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|No HIP GPUs|invalid device ordinal"
+    r"|current compilation's accelerator support|'torch\._C' has no attribute '_cuda_"
+)
+_LINES = 5  # of the output of a rank that failed without an exception,
+_LONGEST = 300  # and characters of a line: a progress bar may be one line of megabytes
+
+
+def blocks(wanted: Wanted, traces: Sequence[Trace], compared: Compared, seconds: float, cwd: str) -> Iterator[Block]:
+    """Yield the mismatches and failures, then the limits of the check, then a line that sums all up."""
+    for mismatch in compared.mismatches:
+        yield line(("mismatch: ", BAD), mismatch.text)
+    for text, output, hint in _failures(traces, wanted, cwd):
+        parts = [line(("error: ", BAD), text), *(line((f"  {words}", NOTE)) for words in output)]
+        yield section(*parts, *([sentence("hint: ", hint)] if hint else []))
+    if notes := list(_notes(wanted, traces, compared, cwd)):
+        yield section(*(sentence(("note: ", NAME), text) for text in notes))
+    failed = [trace.rank for trace in traces if trace.is_wrong]
+    if compared.mismatches:
+        verdict = ("disagree", BAD)
+    elif failed:
+        verdict = (f"{len(failed)} of them did not get through" if len(traces) > 1 else "did not get through", BAD)
+    elif compared.groups:
+        verdict = (f"agree in {count(compared.calls, 'collective')} of {count(compared.groups, 'group')}", GOOD)
+    else:
+        verdict = ("got through", GOOD)
+    yield line(
+        f"{these_ranks(wanted.ranks)} of {wanted.world_size}: ", verdict, f", {_extent(traces)} ({duration(seconds)})"
+    )
+
+
+def is_wrong(traces: Sequence[Trace], compared: Compared) -> bool:
+    """Whether the job would not run: ranks disagree, or one does not get through."""
+    return bool(compared.mismatches) or any(trace.is_wrong for trace in traces)
+
+
+def _extent(traces: Sequence[Trace]) -> str:
+    low, high = min(trace.steps for trace in traces), max(trace.steps for trace in traces)
+    return count(high, "step") if low == high else f"{low} to {high} steps"
+
+
+def _failures(traces: Sequence[Trace], wanted: Wanted, cwd: str) -> Iterator[tuple[str, list[str], str]]:
+    """Yield of ranks that did not get through: a sentence, the end of their output, and a hint; equal ones once."""
+    found: dict[tuple[str, str, str], list[Trace]] = {}
+    for trace in traces:
+        if trace.is_wrong:
+            found.setdefault(_failure(trace, wanted, cwd), []).append(trace)
+    for (text, place, hint), who in found.items():
+        lines = who[0].output.splitlines()[-_LINES:] if who[0].end == "failed" else []
+        output = [text if len(text) <= _LONGEST else f"...{text[-_LONGEST:]}" for text in lines]
+        yield f"{these_ranks([one.rank for one in who])} {text}{f': {place}' if place else ''}", output, hint
+
+
+def _failure(trace: Trace, wanted: Wanted, cwd: str) -> tuple[str, str, str]:
+    """Return what happened to a rank, where, and a hint."""
+    if trace.end == "late":
+        text = f"did not come to the end of step {trace.steps + 1} in {duration(wanted.seconds)}"
+        hint = "no other rank answers in a check. If the script only needs more time, `--timeout 15m` gives it"
+        return text, where(trace.frames, cwd), hint
+    error = trace.error
+    if error is None:
+        return f"{'was' if trace.how.startswith('killed') else 'ended with'} {trace.how}", "", ""
+    first = Redactor().text(error.message.strip().partition("\n")[0][:300])
+    said = f"{error.type}: {first}" if first else error.type
+    hint = ""
+    lacking = next((call for call in trace.calls if call.lacks), None)
+    if _NEEDS_GPU.search(error.message):
+        hint = (
+            "a check runs on the CPU, unless this machine has as many GPUs as a node of the job. Let the script take its "
+            'device from ddplaunch: `os.environ["DDPLAUNCH_DEVICE"]`'
+        )
+    elif lacking is not None:
+        hint = (
+            f"it got nothing from rank {lacking.peer} by {lacking.operation} ({where(lacking.frames, cwd)}), because that "
+            f"rank was not checked before. `--ranks {compress({*wanted.ranks, lacking.peer or 0})}` checks both"
+        )
+    return f"raised {said}", where(tuple(reversed(frames_of(error))), cwd), hint
+
+
+def _notes(wanted: Wanted, traces: Sequence[Trace], compared: Compared, cwd: str) -> Iterator[str]:
+    """Yield the limits of this check: ranks that stopped early, steps that never came, groups with one checked rank."""
+    saved: dict[tuple[int, str], list[int]] = {}
+    for trace in traces:
+        if trace.end == "saves":
+            saved.setdefault((trace.steps, where(trace.frames, cwd)), []).append(trace.rank)
+    for (steps, place), ranks in saved.items():
+        after = f"after step {steps}" if steps else "before a step"
+        yield f"{these_ranks(ranks)} would save {after}: {place}. Nothing after that was checked"
+    if many := [trace.rank for trace in traces if trace.end == "calls"]:
+        yield f"{these_ranks(many)} asked for so many collectives that their check ended in step {traces[0].steps + 1}"
+    if not any(trace.groups for trace in traces):
+        yield "no rank has made a process group, so there was nothing to compare"
+    elif not compared.mismatches and not any(trace.steps or trace.is_wrong or trace.end == "saves" for trace in traces):
+        yield "no rank has taken a step of an optimizer, so the whole program was checked"
+    if compared.alone:
+        mates = (next(rank for rank in group if rank not in wanted.ranks) for group in compared.alone)
+        groups = some(map(in_short, compared.alone), 2)
+        yield (
+            f"of {count(len(compared.alone), 'group')} ({groups}) only one rank was checked. "
+            f"`--ranks {compress({*wanted.ranks, *mates})}` compares more"
+        )
+
+
+def as_json(wanted: Wanted, traces: Sequence[Trace], compared: Compared, seconds: float, cwd: str) -> str:
+    """Return all as JSON; docs/guides/check.md has the schema."""
+    ranks = []
+    for trace in traces:
+        error, place, _ = _failure(trace, wanted, cwd) if trace.is_wrong else ("", where(trace.frames, cwd), "")
+        of_rank = {"rank": trace.rank, "end": trace.end, "steps": trace.steps, "calls": len(trace.calls)}
+        ranks.append({**of_rank, "seconds": round(trace.seconds, 3), "error": error, "where": place})
+    report = {
+        "schema": _SCHEMA,
+        "world_size": wanted.world_size,
+        "nproc_per_node": wanted.nproc_per_node,
+        "agree": not is_wrong(traces, compared),
+        "seconds": round(seconds, 3),
+        "collectives": compared.calls,
+        "groups": compared.groups,
+        "mismatches": [
+            {"step": one.step, "group": one.group, "text": one.text, "sides": one.sides} for one in compared.mismatches
+        ],
+        "ranks": ranks,
+    }
+    return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()

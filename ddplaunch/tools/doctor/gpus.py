@@ -1,0 +1,302 @@
+"""The GPUs that a job would get here: driver and torch, errors, brakes, links, and the processes that use them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddplaunch.plan.devices import Hardware
+from ddplaunch.plan.devices.gpu_health import Health, Machine, Pair
+from ddplaunch.plan.devices.gpu_health import read as read_nvml
+from ddplaunch.plan.devices.interpreter import TorchBuild, find_torch
+from ddplaunch.plan.devices.node import has_nvidia, probe
+from ddplaunch.plan.devices.nvidia import NvmlError, NvmlMissingError
+from ddplaunch.plan.devices.sysfs import read_cpulist
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.process.tree import content, look
+from ddplaunch.system.redaction import Redactor
+from ddplaunch.system.words import compress, count, duration, size, some
+from ddplaunch.tools.doctor import Check, Finding, Severity, Subject, Verdict, broken, note, slow
+
+_CROWDED = 0.1  # of the memory of a GPU: torch takes what is left, and the largest batch no longer fits
+_MOST = 8  # processes that are shown
+_LONGEST = 80  # characters of a command that are shown
+
+
+class User(Struct, frozen=True, kw_only=True):
+    """Whose process uses a GPU."""
+
+    is_ours: bool  # of this user
+    uid: int
+    command: str
+    seconds: float  # for which it runs
+    is_orphan: bool  # only init is its parent: nobody waits for it
+
+
+class Gpus(Struct, frozen=True, kw_only=True):
+    """What drivers, torch and /proc say of the accelerators."""
+
+    hardware: Hardware  # what a job would use
+    machine: Machine | None = None  # what NVML says of all GPUs
+    problem: str = ""  # why NVML does not answer, though a driver is there
+    refused: tuple[str, str] | None = None  # the error and hint of a job: a GPU that was named is lost
+    build: TorchBuild | None = None  # the torch of the workers
+    users: Mapping[int, User] = {}  # by pid, as far as /proc shows them
+    far: tuple[int, ...] = ()  # GPUs near none of the CPUs that this process may use
+
+
+def read(subject: Subject) -> Gpus:
+    """Ask the drivers; this process may hang in one for ever."""
+    try:
+        # first: it asks NVML in a child, which the driver refuses where its parent has it open
+        hardware = probe(subject.env, root=subject.root)
+    except LaunchError as error:
+        return Gpus(hardware=Hardware(), refused=(error.message, error.hint or ""))
+    machine, problem = None, ""
+    if has_nvidia(subject.env, subject.root):
+        try:
+            machine = read_nvml()
+        except NvmlMissingError:
+            pass
+        except NvmlError as error:
+            problem = str(error)
+    gpus = machine.gpus if machine is not None else ()
+    near = {gpu.index: read_cpulist(subject.root, f"/sys/bus/pci/devices/{gpu.pci}/local_cpulist") for gpu in gpus}
+    return Gpus(
+        hardware=hardware,
+        machine=machine,
+        problem=problem,
+        build=find_torch(subject.python),
+        users={holder.pid: user for gpu in gpus for holder in gpu.holders if (user := _user(holder.pid)) is not None},
+        far=tuple(index for index, cpus in near.items() if cpus and not set(cpus) & set(hardware.cpus)),
+    )
+
+
+def _user(pid: int) -> User | None:
+    """Return the owner, command and age of a process that uses a GPU; None if the process has ended."""
+    process = look(pid)
+    if process is None:
+        return None
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+        words = content(f"/proc/{pid}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return None
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
+    return User(
+        is_ours=uid == os.geteuid(),
+        uid=uid,
+        command=(" ".join(Redactor().argv(words)) or process.name)[:_LONGEST],
+        seconds=since_boot,
+        is_orphan=process.parent == 1,
+    )
+
+
+def judge(gpus: Gpus) -> Verdict:
+    """Judge the accelerators that a job would use; those that it would not get are no finding."""
+    if gpus.refused is not None:
+        return Verdict(gpus.refused[0], (broken(gpus.refused[0], hint=gpus.refused[1]),))
+    if gpus.problem:
+        finding = broken(
+            f"the NVIDIA driver does not work: {gpus.problem}",
+            "NVML, on which nvidia-smi and ddplaunch rely\nCUDA most likely fails as well",
+            _driver_hint(gpus.problem),
+        )
+        return Verdict(gpus.problem, (finding,))
+    devices, machine = gpus.hardware.devices, gpus.machine
+    if machine is None:
+        named = some(sorted({device.name or device.kind for device in devices}))
+        facts = f"{count(len(devices), 'device')}: {named}" if devices else gpus.hardware.device_source
+        return Verdict(facts, (*_of_job(gpus), *_of_no_device(gpus.hardware)))
+    shown = [gpu for gpu in machine.gpus if _is_visible(gpu, gpus.hardware)]
+    indices = {gpu.index for gpu in shown}
+    pairs = [pair for pair in machine.pairs if indices.issuperset((pair.first, pair.second))]
+    of_gpus = (finding for gpu in shown for finding in _of_health(gpu))
+    findings = (*_of_job(gpus), *of_gpus, *_of_users(shown, gpus.users), *_of_pairs(pairs), *_of_far(shown, gpus))
+    names = some(sorted({gpu.name for gpu in shown if gpu.name}))
+    driver = f"driver {machine.driver or 'not known'}, CUDA {machine.cuda[0]}.{machine.cuda[1]}"
+    return Verdict(f"{count(len(shown), 'GPU')}: {names}, {driver}", findings)
+
+
+def _of_job(gpus: Gpus) -> Iterator[Finding]:
+    """Judge torch, and the variable that chooses among the GPUs; what is said of one that is left out is found in its health."""
+    yield from _of_torch(gpus)
+    yield from (note(text) for text in gpus.hardware.notes if not text.startswith("GPU "))
+
+
+def _of_no_device(hardware: Hardware) -> Iterator[Finding]:
+    if hardware.granted and not hardware.devices:
+        variable = hardware.granted.partition("=")[0]
+        yield broken(hardware.device_source, hint=f"`unset {variable}`, or `ddplaunch --devices cpu train.py`")
+
+
+def _of_far(shown: Sequence[Health], gpus: Gpus) -> Iterator[Finding]:
+    if far := [gpu.index for gpu in shown if gpu.index in gpus.far]:
+        yield slow(
+            f"this process may not use the CPUs near {_gpus(far)}",
+            f"this process may use CPUs {compress(gpus.hardware.cpus)}\ncopies to these GPUs cross sockets",
+            "ask for CPUs near the GPUs, in Slurm by `--gres-flags=enforce-binding`, or for whole nodes",
+        )
+
+
+def _is_visible(gpu: Health, hardware: Hardware) -> bool:
+    """Whether a job would use this GPU, or would miss it: one that is lost counts, unless others were named."""
+    uuids = {device.uuid for device in hardware.devices}
+    pcis = {device.pci for device in hardware.devices}
+    if gpu.lost:
+        return not hardware.granted
+    return gpu.uuid in uuids or (gpu.pci is not None and gpu.pci in pcis) or None in uuids
+
+
+def _driver_hint(problem: str) -> str:
+    if "mismatch" in problem:
+        return "the driver was updated under a running kernel module: reboot, or unload the module and load the new one"
+    return "`nvidia-smi` shows the same\n`dmesg | grep -i -e nvrm -e xid` the reason, and a reboot often helps"
+
+
+def _of_torch(gpus: Gpus) -> Iterator[Finding]:
+    """Compare the build of torch with the driver: a driver runs the CUDA of its own major version and of older ones."""
+    build, devices = gpus.build, gpus.hardware.devices
+    if build is None or not devices:
+        return
+    severity: Severity = "broken" if gpus.hardware.granted else "slow"
+    if not (build.cuda or build.hip or build.xpu):
+        yield Finding(
+            severity=severity,
+            title=f"torch {build.version} is a build for CPUs, though this machine has {count(len(devices), 'accelerator')}",
+            evidence="its version.py names neither CUDA nor ROCm nor oneAPI",
+            hint="install a build for these devices: pytorch.org/get-started/locally has the line to type",
+        )
+    elif gpus.machine is not None and build.cuda is not None:
+        wanted = tuple(int(part) for part in build.cuda.split(".")[:2] if part.isdecimal())
+        if wanted and wanted[0] > gpus.machine.cuda[0] > 0:
+            has = ".".join(map(str, gpus.machine.cuda))
+            yield broken(
+                f"torch {build.version} needs a driver for CUDA {build.cuda}, and this driver runs CUDA {has} at most",
+                f"driver {gpus.machine.driver}",
+                f"install a newer driver, or a torch for CUDA {gpus.machine.cuda[0]} (pytorch.org/get-started/locally)",
+            )
+        if not build.nccl and len(devices) > 1:
+            yield slow(
+                f"torch {build.version} has no NCCL, so that GPUs talk through gloo and main memory",
+                hint="`pip install --force-reinstall torch` installs a build with NCCL",
+            )
+
+
+def _of_health(gpu: Health) -> Iterator[Finding]:
+    """Judge one GPU by itself."""
+    name = f"GPU {gpu.index}"
+    reset = f"`nvidia-smi --gpu-reset -i {gpu.index}` as root while nothing uses it, or reboot"
+    if gpu.lost:
+        yield broken(f"{name} has fallen off the bus", "NVML: GPU is lost", reset)
+        return
+    if gpu.prohibited:
+        yield broken(
+            f"{name} takes no process: its compute mode is prohibited",
+            hint=f"`nvidia-smi -i {gpu.index} -c DEFAULT` as root",
+        )
+    elif gpu.exclusive and gpu.holders:
+        yield broken(
+            f"{name} takes one process only, and has one",
+            f"its compute mode is exclusive\n{some(f'pid {one.pid}' for one in gpu.holders)} uses it",
+            f"`nvidia-smi -i {gpu.index} -c DEFAULT` as root, or wait for that process",
+        )
+    if gpu.fabric_starts:
+        yield broken(
+            f"{name} waits for the fabric manager of its NVSwitch, and CUDA fails until then",
+            "NVML: the state of the fabric is not completed",
+            "`systemctl status nvidia-fabricmanager`\n`systemctl restart nvidia-fabricmanager` as root",
+        )
+    if gpu.remap_failed:
+        yield broken(
+            f"{name} has defective memory that it cannot replace any more",
+            "NVML: the remapping of a row has failed",
+            "leave it out (`ddplaunch --devices LIST`) and have it exchanged",
+        )
+    elif gpu.remap_pending:
+        yield note(f"{name} will replace defective memory at its next reset", hint=reset)
+    if gpu.uncorrected:
+        yield slow(
+            f"{name} has had {count(gpu.uncorrected, 'memory error')} that could not be corrected",
+            "NVML: volatile ECC counts since the driver was loaded\neach ends the process that it meets",
+            f"{reset}\nif they come back, have it exchanged",
+        )
+    if gpu.brakes:
+        yield slow(
+            f"{name} runs at lower clocks because of {some(gpu.brakes)}",
+            hint=f"`nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {gpu.index}` shows more\nlook at fans, air and power",
+        )
+    if gpu.pci_width is not None and gpu.pci_width[0] < gpu.pci_width[1]:
+        yield slow(
+            f"{name} uses {gpu.pci_width[0]} of its {gpu.pci_width[1]} PCI lanes",
+            f"PCI address {gpu.pci or 'not known'}\ncopies from and to the CPU take longer",
+            "some boards and clouds have no more\nelse reseat the card",
+        )
+    if gpu.links is not None and 0 < gpu.links[0] < gpu.links[1]:
+        yield slow(
+            f"{gpu.links[0]} of the {gpu.links[1]} NVLinks of {name} are up",
+            hint=f"`nvidia-smi nvlink -s -i {gpu.index}` shows which; {reset}",
+        )
+    if gpu.persistence is False:
+        yield note(
+            f"{name} is not in persistence mode, so each start waits for the driver to wake it",
+            hint="`nvidia-smi -pm 1` as root, or run nvidia-persistenced",
+        )
+
+
+def _of_users(gpus: Sequence[Health], users: Mapping[int, User]) -> Iterator[Finding]:
+    """Yield which processes use these GPUs; if nobody waits for a process of this user, with the line that ends it."""
+    held = {gpu.index: max(gpu.used, sum(holder.memory or 0 for holder in gpu.holders)) for gpu in gpus if gpu.holders}
+    if not held:
+        return
+    on: dict[int, list[tuple[int, int]]] = {}
+    for gpu in gpus:
+        for holder in gpu.holders:
+            on.setdefault(holder.pid, []).append((gpu.index, holder.memory or 0))
+    ours = {pid for pid in on if (user := users.get(pid)) is not None and user.is_ours}
+    stale = sorted(pid for pid in ours if users[pid].is_orphan)
+    lines = [_line(pid, places, users.get(pid)) for pid, places in sorted(on.items())]
+    if stale:
+        hint = f"if no job of yours needs {'it' if len(stale) == 1 else 'them'} any more: `kill {' '.join(map(str, stale))}`"
+    elif ours:
+        hint = "`ddplaunch ps` shows your jobs, and `ddplaunch stop` ends one"
+    else:
+        hint = "`ddplaunch --devices LIST train.py` chooses other GPUs"
+    crowded = any(held[gpu.index] > _CROWDED * gpu.memory for gpu in gpus if gpu.index in held)
+    yield Finding(
+        severity="slow" if crowded else "note",
+        title=f"{_gpus(sorted(held))} {'is' if len(held) == 1 else 'are'} in use by {some(f'pid {pid}' for pid in sorted(on))}",
+        evidence="\n".join(lines[:_MOST] + ([f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else [])),
+        hint=hint,
+    )
+
+
+def _line(pid: int, places: list[tuple[int, int]], user: User | None) -> str:
+    """Say what a process holds on which GPUs, and whose it is."""
+    held = f"pid {pid} has {size(sum(memory for _, memory in places))} of {_gpus([index for index, _ in places])}"
+    if user is None:
+        return f"{held}: of another container, or hidden from you"
+    whose = "yours" if user.is_ours else f"of user {user.uid}"
+    orphan = ", and no shell or launcher waits for it" if user.is_orphan else ""
+    return f"{held}: {whose}, for {duration(user.seconds)}{orphan}: {user.command}"
+
+
+def _of_pairs(pairs: list[Pair]) -> Iterator[Finding]:
+    apart = [pair for pair in pairs if pair.peer_to_peer is False]
+    if apart:
+        yield note(
+            f"in {len(apart)} of {count(len(pairs), 'pair')} of GPUs neither reads the other's memory",
+            f"{some(f'{pair.first}-{pair.second}' for pair in apart)}: NCCL copies through /dev/shm",
+            "`nvidia-smi topo -p2p r` shows why\na virtual machine or the IOMMU (ACS) often forbids it",
+        )
+
+
+def _gpus(indices: list[int]) -> str:
+    return f"GPU{'s' if len(indices) > 1 else ''} {compress(indices)}"
+
+
+# without persistence mode the driver takes a second for each GPU
+CHECKS = (Check(id="gpus", examine=lambda subject: judge(read(subject)), within=9.0, if_late="broken"),)

@@ -1,0 +1,255 @@
+"""The name and the addresses of this host, its loopback, its ports and its clock. Sends nothing to another host."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from ddplaunch.plan.devices.sysfs import names, read
+from ddplaunch.system.net import addresses
+from ddplaunch.system.net.addresses import WITHOUT_INTERFACE
+from ddplaunch.system.process.linux import clock_state
+from ddplaunch.system.process.tree import content
+from ddplaunch.system.words import count, duration, some, why_failed
+from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, broken, note, slow
+
+_SLOW_LOOKUP = 1.0  # seconds; every worker looks the name up, some libraries several times
+_CROWDED = 0.8  # of the ephemeral ports
+_FEW_PORTS = 2000  # NCCL and gloo take some for each pair of workers on different nodes
+_LARGE_ERROR = 1.0  # seconds of a clock
+_TIMEOUT = 2.0  # seconds for a connection to ourselves
+
+
+# --- the name
+
+
+class Name(Struct, frozen=True, kw_only=True):
+    """What the name of this host resolves to."""
+
+    name: str
+    found: tuple[str, ...] = ()  # addresses
+    why: str = ""  # it does not resolve
+    seconds: float = 0.0  # that the lookup took
+    own: tuple[str, ...] = ()  # those of `found` that this host has; loopback counts
+    usable: tuple[str, ...] = ()  # addresses by which others may reach this host, the likeliest first
+
+
+def read_name(_subject: Subject) -> Name:
+    """Look up the name of this host, as gloo and others do."""
+    name = socket.gethostname()
+    began = time.monotonic()
+    why = ""
+    found: tuple[str, ...] = ()
+    try:
+        found = tuple(dict.fromkeys(str(one[4][0]) for one in socket.getaddrinfo(name, None)))
+    except OSError as error:  # UnicodeError is of names that no host has
+        why = why_failed(error)
+    return Name(
+        name=name,
+        found=found,
+        why=why,
+        seconds=time.monotonic() - began,
+        own=tuple(filter(addresses.is_own, found)),
+        usable=addresses.usable_addresses(),
+    )
+
+
+def judge_name(name: Name) -> Verdict:
+    """Judge the name of this host. A job of one node needs no name, so nothing here breaks it."""
+    facts = f"{name.name} is {some(name.found) or 'not known'}; reachable at {some(name.usable) or 'no address'}"
+    return Verdict(facts, tuple(_of_name(name)))
+
+
+def _of_name(name: Name) -> Iterator[Finding]:
+    address = next(iter(name.usable), "")
+    hint = f"for several nodes name the address of node 0: `ddplaunch --master-addr {address or 'ADDRESS'} ...`"
+    in_hosts = f"in /etc/hosts write `{address or 'ADDRESS'} {name.name}`"
+    if name.why:
+        yield note(
+            f"the name of this host, {name.name}, does not resolve: {name.why}",
+            "programs that look their own name up wait or fail\nother nodes do not find this one by name",
+            f"{in_hosts}; {hint}",
+        )
+    elif name.usable and all(map(addresses.is_loopback, name.found)):
+        yield note(
+            f"the name of this host, {name.name}, resolves to loopback: {some(name.found)}",
+            "as node 0 of several, this host would send the others to themselves\nddplaunch sets GLOO_SOCKET_IFNAME "
+            "and NCCL_SOCKET_IFNAME for its workers",
+            f"{hint}; or {in_hosts}",
+        )
+    elif not name.own:
+        yield note(
+            f"the name of this host, {name.name}, resolves to the address of another one: {some(name.found)}",
+            f"its own are {some(name.usable)}" if name.usable else "it has no address but loopback",
+            f"{in_hosts}; {hint}",
+        )
+    if name.seconds > _SLOW_LOOKUP:
+        yield slow(
+            f"to look up the name of this host takes {duration(name.seconds)}",
+            f"getaddrinfo({name.name})",
+            f"a name server does not answer (`cat /etc/resolv.conf`)\n{in_hosts}",
+        )
+
+
+# --- interfaces
+
+
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+class Interfaces(Struct, frozen=True, kw_only=True):
+    """The interfaces of this host, and the variables that choose among them."""
+
+    states: dict[str, str]  # by name: "up", "down", "unknown"
+    variables: dict[str, str] = {}
+    loopback: str = ""  # why a connection to 127.0.0.1 fails
+
+
+def read_interfaces(subject: Subject) -> Interfaces:
+    """List the interfaces, and connect to ourselves."""
+    states = {
+        name: read(subject.root, f"/sys/class/net/{name}/operstate") or ""
+        for name in names(subject.root, "/sys/class/net")
+    }
+    chosen = {name: subject.env[name] for name in _INTERFACES if subject.env.get(name)}
+    return Interfaces(states=states, variables=chosen, loopback=_connect_to_ourselves())
+
+
+def _connect_to_ourselves() -> str:
+    """Return why workers of this host cannot connect to each other, "" if they can."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as caller:
+            caller.settimeout(_TIMEOUT)
+            caller.connect(listener.getsockname())
+    except OSError as error:
+        return why_failed(error)
+    return ""
+
+
+def judge_interfaces(interfaces: Interfaces) -> Verdict:
+    """Judge loopback, and whether the variables name interfaces that are there."""
+    up = [name for name, state in interfaces.states.items() if state != "down"]
+    return Verdict(some(up, 12), tuple(_of_interfaces(interfaces)))
+
+
+def _of_interfaces(interfaces: Interfaces) -> Iterator[Finding]:
+    if interfaces.loopback:
+        yield broken(
+            f"processes of this host cannot reach each other at 127.0.0.1: {interfaces.loopback}",
+            "workers of one node meet there",
+            "`ip link set lo up`, or let the firewall accept the interface lo",
+        )
+    for variable, value in interfaces.variables.items():
+        if not _fits(variable, value, interfaces.states):
+            yield broken(
+                f"{variable}={value} fits no interface of this host",
+                f"there are {some(interfaces.states, 12)}",
+                WITHOUT_INTERFACE.format(variable=variable),
+            )
+
+
+def _fits(variable: str, value: str, states: dict[str, str]) -> bool:
+    """Whether a variable allows an interface: NCCL takes prefixes, `=` before exact names and `^` before excluded ones."""
+    exact, excludes = variable != "NCCL_SOCKET_IFNAME", False
+    if not exact and value.startswith("^"):
+        excludes, value = True, value[1:]
+    if not exact and value.startswith("="):
+        exact, value = True, value[1:]
+    wanted = [name.partition(":")[0].strip() for name in value.split(",") if name.strip()]
+    chosen = [name for name in states if any(name == one if exact else name.startswith(one) for one in wanted)]
+    if variable == "GLOO_SOCKET_IFNAME":  # each name makes a device, and one that fails ends the worker
+        return all(one in states for one in wanted)
+    return len(chosen) < len(states) if excludes else bool(chosen)
+
+
+# --- ports
+
+
+class Ports(Struct, frozen=True, kw_only=True):
+    """The ephemeral ports, which connections get that ask for no port, and how many are in use."""
+
+    first: int
+    last: int
+    used: int  # local ports of the range with a connection, or a socket that listens
+    waiting: int = 0  # of these, in TIME_WAIT
+
+
+def read_ports(subject: Subject) -> Ports:
+    """Read the range, and count the sockets of /proc/net/tcp."""
+    first, last = (
+        int(word) for word in (read(subject.root, "/proc/sys/net/ipv4/ip_local_port_range") or "32768 60999").split()
+    )
+    used, waiting = set(), 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = content(table).splitlines()[1:]
+        except OSError:  # a kernel without IPv6
+            continue
+        for line in lines:
+            fields = line.split(maxsplit=4)
+            port = int(fields[1].rpartition(b":")[2], 16)
+            if first <= port <= last:
+                used.add(port)
+                waiting += fields[3] == b"06"  # TCP_TIME_WAIT, include/net/tcp_states.h
+    return Ports(first=first, last=last, used=len(used), waiting=waiting)
+
+
+def judge_ports(ports: Ports) -> Verdict:
+    """Judge how many ports are left."""
+    facts = f"{ports.first} to {ports.last} for connections, {ports.used} of them in use"
+    number = ports.last - ports.first + 1
+    if ports.used < _CROWDED * number:
+        if number >= _FEW_PORTS:
+            return Verdict(facts)
+        title = f"there are {number} ports for connections only"
+        evidence = f"net.ipv4.ip_local_port_range is {ports.first} {ports.last}\na job of many workers needs more"
+        return Verdict(
+            facts, (note(title, evidence, "`sysctl -w net.ipv4.ip_local_port_range='32768 60999'` as root"),)
+        )
+    finding = Finding(
+        severity="broken" if ports.used >= number else "slow",
+        title=f"{ports.used} of the {number} ports for connections are in use",
+        evidence=f"{count(ports.waiting, 'port')} in TIME_WAIT\nwithout a free one workers cannot connect",
+        hint="`ss -tan state all | awk '{print $4}' | sort | uniq -c | sort -n | tail` shows whose they are\n"
+        "`sysctl -w net.ipv4.ip_local_port_range='32768 60999'` is the kernel's own range",
+    )
+    return Verdict(facts, (finding,))
+
+
+# --- the clock
+
+
+class Clock(Struct, frozen=True, kw_only=True):
+    """The clock of this machine, as the kernel knows it: adjtimex(2)."""
+
+    is_synchronised: bool
+    error: float  # seconds, the largest that the kernel thinks possible
+
+
+def read_clock(_subject: Subject) -> Clock | None:
+    """Ask the kernel; None if it does not tell."""
+    state = clock_state()
+    return None if state is None else Clock(is_synchronised=state[0], error=state[1])
+
+
+def judge_clock(clock: Clock | None) -> Verdict:
+    """Judge the clock: only several nodes compare theirs."""
+    if clock is None:
+        return Verdict("the kernel does not tell")
+    if clock.is_synchronised and clock.error < _LARGE_ERROR:
+        return Verdict(f"synchronised, within {duration(clock.error)}")
+    off = f"the clock may be off by {duration(clock.error)}"
+    why = off if clock.is_synchronised else "nothing synchronises the clock of this machine"
+    evidence = "adjtimex(2)\ntimes in the logs of several nodes do not compare, and certificates and tickets may fail"
+    return Verdict(why, (note(why, evidence, "`timedatectl set-ntp true`, or let chronyd or ntpd run"),))
+
+
+CHECKS = (
+    Check(id="hostname", examine=lambda subject: judge_name(read_name(subject)), within=6.0),
+    Check(id="interfaces", examine=lambda subject: judge_interfaces(read_interfaces(subject))),
+    Check(id="clock", examine=lambda subject: judge_clock(read_clock(subject))),
+    Check(id="ports", examine=lambda subject: judge_ports(read_ports(subject))),
+)

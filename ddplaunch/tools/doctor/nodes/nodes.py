@@ -1,0 +1,198 @@
+"""The nodes from the doctor's side: starts a program on each, asks many at once, and waits for none longer than said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from time import time
+
+from msgspec import Struct, field
+
+from ddplaunch import __version__
+from ddplaunch.reach import diagnose
+from ddplaunch.reach.connections import MAX_STARTING, NOTICE_AFTER, AgentStart, HostConnection, HostPhase
+from ddplaunch.reach.diagnose import HostError
+from ddplaunch.reach.protocol import ORDER, PROTOCOL, REQUEST
+from ddplaunch.system.errors import tell
+from ddplaunch.system.fields import Malformed
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.loop.stream import FrameError
+from ddplaunch.system.process.child import handled_signals
+from ddplaunch.system.process.linux import raise_open_files
+from ddplaunch.system.words import some
+from ddplaunch.tools.doctor.nodes import messages
+from ddplaunch.tools.doctor.nodes.joined import JoinedNode
+from ddplaunch.tools.doctor.nodes.messages import Asked, Reply, Request
+
+_MARGIN = 2.0  # seconds that an answer may be on its way, beyond those that the node has for it
+_END = 2.0  # seconds in which the programs on the nodes have to end
+_SILENT = HostError("it has stopped answering", "is it stopped, overloaded, or its network cut? `ssh {host}`")
+
+
+def _absent(within: float) -> HostError:
+    hint = "start the doctor on each node, with the same options. `ddplaunch doctor --standalone` examines one machine alone"
+    return HostError(f"it has not joined within {within:g} s", hint)
+
+
+class Batch(Struct):
+    """Requests that were sent together, and the replies as they come."""
+
+    sent_at: float  # seconds since 1970
+    until: float  # of the loop's clock
+    pending: dict[int, int]  # by the number of the request: the node
+    replies: dict[int, Reply] = field(default_factory=dict)
+    came_at: dict[int, float] = field(default_factory=dict)  # seconds since 1970
+
+
+class Nodes:
+    """The connections to all nodes. A node that does not start, answer or stay is `lost`, with the reason, and asked no more."""
+
+    def __init__(
+        self, loop: Loop, agents: Sequence[AgentStart], *, starter: str, python: str, env: Mapping[str, str]
+    ) -> None:
+        """Prepare to start these programs with the variables `env`."""
+        self._loop = loop
+        self._starter = starter
+        self._python = python
+        self._env = env
+        # those without a command are started by somebody else, and join
+        self._hosts: list[HostConnection | JoinedNode] = [
+            HostConnection(agent, loop, self) if agent.argv else JoinedNode(agent, self) for agent in agents
+        ]
+        self.names = [agent.host for agent in agents]
+        self._numbers = count(1)
+        self._batches: list[Batch] = []
+        self._open_files = (0, 0)
+        self.lost: dict[int, HostError] = {}
+
+    @property
+    def alive(self) -> list[int]:
+        """The nodes that are connected."""
+        return [
+            rank for rank, host in enumerate(self._hosts) if rank not in self.lost and host.phase is HostPhase.CONNECTED
+        ]
+
+    def start(self, within: float) -> None:
+        """Start the programs, and wait until each is connected or lost."""
+        self._open_files = raise_open_files()
+        self._start_next()
+        starting = (HostPhase.WAITING, HostPhase.STARTING)
+
+        def name_silent() -> None:
+            silent = [self.names[rank] for rank, host in enumerate(self._hosts) if host.phase in starting]
+            tell(f"ddplaunch: waiting {within:g} s at most for {some(silent)}\n")
+
+        notice = self._loop.timer(self._loop.now() + NOTICE_AFTER, name_silent)
+        self._run(lambda: not any(host.phase in starting for host in self._hosts), self._loop.now() + within)
+        notice.cancel()
+        for host in self._hosts:
+            if host.phase in starting:
+                self._lose(host, diagnose.not_started(within) if host.agent.argv else _absent(within))
+
+    @property
+    def joining(self) -> dict[int, JoinedNode]:
+        """The nodes that somebody else starts, by rank."""
+        return {rank: host for rank, host in enumerate(self._hosts) if isinstance(host, JoinedNode)}
+
+    def name(self, rank: int, name: str) -> None:
+        """Note what a node calls itself; of several with one name each gets its rank too."""
+        self.names[rank] = f"{name}:{rank}" if name in self.names else name
+
+    def _start_next(self) -> None:
+        """Start programs, so many at a time."""
+        starting = sum(host.phase is HostPhase.STARTING for host in self._hosts)
+        for host in [host for host in self._hosts if host.phase is HostPhase.WAITING][: MAX_STARTING - starting]:
+            host.start(self._env, self._open_files, handled_signals())
+
+    def _run(self, is_done: Callable[[], bool], until: float) -> None:
+        wake = self._loop.timer(until, lambda: None)
+        while not is_done() and self._loop.now() < until:
+            self._loop.run_once()
+        wake.cancel()
+
+    # --- requests
+
+    def post(self, requests: Mapping[int, Request], within: float) -> Batch:
+        """Send each node its request, to be answered `within` so many seconds."""
+        batch = Batch(time(), self._loop.now() + within + _MARGIN, {})
+        for rank in self.alive:
+            if rank in requests:
+                number = next(self._numbers)
+                batch.pending[number] = rank
+                self._hosts[rank].send(REQUEST, messages.encode(Asked(number, requests[rank], within)))
+        self._batches.append(batch)
+        return batch
+
+    def wait(self, batch: Batch) -> dict[int, Reply]:
+        """Return the replies, by node; a node that has not replied in time is lost."""
+        self._run(lambda: not batch.pending, batch.until)
+        self._batches.remove(batch)
+        for rank in batch.pending.values():
+            self._lose(self._hosts[rank], _SILENT)
+        return batch.replies
+
+    def ask(self, requests: Mapping[int, Request], within: float) -> dict[int, Reply]:
+        """Send requests and return the replies, by node."""
+        return self.wait(self.post(requests, within))
+
+    def _lose(self, host: HostConnection | JoinedNode, why: HostError) -> None:
+        """Ask a node no more."""
+        rank = host.agent.node_rank
+        self.lost.setdefault(rank, why)
+        for batch in self._batches:
+            batch.pending = {number: node for number, node in batch.pending.items() if node != rank}
+        if host.phase is HostPhase.WAITING:
+            host.phase = HostPhase.CLOSED
+        host.kill()
+
+    def close(self) -> None:
+        """End the programs on all nodes."""
+        for host in self._hosts:
+            host.close_stdin()
+        is_closed = lambda: all(host.phase in (HostPhase.CLOSED, HostPhase.WAITING) for host in self._hosts)  # noqa: E731
+        self._run(is_closed, self._loop.now() + _END)
+        for host in self._hosts:
+            host.kill()
+        self._run(is_closed, self._loop.now() + _END)
+
+    # --- what connections report
+
+    def connected(self, host: HostConnection | JoinedNode, protocol: int, version: str) -> None:
+        """Send a node its order."""
+        if protocol != PROTOCOL or version != __version__:
+            self._lose(host, diagnose.other_version(version))
+        else:
+            host.send(ORDER, host.agent.order())
+        self._start_next()
+
+    def report_received(self, host: HostConnection | JoinedNode, data: bytes) -> None:
+        """Take a reply.
+
+        Raises:
+            FrameError: it is none.
+        """
+        try:
+            answered = messages.answered(data)
+        except Malformed as error:
+            raise FrameError(f"sent a malformed reply ({error})") from None
+        for batch in self._batches:
+            if batch.pending.get(answered.number) == host.agent.node_rank:
+                rank = batch.pending.pop(answered.number)
+                batch.replies[rank], batch.came_at[rank] = answered.reply, time()
+
+    def disconnected(self, host: HostConnection | JoinedNode) -> None:
+        """Find out why a node is gone."""
+        if isinstance(host, JoinedNode):
+            self._lose(host, HostError(f"lost: {host.fault}"))
+        else:
+            self._lose(host, diagnose.of_host(self._starter, self._python, host))
+        self._start_next()
+
+    def output_received(self, host: HostConnection | JoinedNode, stream: bytes, data: bytes) -> None:
+        """Drop output, which these programs have none of."""
+
+    def chunk_received(self, host: HostConnection | JoinedNode, data: bytes) -> None:
+        """Drop parts of streams, which these programs have none of."""
+
+    def never_connected(self, hosts: Sequence[HostConnection | JoinedNode]) -> None:
+        """Do nothing: who starts them looks after that."""

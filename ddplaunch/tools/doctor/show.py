@@ -1,0 +1,52 @@
+"""What `ddplaunch doctor` prints: findings for people, the worst first, or the whole report as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from ddplaunch.system.console.tables import BAD, GOOD, NAME, NOTE, ODD, Block, Piece, line, section, sentence, table
+from ddplaunch.system.words import count, duration
+from ddplaunch.tools.doctor import SEVERITIES, Finding, Report, Severity
+
+_STYLES: dict[Severity, str] = {"broken": BAD, "slow": ODD, "note": NAME}
+
+
+def as_json(report: Report) -> str:
+    """Return the report as JSON; docs/guides/doctor.md has its schema."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+
+
+def blocks(report: Report, *, verbose: bool) -> Iterator[Block]:
+    """Yield the findings and one line about all; `verbose`: the facts of each check too."""
+    for finding in report.findings:
+        yield _finding(finding)
+    if verbose:
+        yield table([(one.id, one.status, one.facts) for one in report.checks], styles=(NAME, NOTE), wraps=True)
+    yield line(*_summary(report))
+
+
+def _finding(finding: Finding) -> Block:
+    parts = [sentence((f"{finding.severity}: ", _STYLES[finding.severity]), finding.title)]
+    if finding.evidence:
+        parts += [sentence("  ", text, NOTE) for text in finding.evidence.splitlines()]
+    if finding.hint:
+        parts += [sentence("  ", text) for text in finding.hint.splitlines()]
+    return section(*parts)
+
+
+def _summary(report: Report) -> Iterator[Piece]:
+    passed = sum(one.status == "passed" for one in report.checks)
+    found = Counter(one.severity for one in report.findings)
+    yield f"{report.host}: ", NAME
+    if not found:
+        yield "nothing found", GOOD
+    else:  # behind "2 nodes: ", a mere "1 broken" would be a node
+        yield f"{count(found.total(), 'finding')} ("
+        for at, severity in enumerate(one for one in SEVERITIES if found[one]):
+            text = count(found[severity], "note") if severity == "note" else f"{found[severity]} {severity}"
+            yield f", {text}" if at else text, _STYLES[severity]
+        yield ")"
+    yield f"; {passed} of {count(len(report.checks), 'check')} passed in {duration(report.seconds)}"

@@ -1,0 +1,242 @@
+"""The connections of workers to the caller of `launch()`: one call goes to each, one reply comes back. Unpickles nothing.
+
+They use an abstract Unix socket, which leaves no file behind whatever ends the caller. Other processes are refused: by the
+user id that the kernel gives (SO_PEERCRED), and by a secret that workers have in their environment. Both sides prove that they
+know it before either unpickles anything, and neither says it:
+
+    caller: nonce
+    worker: nonce, rank, world size, proof
+    caller: proof, call
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ddplaunch.record.run_socket import uid_of
+from ddplaunch.system.loop.loop import READ, WRITE, Loop
+from ddplaunch.system.process.linux import memory_file
+from ddplaunch.tools.functions import pickling
+
+# the same in worker/call.py, which runs where ddplaunch need not be
+NONCE = 32  # bytes; a proof has as many
+HELLO = struct.Struct("!32sii32s")  # nonce, rank, world size, proof
+CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
+ANSWER = struct.Struct("!cQ")  # kind, size
+RESULT, ERROR = b"r", b"e"
+AT_ONCE = 200  # descriptors in one message; Linux takes 253
+
+_CHUNK = 1 << 20  # bytes
+_LONGEST_STACKS = 1 << 16  # bytes of a file that are read
+_ERROR_LIMIT = 8 << 20  # bytes of a reply that is an exception
+
+
+class WorkerListener:
+    """The socket to which workers connect."""
+
+    def __init__(self) -> None:
+        self._name = f"ddplaunch/{os.urandom(16).hex()}"
+        self._secret = os.urandom(32)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.bind(f"\0{self._name}")
+        self.socket.listen(512)
+        self.socket.setblocking(False)
+
+    @property
+    def address(self) -> str:
+        """The address and the secret, for the environment of workers."""
+        return f"{self._name} {self._secret.hex()}"
+
+    def accept(self) -> socket.socket | None:
+        """Accept a connection; None if it belongs to another user, or is closed already."""
+        try:
+            connection, _ = self.socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return None
+        if uid_of(connection) != os.geteuid():
+            connection.close()
+            return None
+        connection.setblocking(False)
+        return connection
+
+    def prove(self, role: bytes, said: bytes) -> bytes:
+        """Return the proof that this side, or a worker, knows the secret, over what both have said."""
+        from hmac import digest  # only functions need it
+
+        return digest(self._secret, role + said, "sha256")
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self.socket.close()
+
+
+class WorkerConnection:
+    """The connection of one worker. Never blocks."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        connection: socket.socket,
+        call_for: Callable[[WorkerConnection, int, int], tuple[pickling.Payload, dict[str, Any]] | None],
+        prove: Callable[[bytes, bytes], bytes],
+        result_limit: int,
+    ) -> None:
+        """Take a connection.
+
+        `call_for` returns the call for a worker, by rank and world size, or None; `prove` is `WorkerListener.prove`.
+        """
+        self._connection = connection
+        self._loop = loop
+        self._call_for = call_for
+        self._prove = prove
+        self._nonce = os.urandom(NONCE)
+        self._result_limit = result_limit
+        self._buffer = bytearray(HELLO.size)
+        self._filled = 0
+        self._kind = b""
+        self._handler: Callable[[], bool] = self._take_hello
+        self._queue: list[tuple[memoryview, tuple[int, ...]]] = []
+        self._descriptors: tuple[int, ...] = ()
+        self.reply: tuple[bytes, bytearray] | None = None
+        self.open = True
+        loop.watch(connection, self._on_ready)
+        with suppress(OSError):  # it has closed already
+            connection.send(self._nonce)  # an empty socket takes it whole
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self.open:
+            self.open = False
+            self._loop.unwatch(self._connection)
+            self._connection.close()
+            self._close_descriptors()
+
+    def drain(self) -> None:
+        """Read the rest of what the worker sent before its end."""
+        while self.open and self._read():
+            pass
+
+    def _on_ready(self) -> None:
+        """Send what waits for the worker, and read once. Called by the loop."""
+        if self._queue:
+            self._write()
+        if self.open:
+            self._read()
+
+    # --- from the worker
+
+    def _read(self) -> bool:
+        """Read once; return whether there may be more."""
+        try:
+            view = memoryview(self._buffer)[self._filled :][:_CHUNK]
+            number = self._connection.recv_into(view)
+        except BlockingIOError:
+            return False
+        except OSError:
+            number = 0
+        if not number:
+            self.close()
+            return False
+        self._filled += number
+        if self._filled == len(self._buffer) and not self._handler():
+            self.close()
+        return True
+
+    def _take_hello(self) -> bool:
+        """Check that the worker knows the secret, and send it its call; return whether the connection goes on."""
+        from hmac import compare_digest
+
+        _, rank, world_size, proof = HELLO.unpack(self._buffer)
+        said = self._nonce + bytes(self._buffer[:-NONCE])
+        if not compare_digest(proof, self._prove(b"worker", said)) or not 0 <= rank < world_size:
+            return False
+        call = self._call_for(self, rank, world_size)
+        if call is None:
+            return False
+        self._send(self._prove(b"caller", said), *call)
+        self._buffer, self._filled, self._handler = bytearray(ANSWER.size), 0, self._take_head
+        return True
+
+    def _take_head(self) -> bool:
+        """Take the head of the answer: its kind and its size; return whether the connection goes on."""
+        self._kind, size = ANSWER.unpack(self._buffer)
+        limit = {RESULT: self._result_limit, ERROR: _ERROR_LIMIT}.get(self._kind, -1)
+        if not 0 < size <= limit:
+            return False
+        self._buffer, self._filled, self._handler = bytearray(size), 0, self._take_reply
+        return True
+
+    def _take_reply(self) -> bool:
+        """Take the answer, which is the last that a worker sends."""
+        self.reply = (self._kind, self._buffer)
+        return False
+
+    # --- to the worker
+
+    def _send(self, proof: bytes, payload: pickling.Payload, more: dict[str, Any]) -> None:
+        """Queue the proof and the call of a worker, with the descriptors that the call holds."""
+        self._descriptors = payload.descriptors
+        prepared = pickle.dumps({"preparation": payload.preparation, **more})
+        head = CALL.pack(len(prepared), len(payload.pickle), len(payload.descriptors))
+        groups = [payload.descriptors[at : at + AT_ONCE] for at in range(0, len(payload.descriptors), AT_ONCE)]
+        self._queue = [
+            (memoryview(proof + head), ()),
+            *((memoryview(b"."), group) for group in groups),
+            (memoryview(prepared), ()),
+            (memoryview(payload.pickle), ()),
+        ]
+        self._loop.watch(self._connection, self._on_ready, READ | WRITE)
+        self._write()
+
+    def _write(self) -> None:
+        """Send as much of the queue as the socket takes; stop watching for room at its end."""
+        while self._queue:
+            data, descriptors = self._queue[0]
+            beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]
+            try:
+                number = self._connection.sendmsg([data[:_CHUNK]], beside if descriptors else [])
+            except BlockingIOError:
+                return
+            except OSError:  # it has closed; what it sent before is still to be read
+                self._queue.clear()
+                break
+            if number < len(data):
+                self._queue[0] = (data[number:], ())
+            else:
+                del self._queue[0]
+        self._close_descriptors()
+        self._loop.watch(self._connection, self._on_ready)
+
+    def _close_descriptors(self) -> None:
+        pickling.close(self._descriptors)
+        self._descriptors = ()
+
+
+class StackFiles:
+    """Files in memory, one for each rank of the latest generation, which writes its stacks there shortly before the timeout."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}  # descriptors, by rank
+
+    def renew(self, rank: int) -> int:
+        """Make a new file for a rank, in place of the last generation's; return a second descriptor of it, to be sent."""
+        if (old := self._files.pop(rank, None)) is not None:
+            os.close(old)
+        self._files[rank] = memory_file(f"ddplaunch-stacks-{rank}")
+        return os.dup(self._files[rank])
+
+    def read(self) -> list[tuple[int, str]]:
+        """Return the ranks that have written stacks, in order, each with its text."""
+        texts = ((rank, os.pread(file, _LONGEST_STACKS, 0)) for rank, file in sorted(self._files.items()))
+        return [(rank, text.decode(errors="replace")) for rank, text in texts if text]
+
+    def close(self) -> None:
+        """Remove the files."""
+        for file in self._files.values():
+            os.close(file)

@@ -1,0 +1,210 @@
+"""What `launch()` raises when a job does not end well, from the messages of its command. Raises nothing itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from signal import Signals
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from ddplaunch.spec.options.table import BY_NAME
+from ddplaunch.system import exitcodes
+from ddplaunch.system.words import these_ranks
+
+E = TypeVar("E", bound="JobError")
+
+# frames of a traceback above a function, or a test
+_RUNNER = re.compile(
+    r'  File "[^"]*/(?:ddplaunch/worker/(?:call|bootstrap|program)\.py|ddplaunch/tools/testing/[^"]*|'
+    r'_pytest/[^"]*|pluggy/[^"]*)", line'
+)
+
+_OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
+
+
+class JobError(RuntimeError):
+    """The job of a `launch()` call failed. `status` is the exit status that the command would have."""
+
+    __module__ = "ddplaunch"
+
+    status: int = 1
+
+
+class WorkerFailed(JobError):
+    """A worker failed: this is the first failure, after which ddplaunch stopped the others.
+
+    If the function raised an exception, this is one of its type as well: `except ValueError` and `except WorkerFailed` both
+    catch a ValueError of a worker.
+    """
+
+    __module__ = "ddplaunch"
+
+    rank: int
+    local_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    exit_status: int | None = None  # as a shell shows it: 128 + n if signal n ended it
+    signal: int | None = None  # that ended it
+    traceback: str | None = None  # as Python would have printed it there; None: no exception ended it
+
+
+class JobTimeout(JobError, TimeoutError):
+    """`timeout` was reached."""
+
+    __module__ = "ddplaunch"
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class Raised(Struct, frozen=True, kw_only=True):
+    """An exception as a worker sent it."""
+
+    rank: int
+    parts: tuple[type, tuple[Any, ...], Mapping[str, Any]] | None  # type, args, attributes; None: not all is known here
+    type: str  # as a traceback names it
+    message: str
+    traceback: str
+    during: str  # what it interrupted, if that was not the function: "while it ..."
+
+
+def worker_failed(raised: Raised, report: str) -> WorkerFailed:
+    """Return the exception for an exception of a worker; `report` is the failure report, "" if there is none."""
+    made = _of_both_types(*raised.parts) if raised.parts is not None else None
+    result = made or WorkerFailed(f"{raised.type}: {raised.message}" if raised.message else raised.type)
+    result.rank = raised.rank
+    result.traceback = raised.traceback
+    where = f"This is the exception of rank {raised.rank}{f', {raised.during}' if raised.during else ''}:"
+    result.add_note(f"\n{where}\n\n{raised.traceback.rstrip()}")
+    at = report.rfind(f"\n\n  rank {raised.rank}   ")
+    if at >= 0:  # the part behind the traceback: the process, the other workers, the hint
+        result.add_note("\n" + report[at:].strip("\n"))
+    return result
+
+
+def from_report(kind: type[E], report: str) -> E:
+    """Return the exception for a job in which no worker raised one, from the failure report or error message."""
+    head, _, rest = report.removeprefix("error: ").rstrip().partition("\n")
+    result = kind(head)
+    if rest:
+        result.add_note(rest)
+    return result
+
+
+def timed_out(report: str, stacks: Sequence[tuple[int, str]], returned: Sequence[int]) -> JobTimeout:
+    """Return the exception for a timeout; `stacks` are those of each rank as faulthandler wrote them."""
+    result = JobTimeout(report)
+    result.status = 124
+    ranks_by_stack: dict[str, list[int]] = {}
+    for rank, text in stacks:
+        # without our frames and without thread ids
+        lines = [line for line in text.splitlines() if not _RUNNER.match(line) and not line.startswith("Timeout (")]
+        stack = re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", r"\1", "\n".join(lines)).strip("\n")
+        ranks_by_stack.setdefault(stack, []).append(rank)
+    for stack, ranks in ranks_by_stack.items():
+        was = "was" if len(ranks) == 1 else "were"
+        result.add_note(f"\nwhere {these_ranks(ranks)} {was}:\n{stack.rstrip()}")
+    if returned and stacks:
+        result.add_note(f"\n{these_ranks(returned)} had returned: perhaps the others waited for that")
+    return result
+
+
+def without_result(rank: int, why: str, hint: str = "") -> WorkerFailed:
+    """Return the exception for a worker that ended with 0 and sent no result."""
+    result = WorkerFailed(why)
+    result.rank, result.exit_status = rank, 0
+    if hint:
+        result.add_note(f"\nhint: {hint}")
+    return result
+
+
+def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> WorkerFailed | None:
+    """Return the exception with a type derived from its own type and WorkerFailed; None if its own type forbids that.
+
+    `__init__` is not called: its arguments in the worker are not known.
+    """
+    if not issubclass(kind, Exception):  # SystemExit and the like are not caught by `except Exception`
+        return None
+    try:
+        bases: tuple[type, ...] = (kind, WorkerFailed)
+        if issubclass(kind, WorkerFailed):
+            bases = (kind,)
+        elif issubclass(WorkerFailed, kind):  # RuntimeError, Exception
+            bases = (WorkerFailed,)
+        names = {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__doc__": kind.__doc__,
+            # it may be pickled for another process, where its class is made again
+            "__reduce__": lambda self: (_of_both_types, (kind, self.args, {**attributes, **vars(self)})),
+        }
+        result: Any = type(kind.__name__, bases, names)
+        result = result.__new__(result, *args)
+        result.args = args
+        for name, value in attributes.items():
+            try:
+                setattr(result, name, value)
+            except (AttributeError, TypeError):  # made from args, like the exceptions of a group
+                pass
+        str(result)
+    except Exception:  # noqa: BLE001 - it is the program's code
+        return None
+    return result if isinstance(result, WorkerFailed) else None
+
+
+class CallOutcome:
+    """How the job ended, from the messages of its command."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self._why = ""
+        self._first: Mapping[str, Any] | None = None
+        self._report = ""
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Handle a message of the command."""
+        match message["type"]:
+            case "failure_text":
+                self._report = message["text"]
+            case "outcome":
+                self.status, self._why, self._first = message["status"], message["why"], message["first_failure"]
+
+    def failure(
+        self,
+        status: int,
+        raised: Callable[[int], Raised | None],
+        stacks: Callable[[], list[tuple[int, str]]],
+        returned: Sequence[int],
+    ) -> JobError:
+        """Return the exception for a job that ended with this status, which is not 0.
+
+        `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout.
+        """
+        first = self._first
+        # with its options written as keywords of `launch()`
+        report = _OPTION.sub(
+            lambda found: name if (name := found[1].replace("-", "_")) in BY_NAME else found[0], self._report
+        )
+        if self._why == "timed_out":
+            return timed_out(report, stacks(), returned)
+        if first is None:
+            refused = from_report(JobError, report or _lost(status))
+            refused.status = abs(status)
+            return refused
+        exception = raised(first["rank"])
+        error = worker_failed(exception, self._report) if exception else from_report(WorkerFailed, self._report)
+        error.rank, error.status = first["rank"], status
+        error.exit_status, error.signal = first["status"], first["signal"]
+        error.host, error.local_rank, error.pid = first["host"], first["local_rank"], first["pid"]
+        return error
+
+
+def _lost(status: int) -> str:
+    """Return what to say of a command that ended without a report."""
+    if status < 0:
+        return f"ddplaunch's command was killed by {Signals(-status).name}; its workers were killed with it"
+    if status == exitcodes.BUG:
+        return "this is a bug in ddplaunch; please report it with its output above"
+    return f"the job ended with status {status}; see its output above"

@@ -1,0 +1,445 @@
+"""The page of a run: one HTML file without a script, which loads nothing. Pure but for the logs and stacks, which are read here.
+
+All texts pass through `markup.tag`, which escapes them, and the page forbids scripts and requests to the browser as well.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from ddplaunch.record.folders import short
+from ddplaunch.record.time_spent import Spent, attempt, time_spent
+from ddplaunch.system.fields import Duration, Size
+from ddplaunch.system.redaction import Redactor
+from ddplaunch.system.redaction.diffs import diff
+from ddplaunch.system.words import compress, count, duration, size
+from ddplaunch.tools.page import logs
+from ddplaunch.tools.page.charts import charts
+from ddplaunch.tools.page.collectives import waits
+from ddplaunch.tools.page.markup import Html, clean, join, scrolling, styles, table, tag
+from ddplaunch.tools.page.record import Life, Run
+from ddplaunch.tools.page.timeline import timeline
+
+_POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
+# bytes of a page, escaped characters counted as they are written
+_FAILED_LOG, _ALL_LOGS = 100_000, 300_000
+_STACKS, _ALL_STACKS = 60_000, 200_000
+_DIFF, _PACKAGES = 80_000, 40_000
+_MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS = 200, 1024, 200
+_MOST_GROUPS, _MOST_WAITS, _MOST_OPEN = 8, 32, 10
+_SHOWN_PACKAGES = (
+    "torch",
+    "numpy",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "deepspeed",
+)
+_LONGEST, _LONGEST_MARK = 1000, 300  # characters of a cell
+
+
+def page(run: Run, now: float, redactor: Redactor | None = None, *, shows_diff: bool = False) -> str:
+    """Return the page of a run as it is at `now`; `redactor` has hidden what `record.read` found.
+
+    Changes of the code in which something is hidden are on it only with `shows_diff`.
+    """
+    redactor, name = redactor or Redactor(), short(run.run_id)
+    parts = _sections(run, redactor, shows_diff=shows_diff)
+    sections = [(id, title, content) for id, title, content in parts if content]
+    heading = f"{name}: {run.program}" if run.program else name
+    links = [tag("li", tag("a", title, href=f"#{id}")) for id, title, _ in sections]
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("title", heading),
+        styles(_css()),
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to what happened", href="#main", class_="skip"),
+        tag("header", tag("h1", heading), tag("nav", tag("ul", links), aria_label="Sections")),
+        tag(
+            "main",
+            _verdict(run),
+            tag("p", f"{count(redactor.hidden, 'value')} hidden.") if redactor.hidden else "",
+            [tag("p", tag("strong", "Not all could be read. "), one) for one in run.problems],
+            [tag("section", tag("h2", title, id=f"{id}-title"), content, id=id, aria_labelledby=f"{id}-title")
+             for id, title, content in sections],
+            id="main",
+        ),
+        tag("footer", tag("p", f"Made by `ddplaunch report` at {_date(now)} from {run.folder}")),
+    )  # fmt: skip
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _css() -> str:
+    """Return the style sheet, which is a file beside this one."""
+    with open(f"{os.path.dirname(__file__)}/page.css", encoding="utf-8") as file:
+        return file.read()
+
+
+def _sections(run: Run, redactor: Redactor, *, shows_diff: bool) -> Iterator[tuple[str, str, Html | None]]:
+    """Return the sections by their order: identifier, title and content, None where there is nothing to say."""
+    yield "timeline", "Timeline", _timeline(run)
+    yield "curves", "CPU, memory, GPU and steps", charts(run)
+    yield "restarts", "Restarts", _restarts(run)
+    yield "time", "Where the time went", _time_spent(run)
+    yield "failure", "The first failure", _failure(run, redactor)
+    yield "collectives", "Collectives, and who waited", _collectives(run)
+    yield "events", "What happened", _events(run)
+    yield "workers", "Workers", _workers(run)
+    yield "logs", "The ends of the logs", _logs(run, redactor)
+    yield "plan", "Plan", _plan(run)
+    yield "environment", "Environment", _environment(run)
+    yield "code", "Code", _code(run, redactor, shows_diff=shows_diff)
+    yield "machine", "Versions and machines", _machine(run)
+
+
+def _verdict(run: Run) -> Html:
+    """Say in a sentence what happened."""
+    if run.goes_on:
+        kind, text = "running", f"The run goes on. It began {duration(run.ended - run.began)} ago."
+    elif run.status is None:
+        kind, text = "failed", f"The run was killed after {duration(run.ended - run.began)}, or its record ends early."
+    else:
+        kind = "good" if run.status == 0 else "failed"
+        text = f"{run.outcome[:_LONGEST]}. Exit status {run.status}."
+    newest = max((life.generation for life in run.lives), default=0)
+    last = [(life.rank, life.node) for life in run.lives if life.generation == newest]
+    nodes = {node for _, node in last} or run.nodes
+    has, size = "has" if run.goes_on else "had", f"{count(len(last), 'worker')} on {count(len(nodes), 'node')}"
+    where = f" It {has} {size}, and began at {_date(run.began)}."
+    return tag("p", text, where, class_=f"verdict {kind}")
+
+
+def _timeline(run: Run) -> Html:
+    key = [(tag("i", class_=kind), text) for kind, text in (("good", "ended with 0"), ("stopped", "stopped by ddplaunch"),
+           ("failed", "failed (with a cross)"), ("running", "running, or its end is not known"))]  # fmt: skip
+    rows = list(_ends_by_generation(run))
+    return join(
+        tag("p", key, ". Dashed lines are restarts", ". In pale bands nothing ran" if run.gaps else "", class_="key"),
+        scrolling("Timeline", timeline(run)),
+        tag("details", tag("summary", "The timeline as a table"),
+            table("What became of the workers of each generation", ("generation", "ranks", "ended", "after"), rows)),
+    )  # fmt: skip
+
+
+def _ends_by_generation(run: Run) -> Iterator[tuple[str, ...]]:
+    """Return a row for all ranks of a generation that ended equally."""
+    alike: dict[tuple[int, str], list[Life]] = {}
+    for life in run.lives:
+        alike.setdefault((life.generation, life.how or "running"), []).append(life)
+    for (generation, how), lives in sorted(alike.items(), key=lambda item: item[0])[: _MOST_GENERATIONS * 2]:
+        took = [life.ended - life.began for life in lives if life.ended is not None]
+        spans = sorted({duration(min(took)), duration(max(took))}, key=len) if took else []
+        yield str(generation), compress(life.rank for life in lives)[:_LONGEST], how[:_LONGEST], " to ".join(spans)
+
+
+def _restarts(run: Run) -> Html | None:
+    if len(run.generations) < 2:
+        return None
+    rows = []
+    for one, following in zip(run.generations, run.generations[1:], strict=False):
+        failed = [life for life in run.lives if (life.generation, life.rank) == (one.number, one.failed_rank)]
+        why = (
+            f"rank {one.failed_rank}: {failed[0].how}" if failed else "a node left or joined, or the rank is not known"
+        )
+        rows.append((str(one.number), duration(following.began - one.began), why[:_LONGEST], duration(one.wait or 0.0)))
+    if len(rows) > _MOST_GENERATIONS:
+        half = _MOST_GENERATIONS // 2
+        rows[half:-half] = [("...", "", f"{len(rows) - 2 * half} more", "")]
+    return table(
+        f"{count(len(run.generations) - 1, 'restart')}",
+        ("generation", "next start after", "first failure", "pause"),
+        rows,
+    )
+
+
+def _time_spent(run: Run) -> Html | None:
+    """Show what the time went to, if the script said its steps."""
+    spent = _summarized_time(run) or _time_by_events(run)
+    if spent is None:
+        return None
+    queue = (("queue", spent.queue),) if spent.queue else ()
+    parts = (*queue, ("start", spent.start), ("steps that were kept", spent.steps), ("steps done again", spent.again),
+             ("from the last step to the first after a restart", spent.restarts), ("after the last step", spent.end))  # fmt: skip
+    rows = [(name, duration(seconds), f"{seconds / (spent.total or 1):.1%}") for name, seconds in parts]
+    return join(
+        tag("p", f"Effective: {spent.effective:.1%} of {duration(spent.total)}."),
+        table("Time", ("for", "time", "share"), rows),
+    )
+
+
+def _summarized_time(run: Run) -> Spent | None:
+    """Return what the last line of the job said; None if the job has no summary, or one that cannot be read."""
+    for node in run.nodes:
+        if "time_spent" in node.summary:
+            with suppress(msgspec.ValidationError):
+                return msgspec.convert(node.summary["time_spent"], Spent)
+    return None
+
+
+def _time_by_events(run: Run) -> Spent | None:
+    """Return where the time went as the events tell: of a job that runs, or was killed."""
+    farthest: dict[int, Life] = {}
+    for life in run.lives:
+        if life.reached is not None and life.ended is not None:
+            known = farthest.get(life.generation)
+            if known is None or known.reached is None or life.reached.step > known.reached.step:
+                farthest[life.generation] = life
+    attempts = []
+    for one in run.generations:
+        found = farthest.get(one.number)
+        if found is not None and found.reached is not None and found.ended is not None:
+            attempts.append(attempt(one.began, found.ended, found.ended, found.reached))
+    return time_spent(attempts, run.began, run.ended)
+
+
+def _failure(run: Run, redactor: Redactor) -> Html | None:
+    """Show the first failure with its exception, and the stacks of all workers at that moment."""
+    found = next(
+        (failure for node in run.nodes if isinstance(failure := node.summary.get("first_failure"), dict)), None
+    )
+    if found is None:
+        return None
+    rank, local_rank = (number if isinstance(number := found.get(name), int) else -1 for name in ("rank", "local_rank"))
+    generation = max((life.generation for life in run.lives), default=0)
+    texts = (logs.exception(node.folder, generation, rank, local_rank) for node in run.nodes)
+    traceback = redactor.text(clean(next(filter(None, texts), "")))
+    where = f" on {found['host']}" if isinstance(found.get("host"), str) else ""
+    what = f"Rank {rank}{where}: {found.get('error') or found.get('how') or ''}"[:_LONGEST]
+    own_log = redactor.text(clean(logs.end_of_rank(run.folder, rank, _FAILED_LOG)))
+    share = max(_STACKS // 10, min(_STACKS, _ALL_STACKS // max(len(run.nodes), 1)))
+    kept = [
+        (node, text)
+        for node in run.nodes[:32]
+        if (text := redactor.text(clean(logs.stacks(node.folder, generation, share))))
+    ]
+    return join(
+        tag("p", what),
+        _text("Exception", traceback, _STACKS, open="") if traceback else "",
+        _text(f"End of the log of rank {rank}", own_log, _FAILED_LOG) if own_log else "",
+        [
+            _text(f"Stacks of the workers{f' on {node.host}' if len(run.nodes) > 1 else ''}", text, share)
+            for node, text in kept
+        ],
+    )
+
+
+def _collectives(run: Run) -> Html | None:
+    """Show who kept the others waiting, and to which collectives not all came."""
+    tables = []
+    for (group, members), ranks in list(waits(run.collectives).items())[:_MOST_GROUPS]:
+        most = max(each.seen for each in ranks)
+        rows = [
+            (str(each.rank), f"{each.last} of {each.seen}", duration(each.kept), duration(each.waited))
+            for each in ranks[:_MOST_WAITS]
+        ]
+        more = f", {_MOST_WAITS} of {len(ranks)} ranks" if len(ranks) > _MOST_WAITS else ""
+        of = f"Group {group}, ranks {members[:_LONGEST]}" if members else f"Group {group}"
+        head = ("rank", "came last to", "kept the median rank waiting", "waited for the last rank")
+        tables.append(table(f"{of}: {count(most, 'collective')} that ddplaunch looked at{more}", head, rows))
+    ends = [
+        (str(one), str(one.generation), f"{max(one.came.values()) - run.began:+.3f} s",
+         compress(one.came)[:_LONGEST], one.missing_text(_LONGEST))
+        for one in [one for one in run.collectives if one.is_open][-_MOST_OPEN:]
+    ]  # fmt: skip
+    if ends:
+        head_of_ends = ("collective", "generation", "last came at", "came", "not known to have come")
+        tables.append(table("Where a generation ended", head_of_ends, ends))
+    return join(tables) if tables else None
+
+
+def _events(run: Run) -> Html | None:
+    marks: Sequence[Any] = run.marks
+    left_out = len(marks) - _MOST_MARKS
+    if left_out > 0:
+        marks = [*marks[: _MOST_MARKS // 2], *marks[-_MOST_MARKS // 2 :]]
+    names = [node.host or str(index) for index, node in enumerate(run.nodes)]
+    rows = [(f"{mark.at - run.began:+.3f} s", mark.text[:_LONGEST_MARK], names[mark.node]) for mark in marks]
+    if left_out > 0:
+        rows.insert(_MOST_MARKS // 2, ("...", f"{left_out} more are in events.jsonl", ""))
+    return (
+        table("Signals, restarts and notices, by the time since the start", ("time", "what", "node"), rows)
+        if rows
+        else None
+    )
+
+
+def _workers(run: Run) -> Html | None:
+    """Show the last generation of each rank."""
+    facts = {
+        worker["rank"]: worker
+        for node in run.nodes
+        for worker in _objects(node.summary.get("workers"))
+        if isinstance(worker.get("rank"), int)
+    }
+    planned = {
+        worker["rank"]: worker
+        for node in run.nodes
+        for worker in _objects(node.plan.get("workers"))
+        if isinstance(worker.get("rank"), int)
+    }
+    last = {life.rank: life for life in run.lives}
+    rows = []
+    for rank, life in sorted(last.items())[:_MOST_WORKERS]:
+        fact, plan = facts.get(rank, {}), planned.get(rank, {})
+        step = f"{life.reached.step}{f' of {life.reached.total}' if life.reached.total else ''}" if life.reached else ""
+        rows.append((
+            str(rank), run.nodes[life.node].host, str(plan.get("device", "")), str(life.pid or ""), life.how or "running",
+            "" if life.ended is None else duration(life.ended - life.began), step,
+            _shown(fact.get("peak_rss"), Size, size), _shown(fact.get("cpu_seconds"), Duration, duration),
+        ))  # fmt: skip
+    head = ("rank", "host", "device", "pid", "ended", "after", "step", "memory", "CPU time")
+    more = f", the first {_MOST_WORKERS} of {len(last)}" if len(last) > _MOST_WORKERS else ""
+    cut = [tuple(cell[:_LONGEST] for cell in row) for row in rows]
+    return table(f"Each rank in its last generation{more}", head, cut) if rows else None
+
+
+def _logs(run: Run, redactor: Redactor) -> Html | None:
+    ranks = {life.rank for life in run.lives}
+    share = min(20_000, _ALL_LOGS // max(len(ranks), 1))
+    found = logs.ends(run.folder, share, most=_MOST_WORKERS).items()
+    return join([_text(f"rank {rank}", redactor.text(clean(text)), share) for rank, text in found]) if found else None
+
+
+def _plan(run: Run) -> Html | None:
+    plan = run.nodes[0].plan
+    reasons, origins = (
+        dict(found) if isinstance(found := plan.get(name), dict) else {} for name in ("reasons", "origins")
+    )
+    values = {name: value for name, value in plan.items() if isinstance(value, str | int) and name != "v"}
+    rows = [(name, str(value), str(reasons.get(name, ""))) for name, value in values.items()]
+    rows += [(name, "", str(why)) for name, why in reasons.items() if name not in values]
+    rows += [(name, "option", str(where)) for name, where in origins.items()]
+    worker = next(_objects(plan.get("workers")), {})
+    argv = worker.get("argv")
+    command = tag("p", "Command of a worker: ", tag("code", " ".join(map(str, argv)))) if isinstance(argv, list) else ""
+    return join(command, table("What was decided, and why", ("what", "value", "why"), _cut(rows))) if rows else None
+
+
+def _environment(run: Run) -> Html | None:
+    """Show the variables that ddplaunch set for the first worker."""
+    worker = next(_objects(run.nodes[0].plan.get("workers")), {})
+    variables = worker.get("variables")
+    if not isinstance(variables, dict) or not variables:
+        return None
+    rows = [(name, str(value)) for name, value in sorted(variables.items())]
+    return table(f"Variables that ddplaunch set for rank {worker.get('rank', 0)}", ("name", "value"), _cut(rows))
+
+
+def _machine(run: Run) -> Html:
+    about = run.nodes[0].about
+    packages = found if isinstance(found := about.get("packages"), dict) else {}
+    rows = [("ddplaunch", run.version or "not known"), ("Python", str(about.get("python") or "not known"))]
+    rows += [(name, str(packages[name])) for name in _SHOWN_PACKAGES if name in packages]
+    machines = []
+    for node in run.nodes[:_MOST_WORKERS]:
+        ranks = compress(rank for one in _objects(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int))
+        machine = found if isinstance(found := node.about.get("machine"), dict) else {}
+        driver = machine.get("driver")
+        devices = found if isinstance(found := machine.get("devices"), list) else []
+        machines.append((
+            node.host or "a node", ranks or "its plan is missing", f"{machine.get('cpus') or ''} {machine.get('cpu') or ''}",
+            _shown(machine.get("memory"), Size, size), _counted(map(str, devices)), str(driver or ""),
+            f"{machine.get('system') or ''} {machine.get('kernel') or ''}",
+        ))  # fmt: skip
+    return join(
+        table("Versions", ("what", "version"), _cut(rows)),
+        table("Machines", ("host", "ranks", "CPUs", "memory", "devices", "driver", "system"), _cut(machines)),
+        _text("All packages", "\n".join(f"{name} {version}" for name, version in packages.items()), _PACKAGES)
+        if packages
+        else "",
+    )
+
+
+def _shown(value: object, kind: Any, words: Callable[[Any], str]) -> str:
+    """Write a quantity; "" for what is none, as a number beyond all bounds."""
+    with suppress(msgspec.ValidationError):
+        return words(msgspec.convert(value, kind))
+    return ""
+
+
+def _counted(names: Iterable[str]) -> str:
+    """Name things, equal ones with their number: "8 x NVIDIA H100"."""
+    return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
+
+
+def _code(run: Run, redactor: Redactor, *, shows_diff: bool) -> Html | None:
+    """Show the commit of the code, and what was changed since."""
+    code = run.nodes[0].about.get("code")
+    if not isinstance(code, dict):
+        return None
+    changed = found if isinstance(found := code.get("changed"), list) else None
+    states = {None: "not known, because git took too long", 0: "clean"}
+    number = None if changed is None else len(changed)
+    rows = [
+        ("folder", str(code.get("folder"))),
+        ("commit", str(code.get("commit"))),
+        ("branch", str(code.get("branch") or "")),
+        ("state", states.get(number) or count(number or 0, "changed file")),
+    ]
+    changes, hidden = _changes(code, redactor)
+    counted = f"{count(hidden, 'value')} hidden"
+    shown: Html | str = ""
+    if hidden and not shows_diff:
+        how = (tag("code", "ddplaunch report --diff"), " shows all else of them.")
+        shown = tag("p", f"{counted}: the changes since the commit are left out. ", how)
+    elif changes:
+        shown = _text(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF)
+    return join(
+        table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
+        _text("Changed files", "\n".join(map(str, changed)), _PACKAGES) if changed else "",
+        shown,
+    )
+
+
+def _changes(code: Mapping[str, Any], redactor: Redactor) -> tuple[str, int]:
+    """Return the changes since the commit, and how many values are hidden in them; an older version has hidden fewer."""
+    changes, hidden = code.get("diff"), code.get("hidden")
+    if not isinstance(changes, str):
+        return "", 0
+    if isinstance(hidden, int):
+        redactor.hidden += hidden
+        return changes, hidden
+    before = redactor.hidden
+    is_whole = changes.startswith("diff --git ")
+    shown = diff(changes, redactor, len(changes)) if is_whole else redactor.text(changes)
+    return shown, redactor.hidden - before
+
+
+def _text(title: str, text: str, room: int, **attributes: str) -> Html:
+    """Return a title that unfolds a text. Of a long text, show only the end: at most `room` bytes of markup."""
+    text = clean(text)
+    shown = tag("code", text)
+    while len(shown.encode()) > room and text:
+        text = text[len(text) // 4 + 1 :].partition("\n")[2] or text[len(text) // 2 + 1 :]
+        shown = tag("code", text)
+    return tag(
+        "details", tag("summary", title), tag("pre", shown, tabindex=0, role="region", aria_label=title), **attributes
+    )
+
+
+def _objects(found: object) -> Iterator[Mapping[str, Any]]:
+    """Return the objects of a list from a JSON file."""
+    return (one for one in found if isinstance(one, dict)) if isinstance(found, list) else iter(())
+
+
+def _cut(rows: Iterable[Iterable[str]]) -> list[list[str]]:
+    return [[cell[:_LONGEST] for cell in row] for row in rows]
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))

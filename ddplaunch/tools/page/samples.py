@@ -1,0 +1,141 @@
+"""Reads samples.jsonl into curves: what each rank used over time, in few points. Opens nothing but that file.
+
+A file may be damaged, from another version, or written by anybody: a line that does not fit is left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, groupby, islice
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ddplaunch.system.fields import Number, Seconds
+from ddplaunch.system.process.files import open_regular
+from ddplaunch.system.words import ranges_of
+
+_LONGEST = 64 << 20  # bytes that are read of one node
+MOST_RANKS = 65_536
+_MIB = 1 << 20
+T = TypeVar("T")
+
+Figures = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e12)] | None, ...], Meta(max_length=MOST_RANKS)]
+
+
+class Point(Struct, frozen=True):
+    """The value of a curve at a moment."""
+
+    at: float  # seconds since 1970
+    value: float
+    generation: int
+
+
+class Curve(Struct, frozen=True):
+    """One figure of all ranks over time."""
+
+    name: str
+    unit: str  # "%", "B", "s"
+    ranks: Mapping[int, Sequence[Point]]
+
+
+class _Row(Struct):
+    mono: Seconds
+    ranks: Annotated[str, Meta(max_length=MOST_RANKS)]
+    generation: Number = 0
+    cpu: Figures = ()
+    memory: Figures = ()
+    step: Figures = ()
+    gpu: Figures = ()
+    gpu_memory: Figures = ()
+
+
+class _Steps:
+    """The time of a step of one rank, from the moments at which its step was seen to be another."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[float, float, int] | None = None  # when, the step, the generation
+
+    def add(self, at: float, step: float, generation: int) -> float | None:
+        """Return the seconds that a step took since it was seen to be another; None while it is the same."""
+        before = self._seen
+        if before is not None and before[1:] == (step, generation):
+            return None
+        self._seen = at, step, generation
+        if before is None or before[2] != generation or step < before[1]:
+            return None
+        return (at - before[0]) / (step - before[1])
+
+
+_STEP_TIME = "Step time"
+_MEMORY = ("Memory", "GPU memory")  # of several values in a point the largest counts, of others the mean
+_FIGURES = (("CPU", "cpu"), (_MEMORY[0], "memory"), ("GPU", "gpu"), (_MEMORY[1], "gpu_memory"))  # and the fields
+
+
+def curves(files: Sequence[tuple[str, float]], began: float, ended: float, points: int) -> tuple[list[Curve], int]:
+    """Return the curves of a run with at most so many points for each rank, and how many lines could not be read.
+
+    `files` are the paths of the nodes, each with what is to be added to its clock to give seconds since 1970.
+    """
+    width = max(ended - began, 1e-3) / points
+    found: dict[str, dict[int, list[Point]]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}
+    steps: dict[int, _Steps] = {}
+    damaged = 0
+    for path, offset in files:
+        read = list(lines_of(path, _Row))
+        rows = [row for row in read if row is not None]
+        damaged += len(read) - len(rows)
+
+        def part(row: _Row, offset: float = offset) -> tuple[int, int, str]:
+            """Return in which part of the time a row lies, and of which workers it tells."""
+            return max(0, min(int((row.mono + offset - began) / width), points)), row.generation, row.ranks
+
+        for (_, generation, written), each in groupby(rows, part):
+            of_part = list(each)
+            columns = max(
+                len(values) for row in of_part for values in (row.step, *(getattr(row, field) for _, field in _FIGURES))
+            )
+            at, ranks = of_part[-1].mono + offset, first_ranks(written, columns)
+            for name, field in _FIGURES:
+                values = _joined([getattr(row, field) for row in of_part], largest=name in _MEMORY)
+                factor = _MIB if name in _MEMORY else 1
+                for rank, value in zip(ranks, values, strict=False):
+                    if value is not None:
+                        found[name].setdefault(rank, []).append(Point(at, value * factor, generation))
+            for rank, step in zip(ranks, of_part[-1].step, strict=False):
+                took = steps.setdefault(rank, _Steps()).add(at, step, generation) if step is not None else None
+                if took is not None:
+                    found[_STEP_TIME].setdefault(rank, []).append(Point(at, took, generation))
+    units = dict.fromkeys(_MEMORY, "B") | {_STEP_TIME: "s"}
+    made = [Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in found.items() if ranks]
+    return made, damaged
+
+
+def _joined(rows: Sequence[Sequence[float | None]], *, largest: bool) -> Sequence[float | None]:
+    """Return one value for each rank from several: the largest or the mean of those that are known."""
+    if len(rows) == 1:
+        return rows[0]
+    columns = ([value for value in column if value is not None] for column in zip(*rows, strict=False))
+    return [(max(column) if largest else sum(column) / len(column)) if column else None for column in columns]
+
+
+def first_ranks(text: str, most: int) -> list[int]:
+    """Return the first ranks of a text, only so many as there are values for: it may name all ranks with few values."""
+    return list(islice(chain.from_iterable(ranges_of(text, MOST_RANKS)), most))
+
+
+def lines_of(path: str, kind: type[T]) -> Iterator[T | None]:
+    """Yield the lines of a file as values of this type; None for a line that is none."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(_LONGEST)
+    except OSError:
+        return
+    *lines, _ = content.split(b"\n")  # the last one may be half written
+    decode = msgspec.json.Decoder(kind).decode
+    for text in lines:
+        try:
+            yield decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            yield None

@@ -1,0 +1,188 @@
+"""Asks running jobs over their sockets: all at once, each for a bounded time, and believes nothing that is no typed reply."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+
+from msgspec import Struct
+
+from ddplaunch.reach.channel.handshake import LIMIT, Decoder, pack
+from ddplaunch.record import run_socket
+from ddplaunch.record.window import requests
+from ddplaunch.record.window.questions import Question
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.fields import Malformed
+from ddplaunch.system.loop.stream import FrameError
+from ddplaunch.system.process import clock, tree
+from ddplaunch.system.process.apart import waiting
+
+_CHUNK = 1 << 16  # bytes
+_MOST_REPLIES = 100_000  # of one run
+_SILENT = "does not answer"
+_STOPPED = "does not answer: its agent is stopped, which SIGCONT ends"
+_SUSPENDED = "is suspended"  # as a whole, so that nothing answers
+_MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
+
+
+class SocketPath(Struct, frozen=True):
+    """Where the socket of a run lies."""
+
+    folder: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """The path, for people."""
+        return f"{self.folder}/{self.name}"
+
+    def connect(self) -> socket.socket:
+        """Connect to the run; see `run_socket.connect` for what that raises."""
+        return run_socket.connect(self.folder, self.name)
+
+
+class RunReplies(Struct):
+    """The replies of a run, and the problem that kept the run from replying to all; "" for none."""
+
+    socket_path: SocketPath
+    run: requests.Run | None = None
+    nodes: Sequence[requests.NodeReply] = ()
+    problem: str = ""
+    elsewhere: requests.RunsElsewhere | None = None  # all that a node of it says that is not node 0
+    typed: requests.TypedHere | None = None  # it was typed here, and node 0 is elsewhere
+
+
+def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list[RunReplies]:
+    """Ask all these runs the same question, and return their replies; a run that has ended is left out."""
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        conversations: list[_Conversation] = []
+        silent: list[RunReplies] = []
+        for path in paths:
+            try:
+                sock = stack.enter_context(path.connect())
+            except ConnectionRefusedError:
+                run_socket.remove_refusing(path.folder, path.name)
+                continue
+            except BlockingIOError:
+                silent.append(RunReplies(path, problem=_SILENT))  # as many wait already as the kernel keeps
+                continue
+            except (OSError, LaunchError):
+                continue  # it has ended meanwhile, or is not ours
+            conversation = _Conversation(path, sock)
+            conversations.append(conversation)
+            sock.setblocking(False)
+            with suppress(OSError):
+                sock.send(pack(requests.encode(requests.Request(asked, within))))
+            selector.register(sock, selectors.EVENT_READ, conversation)
+        until = clock.now() + within + _MARGIN
+        while selector.get_map() and (ready := clock.wait(selector, until)):
+            for key, _ in ready:
+                if not key.data.read():
+                    selector.unregister(key.fileobj)
+        return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
+
+
+def replies_of(
+    sock: socket.socket, asked: Question | requests.StopRun | requests.Attach, within: float
+) -> Iterator[requests.Reply]:
+    """Ask a run, and yield each reply as it comes until the run has finished; `within` limits the first reply alone.
+
+    Raises:
+        TimeoutError: it is silent for longer.
+        OSError: it was lost.
+        Malformed: it does not speak as we do.
+    """
+    until = clock.now() + within
+    sock.sendall(pack(requests.encode(requests.Request(asked))))
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        if not clock.wait(selector, until):
+            raise TimeoutError
+    decoder = Decoder(LIMIT)
+    while data := _received(sock):
+        decoder.feed(data)
+        try:
+            while (frame := decoder.take()) is not None:
+                yield requests.for_client(frame)
+        except FrameError as error:
+            raise Malformed(str(error)) from None
+
+
+def _received(sock: socket.socket) -> bytes:
+    with waiting():
+        return sock.recv(_CHUNK)
+
+
+class _Conversation:
+    """The replies of one run to a question, as they come."""
+
+    def __init__(self, path: SocketPath, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = Decoder(LIMIT)
+        self._nodes: list[requests.NodeReply] = []
+        self._replies = RunReplies(path, nodes=self._nodes)
+        self._is_complete = False
+        self.has_gone = False  # it ended before it had answered anything
+
+    def read(self) -> bool:
+        """Take what has come; False if nothing more will."""
+        try:
+            data = self._sock.recv(_CHUNK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        if not data:
+            self.has_gone = self._replies.run is None and self._replies.elsewhere is None
+            return False
+        self._decoder.feed(data)
+        try:
+            while (frame := self._decoder.take()) is not None:
+                if not self._take(requests.for_client(frame)):
+                    return False
+        except (FrameError, Malformed) as error:
+            self._replies.problem = f"gives an answer that this version does not understand: {error}"
+            return False
+        return len(self._nodes) <= _MOST_REPLIES
+
+    def _take(self, reply: requests.Reply) -> bool:
+        """Keep a reply of a run; return whether the run will send more."""
+        replies = self._replies
+        match reply:
+            case requests.TypedHere():
+                replies.typed = replies.typed or reply  # the first is of a process here, any other would be of node 0
+            case requests.Run():
+                replies.run = reply
+            case requests.RunsElsewhere():
+                replies.elsewhere = reply
+                return False
+            case requests.NodeReply():
+                self._nodes.append(reply)
+            case requests.RequestRefused(reason):
+                replies.problem = f"refuses to answer: {reason}"
+                return False
+            case requests.Done():
+                self._is_complete = True
+                return False
+        return True
+
+    def replies(self) -> RunReplies:
+        """Return what has come."""
+        if not self._replies.problem and not self._is_complete:
+            self._replies.problem = _why_silent(self._sock)
+        return self._replies
+
+
+def _why_silent(sock: socket.socket) -> str:
+    """Say why a run does not answer, by the state of its agent: scontrol may have suspended all of the job."""
+    with suppress(OSError):
+        listener = tree.look(run_socket.pid_of(sock))
+        if listener is not None and listener.state == "T":
+            return _SUSPENDED
+        # the writer listens, and is a child of the agent
+        agent = tree.look(listener.parent) if listener is not None else None
+        if agent is not None and agent.state == "T":
+            return _STOPPED
+    return _SILENT

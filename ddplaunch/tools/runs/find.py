@@ -1,0 +1,456 @@
+"""Finds runs, those that go on and those that have left their folders, and which of them is meant by what was typed.
+
+Believes no file: who does not answer does not run. Guesses nothing: of several runs that fit it lists all. Whatever a run says of
+itself, and whatever its folder is called, takes one line of printable characters here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.reach import other_host
+from ddplaunch.record import old_runs, run_socket
+from ddplaunch.record.folders import OF_A_NODE, first_that_goes_on, parts_of, runs_folder, short
+from ddplaunch.record.window.questions import AskStatus, NoAnswer, NodeStatus, WorkerStatus
+from ddplaunch.record.window.requests import NodeReply
+from ddplaunch.spec.options.parsers import BadValue
+from ddplaunch.spec.options.parsers import ranks as parse_ranks
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.fields import host as host_name
+from ddplaunch.system.fields import line
+from ddplaunch.system.process.files import open_regular, read_json
+from ddplaunch.system.words import compress, did_you_mean, duration, some, these_ranks, why_failed
+from ddplaunch.tools.runs.client import RunReplies, SocketPath, ask_all
+
+ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
+_SHOWN_NODES = 5  # that have a line each
+_HEAD = 1 << 14  # bytes of the events of a run in which its start stands
+_SHOWN_RUNS = 8  # that an error lists
+_SHORTEST_END = 3  # characters: every tenth name ends with a given letter
+_SHORTEST_NUMBER = 4  # digits: a shorter number is a rank, and no beginning of a date
+_SHOWS = "`ddplaunch ps` shows what runs"
+_IN_SHELLS = re.compile(r"[\w.+:@%=-]+")
+
+
+# --- runs, as they are known here
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """A run that goes on here, or that has left its folder."""
+
+    run_id: str
+    script: str = ""  # the program, as it was named; "": not known
+    began: float = 0.0  # seconds since 1970
+    folder: str = ""  # of the whole run; "": nothing is kept
+    replies: RunReplies | None = None  # None: it does not run here
+
+    @property
+    def name(self) -> str:
+        """The name that people see and type."""
+        return short(self.run_id)
+
+    @property
+    def program(self) -> str:
+        """The name of the script alone."""
+        return os.path.basename(self.script) or self.script
+
+    def age(self, now: float) -> str:
+        """Say for how long the run has been running, or how long ago it began."""
+        if self.replies is not None and self.replies.run is None:
+            return "does not answer"
+        if not self.began:
+            return ""
+        for_how_long = duration(now - self.began)
+        return f"running for {for_how_long}" if self.replies is not None else f"began {for_how_long} ago"
+
+
+def name_of(replies: RunReplies) -> str:
+    """Return the whole name of a run that runs here, as that of its folder, which no other has, unless --log-dir has another."""
+    if replies.socket_path.name == run_socket.NAME:
+        return line(os.path.basename(whole(replies.socket_path.folder)))
+    return line(replies.run.run_id if replies.run is not None else replies.socket_path.name.rpartition(".")[0])
+
+
+def whole(folder: str) -> str:
+    """Return the folder of a run, given that of one of its nodes."""
+    above, name = os.path.split(folder)
+    # a run may have the name node-1 itself
+    return above if name.startswith(OF_A_NODE) and os.path.basename(above) != "runs" else folder
+
+
+def of_running(replies: RunReplies) -> Known:
+    """Return a run that has answered, or did not in time."""
+    run = replies.run
+    if run is None:
+        return replace(of_folder(whole(replies.socket_path.folder)), run_id=name_of(replies), replies=replies)
+    known = Known(run_id=name_of(replies), replies=replies, folder=whole(run.folder))
+    try:
+        script = shlex.split(run.command)[0]
+    except (ValueError, IndexError):  # the command was cut
+        script = run.command.partition(" ")[0]
+    return replace(known, script=line(script), began=time.time() - run.seconds)
+
+
+def of_folder(folder: str) -> Known:
+    """Return the run that has left this folder; if the run wrote no events, its name and the time of the folder."""
+    known = Known(run_id=line(os.path.basename(folder)), folder=folder)
+    started = start_of(folder)
+    script, began = started.get("program"), started.get("at")
+    if not isinstance(began, float | int) or not 0 < began < time.time():
+        try:
+            began = os.stat(folder).st_mtime
+        except OSError:
+            began = 0.0
+    return replace(known, script=line(script) if isinstance(script, str) else "", began=began)
+
+
+def start_of(folder: str) -> dict[str, Any]:
+    """Return the event with which the job in this folder started; empty if there is none."""
+    for part in sorted(parts_of(folder)):
+        with suppress(OSError, ValueError, RecursionError), open_regular(f"{part}/events.jsonl") as file:
+            for text in file.read(_HEAD).split(b"\n")[:-1]:
+                event = json.loads(text)
+                if isinstance(event, dict) and event.get("event") == "job_started":
+                    return event
+    return {}
+
+
+class Elsewhere(Struct, frozen=True):
+    """A run that only another host can be asked about. Here is its folder, in a shared home, or a node other than node 0."""
+
+    run_id: str
+    host: str
+    folder: str  # "": none is here
+    slurm_job: str = ""  # its id in Slurm; "" for none, or while that is not known
+
+    def line(self, words: Sequence[str]) -> str:
+        """Return the line to be typed here that runs `ddplaunch WORDS` there."""
+        script = os.path.join(os.path.dirname(sys.executable), "ddplaunch")
+        return other_host.line(self.host, self.slurm_job, words, (script,) if os.access(script, os.X_OK) else ())
+
+
+# --- finding them
+
+
+def socket_paths(env: Mapping[str, str]) -> Iterator[SocketPath]:
+    """Return the paths of the sockets of this user's runs: in the folders of runs, and in the runtime folder."""
+    for folder in folders(env):
+        if os.path.lexists(f"{folder}/{run_socket.NAME}"):
+            yield SocketPath(folder, run_socket.NAME)
+    with suppress(OSError):
+        runtime = run_socket.open_runtime_folder()
+        try:
+            for name in sorted(os.listdir(runtime)):
+                if not name.startswith("."):
+                    yield SocketPath(run_socket.runtime_folder(os.getuid()), name)
+        finally:
+            os.close(runtime)
+
+
+def folders(env: Mapping[str, str]) -> list[str]:
+    """Return the folders of this user's runs, except for --log-dir, by name."""
+    runs = runs_folder(env)
+    try:
+        names = sorted(os.listdir(runs)) if runs is not None else []
+    except OSError:
+        return []
+    return [f"{runs}/{name}" for name in names if not name.startswith(".")]  # such a one is being removed
+
+
+class Found(Struct, frozen=True):
+    """The runs of this user that go on."""
+
+    here: list[RunReplies]  # that are asked here
+    there: list[Elsewhere]
+
+
+def running(env: Mapping[str, str]) -> list[RunReplies]:
+    """Return the status of all runs of this user that can be asked on this host."""
+    return [replies for replies in _asked(env) if replies.elsewhere is None]
+
+
+def look(env: Mapping[str, str]) -> Found:
+    """Ask all runs of this user on this host for their status, and find the runs of other hosts."""
+    asked = _asked(env)
+    here = [replies for replies in asked if replies.elsewhere is None]
+    known = {name_of(replies) for replies in here}
+    there = {run.run_id: run for run in _by_folders(env, known)}
+    for replies in asked:
+        if (said := replies.elsewhere) is not None and said.run_id and said.run_id not in known:
+            run = Elsewhere(line(said.run_id), said.host, "", said.slurm_job)
+            there.setdefault(run.run_id, run)
+    return Found(here, list(there.values()))
+
+
+def _asked(env: Mapping[str, str]) -> list[RunReplies]:
+    """Ask all sockets. Of a run that answers, leave out those that do not: a stopped node 0 from which another took over here."""
+    asked = ask_all(list(socket_paths(env)), AskStatus(), ANSWER_WITHIN)
+    answer = {name_of(replies) for replies in asked if replies.run is not None}
+    return [
+        replies for replies in asked if replies.run is not None or replies.elsewhere or name_of(replies) not in answer
+    ]
+
+
+def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Elsewhere]:
+    """Return the runs of other hosts that have not ended, by their folders; `known` are asked on this host."""
+    import socket
+
+    found = []
+    for folder in folders(env):
+        if os.path.basename(folder) in known or (part := first_that_goes_on(folder)) is None:
+            continue
+        host = start_of(part).get("host")  # of node 0 first, and of the node that has taken over from it
+        if isinstance(host, str) and host != socket.gethostname():
+            found.append(Elsewhere(line(os.path.basename(folder)), host_name(host), folder, _slurm_job(folder)))
+    return found
+
+
+def _slurm_job(folder: str) -> str:
+    """The id in Slurm of the job in this folder, by the plan of its first node."""
+    plan = read_json(f"{min(parts_of(folder))}/plan.json")
+    job = plan.get("slurm_job") if isinstance(plan, dict) else None
+    return job if isinstance(job, str) and job.isdecimal() else ""
+
+
+def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str, str]]:
+    """Return the names that complete what was typed, with a description: running jobs first, newest first.
+
+    Runs that have ended are offered to `logs` and `report` only, which alone show them.
+    """
+    runs = [*map(of_running, running(env))]
+    if verb in ("logs", "report"):
+        here = {run.run_id for run in runs}
+        runs += [of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in here]
+    now, found = time.time(), []
+    for run in newest_first(runs):
+        name = next((name for name in (run.name, run.run_id, run.program) if name.startswith(typed)), "")
+        # a shell reads the answer line by line, takes a blank for the end of a word, and click's script for fish a comma
+        if _IN_SHELLS.fullmatch(name):
+            found.append((name, " ".join(filter(None, (run.program, run.age(now))))))
+    return found
+
+
+def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, WorkerStatus]]:
+    """Return the workers of the named run, or of the only run, by rank, each with its node; none if several runs may be meant."""
+    runs = [*map(of_running, running(env))]
+    found = runs if named is None else meant(named, runs)
+    if len(found) != 1 or found[0].replies is None:
+        return []
+    return sorted(workers_of(found[0].replies), key=lambda pair: pair[1].rank)
+
+
+def workers_of(replies: RunReplies) -> Iterator[tuple[NodeReply, WorkerStatus]]:
+    """Return the workers that the nodes of a run have named, each with its node."""
+    for node in replies.nodes:
+        if isinstance(node.answer, NodeStatus):
+            yield from ((node, worker) for worker in node.answer.workers)
+
+
+def silent(nodes: Iterable[NodeReply]) -> list[str]:
+    """Return which nodes have not answered, and why; more than a few nodes with one reason share a line."""
+    by_reason: dict[str, list[NodeReply]] = {}
+    for node in nodes:
+        if isinstance(node.answer, NoAnswer):
+            by_reason.setdefault(node.answer.reason, []).append(node)
+    lines = []
+    for reason, those in by_reason.items():
+        ranks = [node.node_rank for node in those if node.node_rank is not None]
+        if len(those) <= _SHOWN_NODES:
+            lines += [f"{_node(node)} {reason}" for node in those]
+        elif len(ranks) == len(those):
+            lines.append(f"each of nodes {compress(ranks)} {reason}")
+        else:
+            lines.append(f"each of {some(map(_node, those), _SHOWN_NODES)} {reason}")
+    return lines
+
+
+def _node(node: NodeReply) -> str:
+    return node.host if node.node_rank is None else f"node {node.node_rank} ({node.host})"
+
+
+# --- which is meant
+
+
+def meant(typed: str, runs: Sequence[Known]) -> list[Known]:
+    """Return the runs that fit best: by their whole name, their short name, the script, or a part of the name, in this order.
+
+    A script fits by its path, its name, or that without `.py`; a part is a beginning, or an end of three characters or more. A
+    number of up to three digits is no part: whoever types it means a rank.
+    """
+    is_part = not (typed.isdigit() and len(typed) < _SHORTEST_NUMBER)
+    kinds: tuple[Callable[[Known], bool], ...] = (
+        lambda run: run.run_id == typed,
+        lambda run: run.name == typed.lower(),
+        lambda run: bool(run.script) and typed in (run.script, run.program, run.program.removesuffix(".py")),
+        lambda run: is_part and (run.run_id.startswith(typed) or run.name.startswith(typed.lower())),
+        lambda run: is_part and len(typed) >= _SHORTEST_END and run.run_id.endswith(typed.lower()),
+    )
+    for fits in kinds:
+        if found := [run for run in runs if fits(run)]:
+            return found
+    return []
+
+
+def newest_first(runs: Iterable[Known]) -> list[Known]:
+    """Return the runs as they are listed: running ones, then ended ones, each with the newest first."""
+    return sorted(runs, key=lambda run: (run.replies is None, -run.began, run.run_id))
+
+
+def several(what: str, runs: Iterable[Known], verb: str, *options: str) -> LaunchError:
+    """Return the error that lists name, script and age of each run that could be meant; `options` were typed, too."""
+    listed, now = newest_first(runs), time.time()
+    names = list(_unlike(listed))
+    rows = [(name, run.program, run.age(now)) for name, run in zip(names, listed, strict=True)][:_SHOWN_RUNS]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += [f"and {len(listed) - _SHOWN_RUNS} more"] if len(listed) > _SHOWN_RUNS else []
+    typed = shlex.join(("ddplaunch", verb, names[0], *options))
+    return LaunchError("\n  ".join([f"{what}:", *lines]), hint=f"name one: `{typed}`")
+
+
+def _unlike(runs: Sequence[Known]) -> Iterator[str]:
+    """Return for each run a name that no other run has: the shortest such name, or the folder."""
+    for run in runs:
+        names = (run.name, run.run_id, run.folder or run.run_id)
+        yield next(
+            (
+                name
+                for at, name in enumerate(names[:2])
+                if sum((each.name, each.run_id)[at] == name for each in runs) == 1
+            ),
+            names[2],
+        )
+
+
+def heading(run: Known) -> str:
+    """Say which run is shown: "k7qx, train.py, running for 3 min"."""
+    return ", ".join(filter(None, (run.name, run.program, run.age(time.time()))))
+
+
+def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) -> Known:
+    """Return the running job that was named: by name, script, part of the name, or folder. Without a name: the only job.
+
+    `verb` and `options` are what was typed besides, for hints.
+    """
+    if named == "":
+        raise LaunchError("no run is named: the argument is empty", hint=_SHOWS)
+    found_runs = look(env)
+    here = [*map(of_running, found_runs.here)]
+    if named is None:
+        if len(here) == 1:
+            return here[0]
+        if not here:
+            raise _none(env, "none of your jobs runs here", found_runs.there, (verb, *options))
+        raise several(f"{len(here)} of your jobs run here", here, verb, *options)
+    if os.sep in named:
+        return _by_folder(env, named, here)
+    exact = [run for run in here if named in (run.run_id, run.name)]
+    here_too = {run.run_id for run in here}
+    ended = [folder for folder in folders(env) if os.path.basename(folder) not in here_too]
+    has_ended = any(named in (name, short(name)) for name in map(os.path.basename, ended))
+    removed = removed_run(env, named, exactly=True)
+    # whoever types the whole name of a run that is over does not mean a job whose name begins so
+    if found := exact or ([] if has_ended or removed else meant(named, here)):
+        if len(found) == 1:
+            return found[0]
+        raise several(f"{line(named)} may be any of {len(found)} jobs that run here", found, verb, *options)
+    fitting = newest_first(meant(named, [*map(of_folder, ended)]))
+    ids = {run.run_id for run in (*fitting, *meant(named, [Known(run_id=run.run_id) for run in found_runs.there]))}
+    if there := [run for run in found_runs.there if run.run_id in ids]:
+        raise _none(env, f"there is no run {line(named)} here", there, (verb, *options))
+    if fitting:
+        last = fitting[0]
+        what = f"run {last.name} has ended: {', '.join(filter(None, (last.program, last.age(time.time()))))}"
+        raise LaunchError(what, hint=f"`ddplaunch logs {last.name}` shows its output")
+    if removed := removed or removed_run(env, named):
+        raise removed
+    raise no_such_run(env, named, here, verb, *options)
+
+
+def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb: str, *options: str) -> LaunchError:
+    """Return the error that no run has this name; it suggests one of `runs` with a similar name."""
+    what = f"there is no run {line(named)} here"
+    if named.isdigit():
+        option = {"logs": "-r", "stacks": "-r", "attach": "-r", "profile": "-r"}.get(verb)
+        return LaunchError(what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if option else _SHOWS)
+    like = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
+    if not like and verb in ("logs", "report") and (kept := runs_folder(env)):  # `ps` shows none that has ended
+        return LaunchError(what, hint=f"`ls {shlex.quote(kept)}` shows the runs that are kept")
+    return _none(env, what, (), (verb, *options), like)
+
+
+def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Known]) -> Known:
+    """Return the running job whose folder is `named`; ask the socket in a folder that no listing shows."""
+    path = os.path.realpath(named)
+    for known in here:
+        run = known.replies.run if known.replies is not None else None
+        if run is not None and run.folder and path in map(os.path.realpath, (known.folder, run.folder)):
+            return known
+    try:
+        owner = os.stat(path).st_uid
+    except OSError as error:
+        raise LaunchError(f"{named}: {why_failed(error)}", hint=_SHOWS) from None
+    socket_path = SocketPath(path, run_socket.NAME)
+    if os.path.lexists(socket_path.path):  # a folder below another home, as that of another XDG_STATE_HOME
+        if found := ask_all([socket_path], AskStatus(), ANSWER_WITHIN):
+            return of_running(found[0])
+    elif owner not in (os.getuid(), 0) and os.getuid() != 0:
+        raise LaunchError(f"{named} is of another user ({owner})", hint="only that user, or root, can look into it")
+    raise LaunchError(f"no job runs in {named}", hint=_SHOWS)
+
+
+def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
+    """Return the error for a removed run with this name, or, unless `exactly`, this beginning; None if there is none."""
+    runs = runs_folder(env)
+    removed = old_runs.removals(runs) if runs is not None else {}
+    found = [one for name, one in removed.items() if named in (name, short(name))]
+    if not found and not exactly:
+        found = [one for name, one in removed.items() if name.startswith(named) or short(name).startswith(named)]
+    if not found:
+        return None
+    latest = found[-1]
+    what = f"run {line(latest.name)} was removed on {latest.date}: {latest.why}"
+    if len(found) > 1:
+        what = f"{line(named)} may be any of {len(found)} runs that were removed, the latest on {latest.date}"
+    return LaunchError(what, hint="`--keep-runs DAYS` or DDPLAUNCH_KEEP_RUNS keeps runs longer, 0 forever")
+
+
+def ranks_meant(text: str | None) -> frozenset[int] | None:
+    """Read the value of -r; None: all ranks."""
+    try:
+        return parse_ranks(text) if text is not None else None
+    except BadValue as error:
+        raise LaunchError(f"-r {text}: {error}", hint="type for example `-r 3` or `-r 0-2,4`") from None
+
+
+def no_such_ranks(run: str, ranks: Collection[int], world_size: int) -> LaunchError:
+    """Say that a run of so many workers has none of these ranks."""
+    has = "rank 0 only" if world_size == 1 else f"ranks 0-{world_size - 1}"
+    return LaunchError(f"there is no {these_ranks(ranks)} in {run}: it has {has}", hint="type for example `-r 0`")
+
+
+def _none(
+    env: Mapping[str, str], what: str, there: Sequence[Elsewhere], typed: Sequence[str], meant: str | None = None
+) -> LaunchError:
+    """Return the error for a verb that found no job, with a hint to the job that was probably meant."""
+    if there:
+        run = there[-1]
+        verb, *options = typed
+        hint = f"`{run.line((verb, short(run.run_id), *options))}`"
+        return LaunchError(f"{what}; {short(run.run_id)} runs on {run.host}", hint=hint)
+    if why := run_socket.problem():
+        return LaunchError(
+            f"{what}, and {why}", hint="only root can remove it: jobs with --log-dir are reached through it"
+        )
+    return LaunchError(what, hint=f"did you mean {meant}?" if meant else _SHOWS)

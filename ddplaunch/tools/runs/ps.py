@@ -1,0 +1,230 @@
+"""`ddplaunch ps`: the running jobs of this user, as a table or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import asdict
+
+from ddplaunch.record.events import progress_data
+from ddplaunch.record.folders import short
+from ddplaunch.record.window import requests
+from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
+from ddplaunch.record.window.requests import NodeReply
+from ddplaunch.spec.outcome import Progress, progress_of_job
+from ddplaunch.system.console.tables import (
+    BAD,
+    COMMAND,
+    GOOD,
+    NAME,
+    NOTE,
+    ODD,
+    Block,
+    Look,
+    Words,
+    line,
+    section,
+    table,
+    written,
+)
+from ddplaunch.system.fields import line as printable
+from ddplaunch.system.process.files import read_json
+from ddplaunch.system.words import count, duration, size
+from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs.client import RunReplies
+from ddplaunch.tools.runs.find import Elsewhere, name_of, of_running
+
+_COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")
+_NUMBERS = ("pid", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")  # flush right
+_METRICS = 3  # that the first line shows
+_MOMENT = 0.001  # seconds
+ENDED_WELL = "exit status 0"
+PHASES = {
+    "rendezvous": "waits for its nodes",
+    "announcing": "waits for its nodes",
+    "pausing": "pauses before a restart",
+}
+_STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
+
+
+def show(env: Mapping[str, str], named: str | None = None, *, as_json: bool) -> str:
+    """Ask all running jobs for their state, or that with a name, and return the text for stdout.
+
+    Raises:
+        LaunchError: no running job has the name, or several may be meant.
+    """
+    here: list[RunReplies] = []
+    there: list[Elsewhere] = []
+    if named is None:
+        found = find.look(env)
+        here, there = found.here, found.there
+    elif (run := find.choose(env, named, "ps").replies) is not None:
+        here = [run]
+    if as_json:
+        import json
+
+        return json.dumps([*map(_data, here), *map(_data_elsewhere, there)], indent=1)
+    blocks = [*map(render, here), *map(_render_elsewhere, there)]
+    return written(blocks, Look.of_stdout(env)) if blocks else "none of your jobs runs here"
+
+
+def render(replies: RunReplies) -> Block:
+    """Show one run, and its workers below it."""
+    run = replies.run
+    if run is None:
+        return facts_of(replies)
+    parts: list[Block] = [facts_of(replies)]
+    taking_part = [node for node in _by_rank(replies.nodes) if node.node_rank is not None or not run.world_size]
+    if rows := [_row(node, worker) for node in taking_part for worker in workers_of(node)]:
+        shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
+        parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
+    problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
+    parts += [line(f"  {printable(run.straggler)}")] if run.straggler else []
+    return section(*parts, *(line(("  " + problem, ODD)) for problem in problems))
+
+
+def facts_of(replies: RunReplies) -> Words:
+    """Return the line that says what a run is and does."""
+    run = replies.run
+    if run is None:
+        return line((short(name_of(replies)), NAME), f": {printable(replies.problem)}{_on_disk(replies)}")
+    restarts = f", restart {run.restarts}" if run.restarts else ""
+    if 0 < run.restarts <= run.max_restarts:
+        restarts += f" of {run.max_restarts}"
+    nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
+    nodes += f" (spare: {printable(run.spares)})" if run.spares else ""
+    phase = PHASES.get(run.phase, run.phase)
+    workers = f", {count(run.world_size, 'worker')}{nodes}" if run.world_size else ""
+    pace = f", {written_pace(run.steps_per_second)}" if run.steps_per_second else ""
+    phase_style = GOOD if run.phase == "running" else ODD
+    progress = progress_of(replies)
+    told = [written_progress(progress, run), *(written_metrics(progress) if progress is not None else [])]
+    so_far = "".join(f", {part}" for part in told if part)
+    facts = f"{workers}, for {duration(run.seconds)}{restarts}{so_far}{pace}: "
+    command = run.command.replace("\n", r"\n")
+    return line((short(name_of(replies)), NAME), ": ", (phase, phase_style), facts, (command, COMMAND))
+
+
+def _on_disk(replies: RunReplies) -> str:
+    """Say of a run that does not answer what its folder tells: its script, and the process to look at."""
+    plan = read_json(f"{replies.socket_path.folder}/plan.json")
+    pid = plan.get("agent_pid") if isinstance(plan, dict) else None
+    facts = [of_running(replies).program, f"pid {pid}" if isinstance(pid, int) else ""]
+    told = ", ".join(filter(None, facts))
+    return f" ({told})" if told else ""
+
+
+def _row(node: NodeReply, worker: WorkerStatus) -> dict[str, str | Words]:
+    """Return a worker's row of the table, by column."""
+    alive = worker.pid != 0 and worker.state != "ended"
+    return {
+        "rank": str(worker.rank),
+        "host": node.host,
+        "pid": str(worker.pid) if worker.pid else "",
+        "device": worker.device,
+        "state": state_of(worker),
+        "cpu": f"{percent_of_cpu(worker):.0f}%" if alive else "",
+        "memory": size(worker.rss) if alive else "",
+        "gpu": f"{worker.gpu}%" if worker.gpu is not None else "",
+        "gpu memory": size(worker.gpu_memory) if worker.gpu_memory is not None else "",
+        "step": step_of(worker),
+        "quiet": duration(worker.quiet) if alive and worker.quiet is not None else "",
+    }
+
+
+def step_of(worker: WorkerStatus) -> str:
+    """Return how far a worker is: "412/1,000"; "" where nobody says."""
+    progress = worker.progress
+    if progress is None:
+        return ""
+    return f"{progress.step:,}" if progress.total is None else f"{progress.step:,}/{progress.total:,}"
+
+
+def progress_of(replies: RunReplies) -> Progress | None:
+    """Return how far the job is, as its workers say."""
+    told = {worker.rank: worker.progress for node in replies.nodes for worker in workers_of(node)}
+    return progress_of_job({rank: progress for rank, progress in told.items() if progress is not None})
+
+
+def written_progress(progress: Progress | None, run: requests.Run) -> str:
+    """Write how far a job is: "step 412 of 1,000 (41%)"; "about step 412" by its collectives; "" where that is not known."""
+    if progress is None:
+        return f"about step {run.steps:,}" if run.steps else ""
+    share = f" of {progress.total:,} ({progress.step / progress.total:.0%})" if progress.total else ""
+    return f"{'bar' if progress.source == 'bar' else 'step'} {progress.step:,}{share}"
+
+
+def written_metrics(progress: Progress) -> list[str]:
+    """Write the first metrics that a script reports: "loss 0.412"."""
+    return [f"{printable(name)} {printable(value)}" for name, value in progress.metrics[:_METRICS]]
+
+
+def state_of(worker: WorkerStatus) -> Words:
+    """Return how a worker is, or how it has ended."""
+    failed = worker.how not in ("", ENDED_WELL)
+    return line((worker.how or worker.state, BAD if failed else _STYLES.get(worker.state, ODD)))
+
+
+def _render_elsewhere(run: Elsewhere) -> Block:
+    return line((short(run.run_id), NAME), f": runs on {run.host} (`", (run.line(("ps",)), COMMAND), "`)")
+
+
+def _data(replies: RunReplies) -> dict[str, Any]:
+    """Return what --json prints about one run."""
+    run = replies.run
+    facts = {name: getattr(run, name) for name in run.__struct_fields__} if run is not None else {}
+    return {
+        **facts,
+        "run_id": name_of(replies),
+        "name": short(name_of(replies)),
+        "problem": replies.problem,
+        "nodes": [
+            {
+                "node_rank": node.node_rank,
+                "host": node.host,
+                "problem": node.answer.reason if isinstance(node.answer, NoAnswer) else "",
+            }
+            for node in replies.nodes
+        ],
+        "workers": [
+            {
+                "node_rank": node.node_rank,
+                "host": node.host,
+                **asdict(worker),
+                "progress": progress_data(worker.progress),
+                "cpu_percent": round(percent_of_cpu(worker), 1),
+            }
+            for node in _by_rank(replies.nodes)
+            for worker in workers_of(node)
+        ],
+    }
+
+
+def _data_elsewhere(run: Elsewhere) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "name": short(run.run_id),
+        "host": run.host,
+        "folder": run.folder,
+        "problem": f"runs on {run.host}",
+    }
+
+
+def _by_rank(nodes: Sequence[NodeReply]) -> list[NodeReply]:
+    return sorted(nodes, key=lambda node: (node.node_rank is None, node.node_rank))
+
+
+def workers_of(node: NodeReply) -> tuple[WorkerStatus, ...]:
+    """Return the workers of a node; none if the node has not answered."""
+    return node.answer.workers if isinstance(node.answer, NodeStatus) else ()
+
+
+def written_pace(steps_per_second: float) -> str:
+    """Write how fast it steps: "3.2 steps/s", "14 s a step"."""
+    return f"{steps_per_second:.3g} steps/s" if steps_per_second >= 1 else f"{duration(1 / steps_per_second)} a step"
+
+
+def percent_of_cpu(worker: WorkerStatus) -> float:
+    """Since it was started, as ps(1) says it; 0 in the first moment, of which there is no saying."""
+    return 100 * worker.cpu_seconds / worker.seconds if worker.seconds >= _MOMENT else 0.0

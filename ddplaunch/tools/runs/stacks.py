@@ -1,0 +1,122 @@
+"""`ddplaunch stacks`: where the workers of a running job are, and who waits for whom; as text or as JSON."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from ddplaunch.launcher.look.answers import received
+from ddplaunch.record.seen.collectives import explain, ras_lines
+from ddplaunch.record.seen.merge import Line, lines, merge
+from ddplaunch.record.seen.reasons import reasons
+from ddplaunch.record.window.questions import AskStacks, NodeStacks
+from ddplaunch.spec.program import working_directory
+from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, line, section, written
+from ddplaunch.system.errors import LaunchError, below
+from ddplaunch.system.exitcodes import NODE_LOST
+from ddplaunch.tools.runs import client, find
+from ddplaunch.tools.runs.client import RunReplies
+from ddplaunch.tools.runs.find import Known, heading
+
+WITHIN = 1.0  # seconds that workers have
+_ON_THE_WAY = 1.5  # seconds, for the child that asks them and for the channel
+_NATIVE = 10.0  # seconds that py-spy has
+
+
+def show(
+    env: Mapping[str, str],
+    named: str | None,
+    say: Callable[[str], None],
+    *,
+    ranks: str | None,
+    threads: bool,
+    native: bool,
+    as_json: bool,
+) -> str:
+    """Return the stacks of the job that is meant, for stdout; `say` writes a line to stderr."""
+    find.ranks_meant(ranks)
+    if native and not shutil.which("py-spy"):
+        raise LaunchError("--native needs py-spy, which is not installed here", hint="type `pip install py-spy`")
+    given = {"--threads": threads, "--native": native, "--json": as_json}
+    options = [*(["-r", ranks] if ranks is not None else []), *(flag for flag, is_given in given.items() if is_given)]
+    run = find.choose(env, named, "stacks", *options)
+    if not as_json:
+        say(f"stacks of {heading(run)}")
+    return of(env, run, ranks=ranks, threads=threads, native=native, as_json=as_json)
+
+
+def of(
+    env: Mapping[str, str],
+    run: Known,
+    *,
+    ranks: str | None = None,
+    threads: bool = False,
+    native: bool = False,
+    as_json: bool = False,
+    look: Look | None = None,
+) -> str:
+    """Return the stacks of this job as text, for stdout unless `look` says how the text is to be shown."""
+    wanted, name = find.ranks_meant(ranks), run.name
+    replies = _ask(run, threads=threads, native=native)
+    samples = [
+        sample
+        for node in replies.nodes
+        if isinstance(node.answer, NodeStacks)
+        for sample in received(node.answer, node.host)
+    ]
+    known = {sample.rank for sample in samples}
+    size = replies.run.world_size if replies.run is not None else 0
+    # before all nodes have met there is none yet, and no number of them
+    if wanted is not None and size and (unknown := sorted(wanted - known - set(range(size)))):
+        raise find.no_such_ranks(name, unknown, size)
+    shown = [sample for sample in samples if wanted is None or sample.rank in wanted]
+    # the program's paths are shown as its own report shows them, where both have the same working directory
+    cwd = working_directory() or ""
+    waits = [*reasons(samples, cwd), *explain(samples, cwd)]
+    silent = find.silent(replies.nodes)
+    if replies.problem:
+        silent.append(f"run {name} {below(replies.problem)}")
+    if as_json:
+        import json
+
+        data = {"run_id": run.run_id, "waits": waits, "problems": silent, "processes": [_plain(one) for one in shown]}
+        return json.dumps(data, indent=1)
+    is_suspended = replies.run is not None and replies.run.phase == "suspended"
+    parts: list[list[Block]] = [
+        [line((f"run {name} is suspended", ODD))] if is_suspended else [],
+        [line((text, ODD)) for text in waits],
+        [_line(each) for each in lines(merge(shown, threads=threads), cwd, threads=threads)],
+        [line(text) for text in ras_lines(samples)],
+        [line((text, ODD)) for text in silent],
+    ]
+    blocks = [section(*part) for part in parts if part]
+    return written(blocks, look or Look.of_stdout(env)) if blocks else f"run {name} has no worker now"
+
+
+def _ask(run: Known, *, threads: bool, native: bool) -> RunReplies:
+    """Ask a run for the stacks of its workers; raise LaunchError if no node has answered."""
+    assert run.replies is not None
+    within = _NATIVE if native else WITHIN
+    asked = AskStacks(within, threads, native)
+    found = client.ask_all([run.replies.socket_path], asked, within + _ON_THE_WAY)
+    if not found or (found[0].problem and not found[0].nodes):
+        problem = found[0].problem if found else "has just ended"
+        raise LaunchError(f"run {run.name} {below(problem)}", status=NODE_LOST)
+    return found[0]
+
+
+def _line(shown: Line) -> Block:
+    if shown.who:
+        return line((shown.who, NAME), ": ", shown.text)
+    return line((shown.text, NOTE if shown.is_library else ""))
+
+
+def _plain(value: Any) -> Any:
+    """Return a Struct as JSON has it."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    return {name: _plain(part) for name, part in asdict(value).items()} if isinstance(value, Struct) else value

@@ -1,0 +1,179 @@
+"""The verbs that speak with one running job: `ddplaunch attach`, pdb in a worker, and `ddplaunch stop`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from ddplaunch.record.window import requests
+from ddplaunch.system.errors import LaunchError, below, visible
+from ddplaunch.system.exitcodes import NODE_LOST, OK
+from ddplaunch.system.fields import Malformed
+from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.words import count, duration
+from ddplaunch.tools.runs import client, find, stacks
+from ddplaunch.tools.runs.find import Known, heading
+
+UNREACHED = 1  # the exit status where no debugger gets in, since the worker runs no Python
+_DEBUGGER_WITHIN = 10.0  # seconds
+_STOP_WITHIN = 5.0  # seconds until the agent has taken a request to stop
+_SENT = 0.2  # seconds for the same, where the agent has not answered just now
+
+
+@contextmanager
+def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socket]:
+    """Connect to a run, and turn its silence or a malformed answer into an error.
+
+    Raises:
+        LaunchError: it does; `hint` is for silence.
+        OSError: it has ended.
+    """
+    assert run.replies is not None
+    try:
+        with run.replies.socket_path.connect() as sock:
+            yield sock
+    except (TimeoutError, BlockingIOError):
+        what = f"run {run.name} does not answer: its agent is stopped, or hangs"
+        raise LaunchError(what, hint=hint, status=NODE_LOST) from None
+    except Malformed as error:
+        raise LaunchError(f"run {run.name} gives an answer that this version does not understand: {error}") from None
+
+
+# --- attach
+
+
+def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: Callable[[str], None]) -> int:
+    """Debug a rank of the job that is meant, and return the exit status; `write` writes a line to stderr."""
+    if asked is not None and not asked.isdecimal():
+        raise LaunchError(f"-r {asked}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
+    if not (os.isatty(0) and os.isatty(1)):
+        raise LaunchError(
+            "ddplaunch attach needs a terminal, but stdin or stdout is none",
+            hint="`ddplaunch stacks` shows where the workers are, and needs none",
+        )
+    known = find.choose(env, named, "attach", *(["-r", asked] if asked is not None else []))
+    name, chosen = known.name, known.replies
+    assert chosen is not None
+    size = chosen.run.world_size if chosen.run is not None else 0
+    if asked is None and size > 1:
+        raise LaunchError(f"run {name} has {count(size, 'worker')}: which one?", hint="ddplaunch attach -r 0")
+    rank = int(asked or 0)
+    if size and rank >= size:
+        raise find.no_such_ranks(name, [rank], size)
+    try:
+        with _connection(known) as sock:
+            return _debug(sock, known, rank, env, write)
+    except OSError:
+        raise LaunchError(f"run {name} has just ended", status=NODE_LOST) from None
+
+
+def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:
+    """Carry the conversation with the debugger of a rank; return the exit status."""
+    name = run.name
+    try:
+        for reply in client.replies_of(sock, requests.Attach(rank), _DEBUGGER_WITHIN):
+            match reply:
+                case requests.RequestRefused(reason):
+                    raise LaunchError(f"run {name}: {below(reason)}")
+                case requests.Unreached():
+                    write(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
+                    here = stacks.of(env, run, ranks=str(rank))
+                    sys.stdout.write(f"{here}\n")
+                    return UNREACHED
+                case requests.Attached():
+                    write(f"this is {heading(run)}")
+                    write(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
+                    signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends no command at the prompt
+                    import readline  # noqa: F401 - lines that are typed can be edited from now on
+                case requests.Said(text, asks, ends):
+                    if not asks:
+                        sys.stdout.write(visible(text))
+                        sys.stdout.flush()
+                    elif (line := _typed(text, sock)) is None:
+                        break
+                    else:
+                        sock.sendall(f"{line}\n".encode(errors="replace"))
+                    if ends:
+                        break
+        else:
+            raise _Lost
+    except KeyboardInterrupt:
+        pass
+    except (_Lost, ConnectionError):
+        sys.stdout.write("\n")
+        write(f"rank {rank} is held no more: it has ended, or its job is being stopped")
+        return OK
+    write(f"rank {rank} goes on")
+    return OK
+
+
+class _Lost(Exception):
+    """The worker is not at the other end any more."""
+
+
+def _typed(prompt: str, sock: socket.socket) -> str | None:
+    """Read a line from the terminal; None at its end."""
+
+    def look(*_: object) -> None:
+        with suppress(BlockingIOError):
+            if not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                raise _Lost
+
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sock, fcntl.F_SETFL, os.O_ASYNC)
+    try:
+        look()
+        while True:
+            try:
+                with waiting():
+                    return input(visible(prompt))
+            except EOFError:
+                sys.stdout.write("\n")
+                return None
+            except KeyboardInterrupt:
+                sys.stdout.write("\n")  # the line is thrown away, as by any pdb
+            except SystemError as error:  # a handler of signals has raised just when input() had its result
+                if not isinstance(error.__cause__, KeyboardInterrupt):
+                    raise _Lost from error
+    finally:
+        fcntl.fcntl(sock, fcntl.F_SETFL, 0)
+
+
+# --- stop
+
+
+def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]) -> int:
+    """Stop the job that is meant, and return the exit status; `write` writes a line to stderr."""
+    chosen = find.choose(env, named, "stop")
+    name, began = chosen.name, time.monotonic()
+    assert chosen.replies is not None
+    nodes = 1
+    try:
+        with _connection(
+            chosen, hint="send SIGTERM to the command that started it; a second one kills the job"
+        ) as sock:
+            # who has not answered just now is asked to stop all the same, and does so when it can
+            within = _STOP_WITHIN if chosen.replies.run is not None else _SENT
+            for reply in client.replies_of(sock, requests.StopRun(), within):
+                match reply:
+                    case requests.Run(nnodes=nodes):
+                        write(f"stopping {heading(chosen)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
+                    case requests.RunEnded(status):
+                        write(f"{name} has ended with status {status}, {duration(time.monotonic() - began)} later")
+                        return OK
+                    case requests.RequestRefused(reason):
+                        raise LaunchError(f"run {name} does not take the request: {below(reason)}")
+    except OSError:
+        pass  # it ended at this very moment
+    if nodes > 1:
+        write(f"node 0 of {name} is lost. `ddplaunch ps` on its other nodes shows whether it goes on there")
+        return NODE_LOST
+    write(f"{name} has ended; its status is not known")
+    return OK

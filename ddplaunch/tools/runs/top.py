@@ -1,0 +1,220 @@
+"""`ddplaunch top`: the workers of a running job in a table that scrolls and sorts, asked for anew twice a second."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.record.window import requests
+from ddplaunch.record.window.questions import AskStatus
+from ddplaunch.system.console.tables import Look, section, written
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.exitcodes import OK, of_signal
+from ddplaunch.system.process.apart import waiting
+from ddplaunch.tools.runs import client, find, logs, stacks, talk
+from ddplaunch.tools.runs.board import Board
+from ddplaunch.tools.runs.find import heading, of_running
+
+if TYPE_CHECKING:
+    from ddplaunch.tools.runs.find import Known
+
+_EVERY = 0.5  # seconds from one look to the next
+_SHARE = 0.02  # of a core for this command, and for the agent: it looks less often where the job has many workers
+_WITHIN = 0.5  # seconds that the nodes of the job have to answer
+_KEYS = {
+    b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down",
+    b"\x1b[H": "home", b"\x1b[1~": "home", b"\x1b[F": "end", b"\x1b[4~": "end", b"\x1b[D": "<", b"\x1b[C": ">",
+}  # fmt: skip
+
+_ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the alternate screen, and no cursor: xterm's ctlseqs
+_KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+
+
+def show(env: Mapping[str, str], named: str | None, say: Callable[[str], None]) -> int:
+    """Show the chosen job until the job ends or `q` is pressed; return the exit status. `say` writes a line to stderr.
+
+    Raises:
+        LaunchError: there is no terminal, or it is not clear which job is meant.
+    """
+    if not (os.isatty(0) and os.isatty(1)):
+        raise LaunchError(
+            "ddplaunch top needs a terminal, but stdin or stdout is none",
+            hint="`ddplaunch ps` shows the same once, and needs none",
+        )
+    run = find.choose(env, named, "top")
+    look = Look.of_stdout(env)
+    top = _Top(env, run, say, colour=look.colour)
+    with suppress(KeyboardInterrupt), _screen() as screen:
+        top.loop(screen)
+    if top.has_ended:
+        say(f"{run.name} {logs.how_it_ended(run.folder)}" if run.folder else f"{run.name} has ended")
+        if failure := logs.first_failure(run.folder):
+            say(failure)
+    return OK
+
+
+class _Screen:
+    """The alternate screen of the terminal, and its keys as they are pressed; the ordinary screen keeps what it shows."""
+
+    def __init__(self) -> None:
+        self._typed = termios.tcgetattr(0)  # how the terminal was
+
+    def enter(self) -> None:
+        """Take the terminal."""
+        tty.setcbreak(0)
+        _write(_ENTER)
+
+    def leave(self) -> None:
+        """Give it back as it was."""
+        _write(LEAVE)
+        termios.tcsetattr(0, termios.TCSADRAIN, self._typed)
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Give the terminal to something else meanwhile."""
+        self.leave()
+        try:
+            yield
+        finally:
+            self.enter()
+
+
+@contextmanager
+def _screen() -> Iterator[_Screen]:
+    """Take the terminal, and give it back as it was at the end, at Ctrl-Z and at SIGTERM."""
+    screen = _Screen()
+
+    def suspend(*_: object) -> None:
+        with screen.left():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def end(signum: int, frame: object) -> None:
+        raise SystemExit(of_signal(signum))
+
+    handlers: dict[int, Callable[[int, Any], object]] = {
+        signal.SIGTSTP: suspend,
+        signal.SIGTERM: end,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    screen.enter()
+    try:
+        yield screen
+    finally:
+        screen.leave()
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+class _Top:
+    """What is shown, and what the keys do."""
+
+    def __init__(self, env: Mapping[str, str], run: Known, say: Callable[[str], None], *, colour: bool) -> None:
+        """Prepare the table of this run; `say` writes a line to stderr."""
+        assert run.replies is not None
+        self._env = env
+        self._run = run
+        self._say = say
+        self._colour = colour
+        self._path = run.replies.socket_path
+        self._board = Board()
+        self._asks = False  # whether to stop the job
+        self.has_ended = False
+
+    def loop(self, screen: _Screen) -> None:
+        """Look and show until the job has ended, or `q` is pressed."""
+        look_at, spent = 0.0, 0.0
+        while True:
+            began = time.process_time()
+            if (asked_at := time.monotonic()) >= look_at:
+                if not self._look():
+                    self.has_ended = True
+                    return
+                took = time.monotonic() - asked_at
+                # of an answer in time the agent made most; of a late one it is a node that does not answer
+                answering = took if took < _WITHIN else 0.0
+                look_at = time.monotonic() + max(_EVERY, spent / _SHARE, answering / _SHARE)
+            self._draw()
+            spent = time.process_time() - began
+            for key in _keys(max(0.0, look_at - time.monotonic())):
+                if not self._pressed(key, screen):
+                    return
+
+    def _look(self) -> bool:
+        found = client.ask_all([self._path], AskStatus(), _WITHIN)
+        if found:
+            self._board.take(found[0], time.monotonic())
+        return bool(found)
+
+    def _draw(self) -> None:
+        width, height = os.get_terminal_size(1)
+        question = f"stop {heading(of_running(self._board.replies))}, as Ctrl-C does? y or n" if self._asks else ""
+        shown = self._board.lines(width, height, question)
+        text = written([section(*shown)], Look(self._colour, width))
+        _write("\x1b[H" + text.replace("\n", "\x1b[K\r\n") + "\x1b[J")
+
+    def _pressed(self, key: str, screen: _Screen) -> bool:
+        """Do what a key asks for; False: leave."""
+        if self._asks:
+            self._asks = False
+            if key == "y":
+                self._stop()
+            return True
+        rank = self._board.selected
+        match key:
+            case "q":
+                return False
+            case "k":
+                self._asks = True
+            case "s":
+                self._apart(screen, lambda: print(stacks.of(self._env, self._run)))
+            case "l" if rank is not None:
+                self._apart(screen, lambda: _logs(self._env, self._run, rank, self._say))
+            case "a" if rank is not None:
+                self._apart(screen, lambda: talk.attach(self._env, self._run.run_id, str(rank), self._say))
+            case _:
+                self._board.press(key)
+        return True
+
+    def _stop(self) -> None:
+        with suppress(OSError, LaunchError), self._path.connect() as sock:
+            for _ in client.replies_of(sock, requests.StopRun(), _WITHIN):
+                break
+
+    def _apart(self, screen: _Screen, verb: Callable[[], object]) -> None:
+        """Run a verb on the ordinary screen, where what it shows can be copied and stays."""
+        with screen.left():
+            try:
+                verb()
+            except LaunchError as error:
+                sys.stderr.write(error.render())
+            sys.stdout.flush()
+            with suppress(EOFError), waiting():
+                input("\n[Enter] goes back to ddplaunch top ")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _logs(env: Mapping[str, str], run: Known, rank: int, say: Callable[[str], None]) -> None:
+    logs.show(env, run.run_id, logs.wanted(str(rank), None, None, False, time.time()), say)
+
+
+def _keys(within: float) -> list[str]:
+    """Wait for keys so many seconds, and name those that were pressed; a terminal that is gone is as good as `q`."""
+    ready, _, _ = select.select([0], [], [], within)
+    if not ready:
+        return []
+    found = _KEY.findall(os.read(0, 1 << 10)) or [b"q"]
+    return [_KEYS.get(key, key.decode(errors="replace")) for key in found]

@@ -1,0 +1,332 @@
+"""`ddplaunch submit`: makes a batch script of a job, hands it to sbatch, and waits for the job if --wait or --follow asks for it.
+
+Checks the job before, for what would make it fail hours later. Decides nothing about workers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import chdir
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.plan.cluster.checks import asked_nnodes, nnodes_asked
+from ddplaunch.plan.other_places import without_other_places
+from ddplaunch.plan.variables import without_worker_place
+from ddplaunch.record.folders import BAD_NODES, bad_nodes_file
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.program import check as check_program
+from ddplaunch.system.errors import LaunchError, tell
+from ddplaunch.system.exitcodes import NOT_FOUND, OK
+from ddplaunch.system.process import disk
+from ddplaunch.system.redaction import Redactor
+from ddplaunch.system.words import why_failed
+from ddplaunch.tools.submit import output, script
+from ddplaunch.tools.submit.output import is_complete
+from ddplaunch.tools.submit.script import KNOWN, SHORT, USAGE, SbatchOption, SubmitRequest
+
+if TYPE_CHECKING:
+    from ddplaunch.tools.submit.follow import Submitted
+
+
+# parses the arguments behind --: gives how many of them are SCRIPT and its arguments, and the job
+ParseJob = Callable[[Sequence[str], Mapping[str, str]], tuple[int, JobSpec]]
+
+
+# variables of a job, which must not come from another job in which it is submitted: a batch script with SLURM_STEP_ID looks like
+# a step, and what an outer job asked for (SLURM_CPUS_PER_TASK, SLURM_TRES_PER_TASK, ...) srun takes for options of the inner one
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "_SLURM_", "SBATCH_CPU_BIND", "SBATCH_MEM_BIND", "SBATCH_THREADS_PER_CORE")
+_NOT_OF_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SLURM_DEBUG_FLAGS")
+# what Slurm granted to the outer job on that host
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+_ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
+_PATIENCE = 5.0  # seconds
+_JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
+
+
+class Draft(Struct, frozen=True, kw_only=True):
+    """A job that is ready to be submitted."""
+
+    script: str
+    folder: str  # its working directory
+    output: tuple[str, ...]  # patterns of the paths of its stdout and, if that is another one, of its stderr
+    name: str
+    append: bool  # to those files
+    options: tuple[SbatchOption, ...]  # those that were typed, and the nodes that are left out
+
+
+def draft(
+    request: SubmitRequest, env: Mapping[str, str], command: Sequence[str], parse_job: ParseJob, verbs: Sequence[str]
+) -> Draft:
+    """Check the request and write the script, in which `command` starts ddplaunch, which has these verbs."""
+    folder = request.value("chdir")
+    if folder is not None and not os.path.isdir(folder):
+        hint = None if os.path.isabs(folder) else f"looked in {os.getcwd()}"
+        raise LaunchError(f"--chdir {folder}: there is no such folder", hint=hint)
+    with chdir(folder or os.curdir):
+        job_env = exported(environment(env), request.value("export") or env.get("SBATCH_EXPORT"))
+        job = request.job[1:] if request.job[:1] == ("run",) and not os.path.lexists("run") else request.job
+        try:
+            program, spec = parse_job(job, job_env)
+        except LaunchError as error:
+            raise _misplaced(error) from None
+        request = _avoiding(request, spec, env)
+        asked = script.options(request, spec)
+        made = Draft(
+            # a script with the name of a verb would be taken for the verb
+            script=script.text(asked, command, ("run", *job) if job[0] in verbs else job, program),
+            folder=os.getcwd(),
+            output=tuple(filter(None, (_given(name, asked, request, env) for name in ("output", "error")))),
+            name=_given("job-name", asked, request, env),
+            append=_given("open-mode", asked, request, env)[:1] in ("a", "A"),  # sbatch reads no more of it
+            options=request.options,
+        )
+        check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})
+        for pattern in made.output:
+            check_output(output.expand(pattern, {"x": made.name}), pattern)
+    if spec.verbosity >= 0:
+        _warn_of_secrets(request.job)
+    return made
+
+
+def _warn_of_secrets(job: Sequence[str]) -> None:
+    """Say that a secret among the arguments stands in the script, which could not run without it."""
+    redactor = Redactor()
+    redactor.argv(job)
+    if redactor.hidden:
+        what = "a likely secret" if redactor.hidden == 1 else f"{redactor.hidden} values that look like secrets"
+        tell(
+            f"ddplaunch: warning: the script holds {what}, and Slurm keeps a copy of it: "
+            "`--env-file FILE` keeps secrets out of it, else let its file have mode 0700\n"
+        )
+
+
+def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> SubmitRequest:
+    """Exclude the nodes that have failed lately in jobs of Slurm, if that is asked for; else warn of them."""
+    path = bad_nodes_file(env)
+    now = time.time()
+    try:
+        if not path or not disk.exists([path], BAD_NODES):
+            return request
+        from ddplaunch.record import bad_nodes
+
+        failures = [one for one in bad_nodes.read(path, now) if one.in_slurm]
+    except LaunchError as error:
+        if spec.verbosity >= 0:
+            tell(f"ddplaunch: warning: {error.message}\n")
+        return request
+    hosts = dict.fromkeys(one.host for one in failures)
+    if spec.avoid_bad_nodes and hosts:
+        # sbatch refuses a name that it does not know
+        bad = bad_nodes.among(failures, _known_nodes(request, env) or hosts)
+        typed = [option for option in request.options if option.name != "exclude"]
+        names = ",".join(filter(None, (request.value("exclude"), *bad)))
+        return replace(request, options=(*typed, SbatchOption("exclude", names))) if bad else request
+    if hosts and spec.verbosity >= 0:
+        tell(f"ddplaunch: warning: {bad_nodes.warning(bad_nodes.among(failures, hosts), now)}\n")
+    return request
+
+
+def _known_nodes(request: SubmitRequest, env: Mapping[str, str]) -> Collection[str]:
+    """Return the nodes of the cluster to which the job is submitted; none if Slurm does not say them."""
+    from ddplaunch.reach.slurm.scontrol import ScontrolError, parse_nodes, scontrol
+
+    clusters = _given("clusters", (), request, env)
+    where = (f"--clusters={clusters}",) if clusters else ()
+    try:
+        return parse_nodes(scontrol(environment(env), (*where, "--all", "show", "nodes", "-o"), _PATIENCE))
+    except ScontrolError:
+        return ()
+
+
+def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Callable[[str], int]) -> int:
+    """Submit the job, print its id, wait if that is asked, and give the exit status; `show` prints to stdout."""
+    from ddplaunch.tools.submit import follow  # --print needs none of it
+
+    # output files whose paths do not depend on the id of the job may exist already
+    paths = [output.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output if request.follow]
+    fixed = [os.path.join(made.folder, path) for path in paths if output.is_complete(path)]
+    noted = [output.before(path, append=made.append) for path in fixed]
+    # once more on the command line, where they override SBATCH_ variables
+    job = _sbatch(made.script, [option.argument for option in made.options], env)
+    if job is None:
+        return OK
+    known = {"A": job.id, "a": "*", "j": job.id, "x": made.name, "%": "%"}
+    path = output.shown(os.path.join(made.folder, output.expand(made.output[0], known)), os.getcwd())
+    message = f"ddplaunch: job {job.id} is submitted; its output goes to {path}"
+    if request.follow:
+        follow.notify(message)
+    else:
+        show(job.parsable if request.parsable else message)
+    return follow.wait(job, tails=noted, follow=request.follow) if request.wait or request.follow else OK
+
+
+def exported(env: Mapping[str, str], export: str | None) -> Mapping[str, str]:
+    """Return the variables that reach a job with this --export of sbatch: ALL, NONE, NIL or names, some with values."""
+    parts = (export or "ALL").split(",")
+    kept = dict(env) if "ALL" in parts else {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if equals:
+            kept[name] = value
+        elif name in env:
+            kept[name] = env[name]
+    return kept
+
+
+def _given(name: str, asked: Sequence[SbatchOption], request: SubmitRequest, env: Mapping[str, str]) -> str:
+    """Return the value that sbatch will use: the command line's, else its variable's, else the script's."""
+    default = next((option.value for option in asked if option.name == name), None)
+    return request.value(name) or env.get(f"SBATCH_{name.upper().replace('-', '_')}") or default or ""
+
+
+def _misplaced(error: LaunchError) -> LaunchError:
+    """Return the same error, with a better hint for an option of sbatch behind --."""
+    name = error.message.removesuffix(" is not an option").lstrip("-")
+    if name == error.message or (name not in KNOWN and name not in SHORT):
+        return error
+    return LaunchError(f"{error.message} of ddplaunch, but one of sbatch", hint=f"type it before --: {USAGE}")
+
+
+# --- sbatch
+
+
+def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submitted | None:
+    """Run sbatch with this script and these options and return the job; None after --test-only."""
+    import subprocess  # --print runs nothing
+
+    from ddplaunch.tools.submit.follow import Submitted, notify
+
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *options],
+            check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", env=environment(env),
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise LaunchError("sbatch is not on PATH", hint=_ELSEWHERE, status=NOT_FOUND) from None
+    except OSError as error:
+        raise LaunchError(f"sbatch: {why_failed(error)}") from None
+    if done.returncode:
+        status = 128 - done.returncode if done.returncode < 0 else done.returncode
+        if "establish a configuration source" in done.stderr:
+            raise LaunchError("no Slurm configured here", hint=_ELSEWHERE, status=status)
+        raise LaunchError(f"sbatch failed: {_reason(done.stderr)}", status=status)
+    found = _JOB.findall(done.stdout)
+    # a site may print messages at each submission
+    if message := f"{done.stderr}{_JOB.sub('', done.stdout)}".strip():
+        notify(message)
+    return Submitted(id=found[-1][0], cluster=found[-1][1] or None) if found else None
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for sbatch, which it exports to the job: none of a job, task or worker in which this is run."""
+    kept = without_other_places(without_worker_place(env), None, 0)
+    if "SLURM_JOB_ID" not in env and "SLURM_JOBID" not in env:
+        return kept
+    return {
+        name: value
+        for name, value in kept.items()
+        if name in _NOT_OF_A_JOB or not (name.startswith(_OF_A_JOB) or name in _DEVICES)
+    }
+
+
+def _reason(stderr: str) -> str:
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").rstrip(".") for line in stderr.splitlines()]
+    return "; ".join(line for line in lines if line and not line.startswith("Try ")) or "no message"
+
+
+# --- what would make the job fail hours later, when it runs
+
+
+_NODES = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None:
+    """Check the job and the options of sbatch, in the working directory of the job."""
+    _together(request)
+    check_program(spec.program, {**env, **dict(spec.env)}.get("PATH"))
+    for name in ("hostfile", "token_file"):
+        if (path := getattr(spec, name)) is not None:
+            try:
+                with open(path, "rb"):
+                    pass
+            except OSError as error:
+                raise LaunchError(f"{spec.typed(name, path)}: {why_failed(error)}") from None
+    _nodes(request, spec)
+    if spec.requeue_on and request.has("no-requeue"):
+        raise LaunchError(
+            f"--no-requeue of sbatch and {spec.origin('requeue_on')} do not go together",
+            hint="leave one out: --requeue-on needs a job that may be requeued",
+        )
+    if asked := spec.wants_terminal:
+        raise LaunchError(
+            f"{asked}: a batch job has no terminal",
+            hint="debug it in an allocation of `salloc`, or of `srun --pty bash`",
+        )
+
+
+def check_output(path: str, pattern: str) -> None:
+    """Check the folder of an output file, which Slurm does not create: the job would fail without a message."""
+    folder = os.path.dirname(path) or os.curdir
+    if not is_complete(folder):
+        return  # it depends on the job's id
+    if not os.path.isdir(folder):
+        raise LaunchError(
+            f"output {pattern}: the folder {folder} does not exist, and Slurm does not create it",
+            hint=f"type `mkdir -p {shlex.quote(folder)}`",
+        )
+    if not os.access(path if os.path.lexists(path) else folder, os.W_OK):
+        raise LaunchError(
+            f"output {pattern}: {path if os.path.lexists(path) else os.path.abspath(folder)} cannot be written",
+            hint="name a file elsewhere: --output FOLDER/%x-%j.out",
+        )
+
+
+def _together(request: SubmitRequest) -> None:
+    """Refuse options of `ddplaunch submit` that contradict each other."""
+    for first, second, hint in (
+        ("follow", "parsable", "both write to stdout: leave one out"),
+        ("follow", "print", "--print runs no job whose output could be shown: leave one out"),
+        ("wait", "print", "--print runs no job to wait for: leave one out"),
+    ):
+        if getattr(request, first) and getattr(request, second):
+            raise LaunchError(f"--{first} and --{second} do not go together", hint=hint)
+    if (request.follow or request.wait) and request.has("test-only"):
+        raise LaunchError("--test-only submits nothing to wait for", hint="leave one out")
+    if request.follow and request.has("array"):
+        raise LaunchError(
+            "--follow shows the output of one job, not of an array",
+            hint="type --wait, and read the files of its elements with tail -F",
+        )
+
+
+def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
+    """Refuse a --nodes of sbatch that contradicts the number of nodes of the job."""
+    found = _NODES.fullmatch(request.value("nodes") or "")
+    if found is None:
+        return
+    given = int(found[1])  # the minimum
+    if spec.standalone and given > 1:
+        raise LaunchError(
+            f"--nodes {found[0]} of sbatch and {spec.origin('standalone')} do not go together",
+            hint="--standalone means one node: leave one out",
+        )
+    least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]
+    is_asked = nnodes_asked(spec)
+    if spec.spares and given < least:
+        asked = asked_nnodes(spec) if is_asked else spec.typed("spares", spec.spares)
+        raise LaunchError(
+            f"--nodes {found[0]} of sbatch is too few for {asked}",
+            hint=f"type `--nodes {least}`: it counts the spares, too",
+        )
+    if is_asked and not least <= given <= most:
+        raise LaunchError(
+            f"--nodes {found[0]} of sbatch and {asked_nnodes(spec)} do not go together",
+            hint="leave --nnodes out: the job has all nodes that Slurm gives it",
+        )

@@ -1,0 +1,132 @@
+"""The files to which Slurm writes the output of a job: their paths, from the patterns, and what they hold, as they grow."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from ddplaunch.reach.slurm.scontrol import JobRecord
+
+_SYMBOL = re.compile(r"%(\d*)([%AaJjNnstux])")
+_NUMBERS = "AaJjnst"  # a width pads these with zeros, and is ignored for the others
+_PIECE = 1 << 16  # bytes
+_LONGEST = 4  # bytes of a character in UTF-8
+
+# --- their paths
+
+
+def expand(pattern: str, known: Mapping[str, str]) -> str:
+    """Replace % and its letter by the value in `known`: "%x-%j.out" gives "train-84.out". Unknown letters stay."""
+
+    def replace(found: re.Match[str]) -> str:
+        width, letter = found.groups()
+        value = known.get(letter)
+        if value is None:
+            return found[0]
+        return value.zfill(int(width or 0)) if letter in _NUMBERS else value
+
+    return _SYMBOL.sub(replace, pattern)
+
+
+def is_complete(pattern: str) -> bool:
+    """Whether all of it is expanded."""
+    return _SYMBOL.search(pattern) is None
+
+
+def output_files(job: JobRecord) -> dict[str, int]:
+    """Return the output files of a job whose paths are known, and what goes there: 1 stdout, or both; 2 stderr.
+
+    scontrol expands most, but not the node, padded numbers and %%.
+    """
+    known = {"j": job.id, "n": "0", "t": "0", "x": job.name, "%": "%", "A": job.array_id or job.id}
+    if job.array_index.isdecimal():
+        known["a"] = job.array_index
+    if node := job.batch_host.partition(".")[0]:
+        known["N"] = node
+    found: dict[str, int] = {}
+    for stream, pattern in ((1, job.stdout), (2, job.stderr)):
+        path = expand(pattern, known)
+        if is_complete(path) and path not in ("", "/dev/null"):
+            found.setdefault(path, stream)
+    return found
+
+
+def shown(path: str, folder: str) -> str:
+    """Return the path, relative to this folder if it is inside."""
+    inside = os.path.relpath(path, folder)
+    return path if inside.startswith(os.pardir) else inside
+
+
+# --- what they hold
+
+
+class Tail:
+    """A file that is read as it grows.
+
+    It is opened for each read: a network file system guarantees to show what other hosts wrote only after an open.
+    """
+
+    def __init__(self, path: str, begin: int = 0, unless: tuple[int, int] | None = None) -> None:
+        """Read from this offset; nothing while the file has this size and this time (ns) of its last change."""
+        self.path = path
+        self._at = begin
+        self._unless = unless
+        self._inode: int | None = None
+        self._rest = b""
+
+    def read(self, *, end: bool = False) -> bytes:
+        """Return new data, up to _PIECE bytes; an incomplete last character is held back unless this is the end."""
+        new = self._new()  # which may find that the file was replaced
+        data = self._rest + new
+        cut = len(data) if end else whole(data)
+        self._rest = data[cut:]
+        return data[:cut]
+
+    def _new(self) -> bytes:
+        """Return what was appended to the file since the last call; start again if another file has its name."""
+        try:
+            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # it does not exist yet, or not on this host
+            return b""
+        try:
+            now = os.fstat(file)
+            if self._unless == (now.st_size, now.st_mtime_ns):
+                return b""
+            self._unless = None
+            if now.st_size < self._at or self._inode not in (None, now.st_ino):
+                self._at, self._rest = 0, b""
+            self._inode = now.st_ino
+            data = os.pread(file, _PIECE, self._at)
+        except OSError:  # a folder, a terminal, a file server that went away
+            return b""
+        finally:
+            os.close(file)
+        self._at += len(data)
+        return data
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file has been seen."""
+        return self._inode is not None
+
+
+def whole(data: bytes) -> int:
+    """Return how many bytes are complete characters, as far as the data is UTF-8."""
+    for back in range(1, min(len(data), _LONGEST) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:  # the first byte of a character says how many it has
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if length > back else len(data)
+    return len(data)
+
+
+def before(path: str, *, append: bool) -> Tail:
+    """Note the size of a file before the job runs, so that only the job's output is shown."""
+    try:
+        now = os.stat(path)
+    except OSError:
+        return Tail(path)
+    return Tail(path, begin=now.st_size) if append else Tail(path, unless=(now.st_size, now.st_mtime_ns))
