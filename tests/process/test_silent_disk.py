@@ -105,14 +105,16 @@ def test_a_command_in_a_folder_that_does_not_answer_names_that_folder(job, progr
     process = subprocess.Popen(
         [
             *(f"--wdns={job.disk.place}" if word.startswith("--wdns") else word for word in job.disk.prefix),
-            *("sh", "-c", 'read -r _; exec "$@"', "sh", command, program("behave")),
+            *("sh", "-c", 'echo began; read -r _; exec "$@"', "sh", command, program("behave")),
         ],
         env=job.env,
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: os.readlink(f"/proc/{process.pid}/cwd") == str(job.disk.place), "its working directory")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "began\n"  # the shell looks into its working directory, too
     job.disk.hang()
     _, said = process.communicate("\n", timeout=PATIENCE)
     assert process.returncode == 2
