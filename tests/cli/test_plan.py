@@ -170,6 +170,20 @@ def test_mig_instances_are_shown_by_the_names_that_cuda_takes(plan: Plan) -> Non
     assert f"\n1 cuda:0 MIG-00000001 {made_up.mig(0, 1)}\n" in shown
 
 
+ASSUMED = "note: no other host was asked: each is planned like this one, "
+
+
+def test_hosts_that_were_not_asked_are_not_said_to_have_what_this_one_has(plan: Plan) -> None:
+    shown = plan("--hosts gpu01:2,gpu02:4 train.py")
+    assert shown.startswith("workers 6 on 2 nodes as given for each host\n")
+    assert ASSUMED in shown
+
+
+@pytest.mark.parametrize("words", ["", "--nnodes 2 --simulate", "--hosts localhost"])
+def test_a_plan_of_this_host_alone_assumes_nothing(plan: Plan, words: str) -> None:
+    assert ASSUMED not in plan(f"{words} train.py")
+
+
 def test_simulated_nodes_have_their_parts_of_the_machine_as_when_they_run(plan: Plan) -> None:
     shown = plan("--nnodes 2 --simulate train.py", "H200 H200 H200 H200")
     assert shown.startswith("workers 4 on 2 nodes 2 accelerators\n")

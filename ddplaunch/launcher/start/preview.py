@@ -72,6 +72,8 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     run_id, number = run_id_of(spec), allocation.nnodes[1] - spec.spares
     nodes = [assign.simulated(node, node_rank, number, spec.simulate) for node_rank in range(number)]
     here = make_plan(spec, allocation, nodes[0], run_id=run_id)
+    if not spec.simulate:
+        here = replace(here, notes=(*here.notes, *_assumption(allocation, node.host)))
     if allocation.task is not None or allocation.nnodes[1] == 1:
         return here
     # each host may have been given a number of workers
@@ -102,6 +104,19 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         )
         for index, one in enumerate(asked)
     ]
+    reasons = here.reasons if slots == [None] * number else {**here.reasons, "workers": "as given for each host"}
     return replace(
-        here, nnodes=number, agents=agents, workers=tuple(worker for plan in plans for worker in plan.workers)
+        here,
+        nnodes=number,
+        agents=agents,
+        workers=tuple(worker for plan in plans for worker in plan.workers),
+        reasons=reasons,
     )
+
+
+def _assumption(allocation: Allocation, own: str) -> tuple[str, ...]:
+    """Return a note about the hosts that are planned without having been asked; none if this is the only host."""
+    others = [host for host in allocation.hosts or (("",) * allocation.nnodes[1]) if host != own]
+    if allocation.task is not None or (allocation.nnodes[1] == 1 and not (allocation.start and others)):
+        return ()
+    return (f"no other host was asked: each is planned like this one, {own}, and finds its own devices at the start",)
