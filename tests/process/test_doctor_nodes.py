@@ -28,7 +28,7 @@ def programs(process: Any) -> list[psutil.Process]:
 def words(process: psutil.Process) -> list[str]:
     """The command line of a process; none of one that has just ended."""
     try:
-        return process.cmdline()
+        return list(process.cmdline())
     except psutil.NoSuchProcess:
         return []
 
