@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launcher.look.answers import received
 from ddplaunch.launcher.node.clients import MAX_CLIENTS
 from ddplaunch.reach.channel.handshake import LIMIT, Decoder, pack
 from ddplaunch.record import run_socket
@@ -191,7 +190,7 @@ def test_a_recorder_that_tells_no_times_costs_its_node_neither_its_place_nor_its
             threading.Thread(target=_answer_all, args=(listener, body), daemon=True).start()
         [found] = client.ask_all([place], AskStacks(5.0), 10.0)
     assert found.problem == ""
-    samples = [sample for node in found.nodes for sample in received(node.answer, node.host)]
+    samples = [sample for node in found.nodes for sample in node.answer.samples(node.host)]
     assert sorted((sample.rank, sample.pid) for sample in samples) == list(enumerate(pids))
     calls = [call for sample in samples for group in sample.groups or () for call in group.calls]
     assert {(call.number, call.at) for call in calls} == {(7, 0)}

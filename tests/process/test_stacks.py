@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launcher.look.arrivals import read_arrivals
 from ddplaunch.launcher.look.inspection import Inspection
+from ddplaunch.launcher.look.recorder import read_arrivals
 from ddplaunch.launcher.look.take import Target, take
 from ddplaunch.record.seen import Sample
 from ddplaunch.record.seen.merge import where
@@ -196,4 +196,4 @@ def test_recorders_that_do_not_answer_or_cannot_be_read_tell_nothing_and_take_no
         listener.listen()
         os.mkdir(f"{tmp_path}/1")  # no socket, and no file beside it
         found = read_arrivals({0: f"{tmp_path}/0", 1: f"{tmp_path}/1"}, until=time.monotonic() + 0.2, every=1)
-    assert found.series == ()
+    assert found == []

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launcher.look.stragglers import Arrivals
 from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
+from ddplaunch.record.seen import Arrivals
+from ddplaunch.record.seen.arrivals import gaps
 from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 from ddplaunch.spec.outcome import WorkerExit
 from ddplaunch.system.errors import LaunchError
@@ -67,10 +68,17 @@ def refusal(call: Callable[[], object]) -> tuple[str, str | None]:
     return raised.value.message, raised.value.hint
 
 
-def arrivals(first: int, times: Sequence[int], members: str = "0-3") -> Arrivals:
+def arrivals(rank: int, first: int, times: Sequence[int], members: str = "0-3") -> Arrivals:
     """Return when a rank came to collectives of one group, numbered from `first` on."""
-    numbers = tuple(range(first, first + len(times)))
-    newest = {"newest": numbers[-1], "newest_at": times[-1]}
+    numbers = range(first, first + len(times))
     return Arrivals(
-        group="gloo 0", members=members, numbers=numbers, times=tuple(times), length=1, period=0.1, **newest
+        rank=rank,
+        group="gloo 0",
+        members=members,
+        numbers=gaps(numbers),
+        times=gaps(times),
+        newest=numbers[-1],
+        newest_at=times[-1],
+        length=1,
+        period=0.1,
     )

@@ -16,7 +16,6 @@ from ddplaunch.launcher.decide.job.ending import SHORT_LIFE, pause
 from ddplaunch.launcher.decide.node import CAUSE_TIMEOUT, KILL_TIMEOUT
 from ddplaunch.launcher.decide.node.teardown import HANG_GRACE
 from ddplaunch.launcher.job.messages import ToAgent, ToCoordinator
-from ddplaunch.launcher.look.stragglers import LEAST_STEPS
 from ddplaunch.launcher.node.generations import PATIENCE
 from ddplaunch.launcher.output.collapse import WAIT
 from ddplaunch.launcher.start.dispatch import _GRACE_IN_ANOTHER
@@ -26,6 +25,7 @@ from ddplaunch.reach.connections import MAX_STARTING
 from ddplaunch.reach.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
 from ddplaunch.record.old_runs import ROOM
 from ddplaunch.record.run_folder import LOG_LIMIT
+from ddplaunch.record.seen.stragglers import LEAST_STEPS
 from ddplaunch.spec.job import default
 from ddplaunch.spec.options.table import OPTIONS
 from ddplaunch.system.console.lines import MAX_LINE, UPDATE_INTERVAL

@@ -19,7 +19,7 @@ from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.job.orders import Forward, Generation, JobEnd, Moved, NodeEnd, Warned
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.plan import Plan
-from ddplaunch.record.seen.collectives import Whereabouts
+from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import ClusterEnding, StartFailure, Traces, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError, expendable
@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.launcher.job.straggler_check import StragglerCheck
     from ddplaunch.launcher.job.warnings import Warnings
     from ddplaunch.reach.channel.streams import Chunk
-    from ddplaunch.record.seen import Sample
     from ddplaunch.record.window.questions import Answer
     from ddplaunch.system.loop.loop import Pending
 
@@ -139,7 +138,6 @@ class Coordinator:
 
     def _take_about_workers(self, member: Member, report: Report) -> None:
         """Take a report about the agent's workers: an answer, what one of them says to a client, or their stacks at the end."""
-        from ddplaunch.launcher.look.answers import received
         from ddplaunch.reach.channel.streams import Chunk
         from ddplaunch.record.window.questions import Answered, StacksAtEnd  # only a job that is looked into has them
 
@@ -151,7 +149,7 @@ class Coordinator:
             case Answered() if self._questions is not None:
                 self._questions.take(member.id, report)
             case StacksAtEnd(generation) if generation == self.state.generation and not member.has_ended:
-                self._samples[member.id] = received(report.stacks, member.host)
+                self._samples[member.id] = report.stacks.samples(member.host)
 
     def take_of_watcher(self, chunk: Chunk) -> None:
         """Take what is asked through the command that has started the agents: the agent that is here answers."""
@@ -288,7 +286,6 @@ class Coordinator:
             return
         from ddplaunch.launcher.job.questions import Asker
         from ddplaunch.launcher.job.straggler_check import ON_THE_WAY, WITHIN
-        from ddplaunch.launcher.look.answers import received
         from ddplaunch.record.window.questions import AskStacks, NodeStacks
 
         samples: list[Sample] = []
@@ -297,7 +294,7 @@ class Coordinator:
 
         def answered(member: Member, answer: Answer) -> None:
             if isinstance(answer, NodeStacks):
-                guard(lambda: samples.extend(received(answer, member.host)))
+                guard(lambda: samples.extend(answer.samples(member.host)))
 
         def explained(found: Whereabouts) -> None:
             if self._members_at_work() and self.state.progress_at <= named_at:

@@ -23,8 +23,8 @@ from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself
 from ddplaunch.launcher.job.ballots import Seals, Secret
 from ddplaunch.launcher.job.orders import MAX_LEFTOVERS, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.reach.channel.streams import Chunk
+from ddplaunch.record.seen import MAX_ENTRIES
 from ddplaunch.record.window.questions import (
-    MAX_ENTRIES,
     Answer,
     Answered,
     Ask,
@@ -419,7 +419,8 @@ def why_too_much(found: NodeStacks, workers: int, world_size: int) -> str:
     """Say, as a predicate, why these stacks cannot be those of so many workers of a job; "" if they can."""
     if len(found.processes) > _MAX_PROCESSES * workers:
         return "has more processes than its workers can have started"
-    if any(len(ranks) > world_size or max(ranks, default=0) >= world_size for ranks in found.members):
+    members = {group.members for process in found.processes for group in process.groups or ()} - {""}
+    if any(max(map(int, ranks.replace("-", ",").split(","))) >= world_size for ranks in members):
         return "has process groups of more ranks than the job has"
     return ""
 

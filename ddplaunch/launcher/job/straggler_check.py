@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
 
-from ddplaunch.launcher.look.stragglers import Clock, History, Steps, Straggler
+from ddplaunch.record.seen.stragglers import Clock, History, Steps, Straggler, compare
 from ddplaunch.system.errors import expendable
 from ddplaunch.system.loop.loop import Loop
 
@@ -192,15 +192,10 @@ class _Reading:
     def compare(self) -> tuple[list[Steps], list[dict[str, Any]]]:
         """Compare all that was answered, and return the lines about it too; runs in a child."""
         try:
-            from ddplaunch.launcher.look.arrivals import received_arrivals
-            from ddplaunch.launcher.look.stragglers import compare
-            from ddplaunch.launcher.look.timings import of_arrivals
+            from ddplaunch.record.seen.arrivals import of_arrivals
 
-            found, clocks = {}, {}
-            for answer, clock in self._answers:
-                of_node = received_arrivals(answer)
-                found.update(of_node)
-                clocks.update(dict.fromkeys(of_node, clock))
+            found = [each for answer, _ in self._answers for each in answer.series]
+            clocks = {each.rank: clock for answer, clock in self._answers for each in answer.series}
             return compare(found, clocks), of_arrivals(found, clocks)
         except Exception:  # noqa: BLE001 - it would be raised in the agent, where it is no reason to end a job
             return [], []

@@ -1,61 +1,35 @@
-"""The answers of a node about its workers, as they are sent, and what their receiver makes of them.
-
-Whatever a worker has written, the answer here is valid, so that no receiver refuses it; and a receiver trusts no number that
-arrives.
-"""
+"""The answers of a node about its workers: valid, whatever a worker has written, and no longer than a message may be."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
-
-import msgspec
-from msgspec.structs import asdict
+from collections.abc import Mapping, Sequence
 
 from ddplaunch.launcher.look.sampler import GpuUse
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.reach.channel.handshake import LIMIT
-from ddplaunch.record.seen import Call, Group, Sample, Thread
-from ddplaunch.record.seen.reasons import LONGEST
+from ddplaunch.record.seen import Sample
 from ddplaunch.record.window.questions import (
-    MAX_CALLS,
-    MAX_FRAMES,
-    MAX_GROUPS,
-    MAX_PROCESSES,
-    MAX_RANKS,
-    MAX_SETS,
-    MAX_STACKS,
-    MAX_THREADS,
     MAX_WORKERS,
     Answer,
     NoAnswer,
+    NodeArrivals,
     NodeStacks,
     NodeStatus,
-    SentCall,
-    SentFrame,
-    SentGroup,
-    SentProcess,
-    SentThread,
     StacksAtEnd,
     WorkerStatus,
 )
 from ddplaunch.record.window.requests import encode
-from ddplaunch.spec.outcome import Frame, Progress, WorkerExit
+from ddplaunch.spec.outcome import Progress, WorkerExit
 from ddplaunch.system.console.streams import Written
-from ddplaunch.system.fields import line, number, piece, size, text
+from ddplaunch.system.fields import line, piece
 from ddplaunch.system.process.child import End, RunningWorker
 from ddplaunch.system.process.tree import usage
 
-T = TypeVar("T", bound=Hashable)
 _LONGEST = 100  # characters of a worker's last line
 _ROOM = 4096  # bytes of a frame for what is around an answer
-_NATIVE = 20_000  # characters of a process
 _MOST_AT_END = 1 << 20  # bytes
 _STATES = {"D": "uninterruptible", "T": "suspended", "t": "traced"}  # by the letter of proc(5)
-
-
-# --- answers
 
 
 def status(
@@ -133,15 +107,16 @@ def _state(worker: RunningWorker | None, kernel: str, debugged: bool) -> tuple[s
 
 def stacks(samples: Sequence[Sample], *, threads: bool) -> Answer:
     """Return where the workers are; without `threads`, or where those of all are too many, by their main threads alone."""
-    answer = _bounded(sent(samples, threads=threads))
-    return _bounded(sent(samples, threads=False)) if isinstance(answer, NoAnswer) and threads else answer
+    answer = _bounded(NodeStacks.of(samples, threads=threads))
+    return _bounded(NodeStacks.of(samples, threads=False)) if isinstance(answer, NoAnswer) and threads else answer
 
 
 def arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> Answer:
     """Return when the workers of these recorders came to their collectives; see `read_arrivals`."""
-    from ddplaunch.launcher.look.arrivals import read_arrivals  # only a child that asks workers needs it
+    from ddplaunch.launcher.look.recorder import read_arrivals, wall_ahead  # only a child that asks workers needs it
 
-    return _bounded(read_arrivals(recorders, until=until, every=every))
+    found = read_arrivals(recorders, until=until, every=every)
+    return _bounded(NodeArrivals(wall_ahead(), tuple(found)))
 
 
 def _bounded(answer: Answer) -> Answer:
@@ -150,102 +125,7 @@ def _bounded(answer: Answer) -> Answer:
     return answer if size <= LIMIT - _ROOM else NoAnswer(f"has an answer of {size} bytes, more than a message holds")
 
 
-# --- samples
-
-
-class _Table(Generic[T]):
-    """Values by their indices, equal ones once, and no more than `most`."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.indices: dict[T, int] = {}
-
-    def index(self, value: T) -> int:
-        """Return the index of a value; where the table is full, one at which a receiver finds nothing."""
-        if len(self.indices) == self._most:
-            return self.indices.get(value, self._most)
-        return self.indices.setdefault(value, len(self.indices))
-
-
-def sent(samples: Iterable[Sample], *, threads: bool) -> NodeStacks:
-    """Return samples in the form of the answer; without `threads`, only with their main threads."""
-    stacks, members = _Table[tuple[Frame, ...]](MAX_STACKS), _Table[tuple[int, ...]](MAX_SETS)
-    processes = tuple(_process(sample, stacks, members, threads) for sample in list(samples)[:MAX_PROCESSES])
-    return NodeStacks(
-        stacks=tuple(
-            tuple(
-                SentFrame(piece(frame.file), number(frame.line), piece(frame.function)) for frame in stack[:MAX_FRAMES]
-            )
-            for stack in stacks.indices
-        ),
-        members=tuple(tuple(map(number, ranks[:MAX_RANKS])) for ranks in members.indices),
-        processes=processes,
-    )
-
-
 def stacks_at_end(generation: int, samples: Sequence[Sample]) -> StacksAtEnd | None:
     """Return the report of these samples at the end of a generation; None if they are too many for a message."""
-    stacks = sent(samples, threads=False)
-    return StacksAtEnd(generation, stacks) if len(msgspec.json.encode(stacks)) <= _MOST_AT_END else None
-
-
-def _process(
-    sample: Sample, stacks: _Table[tuple[Frame, ...]], members: _Table[tuple[int, ...]], with_threads: bool
-) -> SentProcess:
-    """Return a process as the answer holds it; stacks and members that several processes share are sent once."""
-    threads = [thread for thread in sample.threads if with_threads or thread.is_main]
-    return SentProcess(
-        rank=number(sample.rank),
-        pid=number(sample.pid),
-        child=line(sample.child),
-        threads=tuple(
-            SentThread(stacks.index(thread.frames), piece(thread.name), thread.is_main)
-            for thread in threads[-MAX_THREADS:]  # the main one is the last
-        ),
-        state=piece(sample.state),
-        ended=sample.ended,
-        groups=None if sample.groups is None else tuple(_group(group, members) for group in sample.groups[:MAX_GROUPS]),
-        native=text(sample.native, _NATIVE),
-        ras=text(sample.ras, _NATIVE),
-        said=text(sample.said, LONGEST),
-    )
-
-
-def _group(group: Group, members: _Table[tuple[int, ...]]) -> SentGroup:
-    """Return a process group as the answer holds it, with its latest calls."""
-    calls = tuple(
-        SentCall(
-            number=size(call.number),
-            operation=piece(call.operation),
-            inputs=piece(call.inputs),
-            outputs=piece(call.outputs),
-            done=call.done,
-            is_p2p=call.is_p2p,
-            at=size(call.at),
-        )
-        for call in group.calls[-MAX_CALLS:]
-    )
-    return SentGroup(piece(group.name), piece(group.title), members.index(group.members), calls)
-
-
-def received(node: NodeStacks, host: str) -> list[Sample]:
-    """Return the samples in the answer of a node; `host` is the node's name as the coordinator knows it."""
-    stacks = [tuple(Frame(**asdict(frame)) for frame in stack) for stack in node.stacks]
-    samples = []
-    for process in node.processes:
-        threads = (
-            Thread(frames=_at(stacks, thread.stack), name=thread.name, is_main=thread.is_main)
-            for thread in process.threads
-        )
-        groups = None if process.groups is None else tuple(_received_group(group, node) for group in process.groups)
-        samples.append(Sample(host=host, **{**asdict(process), "threads": tuple(threads), "groups": groups}))
-    return samples
-
-
-def _received_group(group: SentGroup, node: NodeStacks) -> Group:
-    calls = tuple(Call(**asdict(call)) for call in group.calls)
-    return Group(name=group.name, title=group.title, members=_at(node.members, group.members), calls=calls)
-
-
-def _at(table: Sequence[tuple[T, ...]], index: int) -> tuple[T, ...]:
-    return table[index] if index < len(table) else ()
+    stacks = NodeStacks.of(samples, threads=False)
+    return StacksAtEnd(generation, stacks) if len(encode(stacks)) <= _MOST_AT_END else None

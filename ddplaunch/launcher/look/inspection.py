@@ -260,7 +260,7 @@ class Inspection:
         else:
             recorders = {rank: worker.recorder for rank, worker in self._running.items() if worker.recorder}
             if not recorders:
-                return answered(NodeArrivals(wall=0, members=(), series=()))
+                return answered(NodeArrivals(wall=0, series=()))
             until = time.monotonic() + question.within
             read = partial(answers.arrivals, recorders, until=until, every=question.every)
             asked = self._ask(read, question.within, answered)

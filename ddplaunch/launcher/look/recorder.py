@@ -13,22 +13,16 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from ddplaunch.record.seen import Group
-from ddplaunch.record.seen.recorder import _holds, members_of, parse
+from ddplaunch.record.seen import Arrivals, Group
+from ddplaunch.record.seen.recorder import parse, parse_members
 
 _LIMIT = 8 << 20  # bytes of an answer: 500 entries take 0.4 MB
-
-
 # that of gloo, since 2.13, and that of NCCL, where torch is built with it: each knows its own collectives only
 _NAMES = (b"fr_trace_json", b"dump_nccl_trace_json")
-
-
-_PORT = 28028  # unless NCCL_RAS_ADDR names another
-
-
+_PACE = 0.005  # seconds between two looks
+_LOOKS = 5  # at both clocks: the quickest counts
+_PORT = 28028  # of RAS, unless NCCL_RAS_ADDR names another
 _RAS_LIMIT = 20_000  # bytes of an answer
-
-
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 
 
@@ -66,6 +60,52 @@ def answers(path: str, take: Callable[[bytes], None]) -> Iterator[bool]:
         head, _, body = bytes(received).partition(b"\r\n\r\n")
         if b" 200 " in head[:16]:
             take(body)
+
+
+def members_of(path: str) -> Mapping[str, str]:
+    """Read which ranks each group has; `path` is that of the worker's socket."""
+    try:
+        fd = os.open(f"{path}.groups", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            return parse_members(file.read(1 << 20).decode(errors="replace"))
+    except OSError:
+        return {}
+
+
+# --- when workers came to their collectives
+
+
+def read_arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> list[Arrivals]:
+    """Ask the recorders whose sockets exist, until the time `until` (CLOCK_MONOTONIC) at the latest."""
+    found: list[Arrivals] = []
+    pending = [_of_worker(rank, path, every, found) for rank, path in recorders.items() if os.path.exists(path)]
+    while (pending := [one for one in pending if next(one, None) is not None]) and time.monotonic() < until:
+        time.sleep(_PACE)
+    return found
+
+
+def _of_worker(rank: int, path: str, every: int, found: list[Arrivals]) -> Iterator[bool]:
+    """Add the arrivals in a worker's recorders to `found`; yield to wait. Any error drops this worker alone."""
+    from ddplaunch.record.seen.arrivals import arrivals  # who takes stacks does without
+
+    # parses at once: kept whole, the answers of a node's workers would be a gigabyte
+    def take(body: bytes) -> None:
+        found.extend(arrivals(rank, [body], members_of(path), every))
+
+    with suppress(Exception):
+        yield from answers(path, take)
+
+
+def wall_ahead() -> int:
+    """Return the nanoseconds that the time of day is ahead of CLOCK_MONOTONIC."""
+    looks = ((time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_LOOKS))
+    before, wall, after = min(looks, key=lambda look: look[2] - look[0])
+    return wall - (before + after) // 2
+
+
+# --- RAS knows the state of all communicators, where a worker listens for it: NCCL 2.24 and later. Its protocol is text
+# (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Seen with one rank of NCCL 2.28.9.
+# Its sockets are read from /proc here, without psutil: stacks are taken when things hang, maybe the disk that psutil lies on
 
 
 class Service(Struct, frozen=True):
@@ -130,3 +170,12 @@ def _listeners(family: int, table: str, port: int) -> Iterator[tuple[str, str]]:
                 packed = b"".join(words)
                 loopback = "127.0.0.1" if family == socket.AF_INET else "::1"
                 yield socket.inet_ntop(family, packed) if any(packed) else loopback, inode
+
+
+def _holds(pid: int, inode: str) -> bool:
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{fd}") == f"socket:[{inode}]":
+                    return True
+    return False

@@ -23,6 +23,7 @@ from ddplaunch.record.seen import NOT_BEGUN, Group, Sample
 from ddplaunch.record.seen.at_exit import at_exit
 from ddplaunch.record.seen.dump import parse_dump
 from ddplaunch.spec.program import working_directory
+from ddplaunch.system.fields import line, piece
 from ddplaunch.system.process.child import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.system.process.linux import memory_file, signal_at_end_of
 from ddplaunch.system.process.tree import Process, descendants, ended_children, look, signal_process
@@ -142,9 +143,18 @@ def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> 
             if _has_settled(child) and has_file(child.pid, target.file):
                 yield from _of_process(target, child, until, host, found, is_child=True)
     found += (
-        Sample(rank=target.rank, pid=child.pid, host=host, child=child.name, state=_how_ended(code), ended=True)
+        seen(target.rank, child.pid, host, child=child.name or "?", state=_how_ended(code), ended=True)
         for child, code in islice(ended_children(target.pid), _MOST_CHILDREN)
     )
+
+
+def seen(
+    rank: int, pid: int, host: str, *, child: str = "", state: str = "", dump: str = "", ended: bool = False
+) -> Sample:
+    """Return what is seen of a process, whatever its name is, and whatever the process has written as its stacks."""
+    threads = parse_dump(dump)
+    state = state or ("" if child else at_exit(threads, working_directory() or ""))
+    return Sample(rank=rank, pid=pid, host=host, child=line(child), threads=threads, state=piece(state), ended=ended)
 
 
 def _how_ended(code: int) -> str:
@@ -171,11 +181,9 @@ def _of_process(
 ) -> Iterator[bool]:
     """Signal a process for its stacks and add them to `found`; yield while it has not answered, until `until`."""
 
-    def sample(text: str = "", state: str = "") -> None:
-        name = process.name if is_child else ""
-        threads = parse_dump(text)
-        state = state or ("" if is_child else at_exit(threads, working_directory() or ""))
-        found.append(Sample(rank=target.rank, pid=process.pid, host=host, child=name, threads=threads, state=state))
+    def sample(dump: str = "", state: str = "") -> None:
+        child = (process.name or "?") if is_child else ""
+        found.append(seen(target.rank, process.pid, host, child=child, state=state, dump=dump))
 
     status = read_status(process.pid)
     if status is None:

@@ -331,7 +331,7 @@ class Generations:
 
     def _keep_stacks(self, workers: Workers, inspected: Inspection) -> None:
         """Write where the workers were to the folder of the run, and when they came to their collectives."""
-        from ddplaunch.launcher.look.timings import of_samples  # few jobs have stacks to keep
+        from ddplaunch.record.seen.arrivals import of_samples  # few jobs have stacks to keep
 
         workers.keep_stacks(inspected.stacks)
         if (folder := self._context.folder) is not None and not self._context.inputs.spec.no_sample:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
 from typing import TYPE_CHECKING
 
-from ddplaunch.record.seen.collectives import Whereabouts
+from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
 from ddplaunch.system.errors import MORE_OPEN_FILES, below
 from ddplaunch.system.words import count, duration, signal_name, size, these_ranks, tilde

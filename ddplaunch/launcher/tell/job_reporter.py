@@ -15,7 +15,7 @@ from ddplaunch.launcher.tell import closing
 from ddplaunch.launcher.tell.blame import Loss, Suspect, blamed, kind_of, suspect_of
 from ddplaunch.launcher.tell.paint import plain
 from ddplaunch.launcher.tell.reporter import Reporter
-from ddplaunch.record.seen.collectives import Whereabouts
+from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 from ddplaunch.spec.outcome import OUT_OF_WALLTIME, OWN_END, PREEMPTED, ClusterEnding, Traces, Why, WorkerExit
 from ddplaunch.system.errors import below

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.record.seen.dump import Thread
+from ddplaunch.record.seen import Thread
 from ddplaunch.record.seen.stack import is_library, location
 from ddplaunch.spec.outcome import Frame
 

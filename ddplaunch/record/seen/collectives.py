@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
-from ddplaunch.record.seen import NOT_BEGUN, Call, Group, Sample
+from ddplaunch.record.seen import NOT_BEGUN, Call, Group, Sample, Whereabouts
 from ddplaunch.record.seen.merge import is_waiting, merge, own_location, where
 from ddplaunch.record.seen.reasons import ended_well, reasons
 from ddplaunch.system.words import these_ranks
@@ -110,10 +110,10 @@ def _wait(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> Wai
 
 
 def _members(of_rank: dict[int, Group]) -> list[int]:
-    # those of a node share one tuple, and nodes that agree, as they should, are looked at once: to hash one takes as long as
-    # there are ranks
-    distinct = {id(group.members): group.members for group in of_rank.values()}
-    return sorted(set(of_rank).union(*set(distinct.values())))
+    distinct = {
+        group.members: group for group in of_rank.values()
+    }  # ranks agree, as they should, and one of them is read
+    return sorted(set(of_rank).union(*(group.ranks for group in distinct.values())))
 
 
 def _reached(rank: int, of_rank: dict[int, Group]) -> int:
@@ -188,7 +188,7 @@ def _named(call: Call) -> str:
 def _group(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> str:
     """Write a group: "group 1 (tensor parallel, ranks 0-3)"; ranks are named where they are not all."""
     title = next((group.title for group in of_rank.values() if group.title), "")
-    members = next((group.members for group in of_rank.values() if group.members), ())
+    members = next((group.ranks for group in of_rank.values() if group.members), [])
     facts = [*([title] if title else []), *([these_ranks(members)] if members and len(members) < len(ranks) else [])]
     return f"group {name}" + (f" ({', '.join(facts)})" if facts else "")
 
@@ -323,12 +323,3 @@ def ras_lines(samples: Sequence[Sample]) -> list[str]:
         return []
     lines = [line.rstrip() for line in asked.ras.splitlines() if line.strip()][:_MOST_LINES]
     return [f"NCCL's RAS service, asked at rank {asked.rank}:", *(f"  {line}" for line in lines)]
-
-
-class Whereabouts(Struct, frozen=True, kw_only=True):
-    """Where the workers of all nodes were when they had to end, and for whom they waited."""
-
-    what: str = ""  # is wrong, in a sentence; "": nothing, or that is not known
-    locations: tuple[str, ...] = ()  # in sentences, those that others wait for first
-    is_explained: bool = False  # more is known than who waits for whom: the job was not only slow
-    awaited: tuple[int, ...] = ()  # the ranks that others waited for while they waited in no collective themselves

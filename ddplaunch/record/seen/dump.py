@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from ddplaunch.record.seen import Thread
 from ddplaunch.spec.outcome import Frame
 
 # what explains nothing: the C++ stacks and places that torch adds to messages, and faulthandler's list of compiled modules
@@ -35,15 +36,6 @@ _OF_DEBUGGER = tuple(f"/ddplaunch/worker/{name}.py" for name in ("signals", "deb
 # below the program's first frame, or where it has none yet
 _BELOW = ("/ddplaunch/worker/bootstrap.py", "/ddplaunch/worker/lifecycle.py")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
-
-
-class Thread(Struct, frozen=True, kw_only=True):
-    """One thread of a process."""
-
-    frames: tuple[Frame, ...]  # innermost first
-    name: str = ""
-    is_main: bool = False
-    at_exit: bool = False  # it is the main one of a worker whose script has ended, and Python has not
 
 
 class Crash(Struct, frozen=True, kw_only=True):

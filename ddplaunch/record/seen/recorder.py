@@ -1,25 +1,20 @@
-"""Asks the libraries in workers about their collectives: torch's flight recorder in each, and NCCL's RAS service about the job.
+"""Reads what torch's flight recorder in a worker answers, and which ranks the worker's groups have. Pure.
 
-torch answers on the Unix socket that worker/distributed.py opens. `parse` is pure and trusts nothing: of what is wrong in an
-answer no more is lost than what it would have said.
+Nothing is trusted: of what is wrong in an answer no more is lost than what it would have said.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
-from ddplaunch.record.seen import Call, Group
-from ddplaunch.system.fields import Malformed, check_density
+from ddplaunch.record.seen import LONGEST_MEMBERS, MAX_MEMBERS, Call, Group
+from ddplaunch.system.fields import Malformed, check_density, piece
 
 _MOST_GROUPS = 64  # of a worker
-_MOST_RANKS = 65536  # of a group,
-_MOST_MEMBERS = 1 << 18  # and of all groups of a worker together
+_MOST_MEMBERS = 1 << 18  # ranks of all groups of a worker together
 _MOST_CALLS = 16  # of a group that are kept: the last ones
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _LONGEST = 160  # characters of a name or of sizes
@@ -33,17 +28,7 @@ _DTYPES = {
 }
 
 
-def members_of(path: str) -> Mapping[str, tuple[int, ...]]:
-    """Read which ranks each group has."""
-    try:
-        fd = os.open(f"{path}.groups", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            return parse_members(file.read(1 << 20).decode(errors="replace"))
-    except OSError:
-        return {}
-
-
-def parse_members(text: str) -> dict[str, tuple[int, ...]]:
+def parse_members(text: str) -> dict[str, str]:
     """Return the groups in the file that worker/distributed.py writes: each line has a name and the ranks.
 
     Which ranks a group has that no job can have, or more of them than are kept of one worker, is not known.
@@ -51,31 +36,28 @@ def parse_members(text: str) -> dict[str, tuple[int, ...]]:
     found = {}
     left = _MOST_MEMBERS
     for line in text.split("\n"):
-        name, _, written = line.rpartition(" ")
-        ranks = ranks_of(written, min(left, _MOST_RANKS))
-        if ranks:
+        name, _, ranks = line.rpartition(" ")
+        size = _count(ranks) if len(ranks) <= LONGEST_MEMBERS else 0
+        if 0 < size <= min(left, MAX_MEMBERS):
             found[name] = ranks
-            left -= len(ranks)
+            left -= size
     return found
 
 
-@lru_cache(maxsize=4096)  # the workers of a node share most groups
-def ranks_of(written: str, most: int) -> tuple[int, ...]:
-    """Return the ranks in a text of ascending ranges: "0-2,4" gives (0, 1, 2, 4); other texts, or too many ranks, give ()."""
+def _count(written: str) -> int:
+    """Return how many ranks a text of ascending ranges names: 4 for "0-2,4"; 0 for any other text."""
     ranges = []
     for part in written.split(","):
         if not (match := _RANGE.fullmatch(part)):
-            return ()
+            return 0
         low = int(match[1])
         ranges.append(range(low, int(match[2] or low) + 1))
     ascends = all(before.stop <= after.start for before, after in pairwise(ranges))
-    if not ascends or not all(ranges) or sum(map(len, ranges)) > most:  # counted before they are made
-        return ()
-    return tuple(chain.from_iterable(ranges))
+    return sum(map(len, ranges)) if ascends and all(ranges) else 0
 
 
-def parse(body: bytes, members: Mapping[str, tuple[int, ...]]) -> list[Group]:
-    """Take the groups and their last calls out of an answer."""
+def parse(body: bytes, members: Mapping[str, str]) -> list[Group]:
+    """Take the groups and their last calls out of an answer; `members` is what `parse_members` returns."""
     answer = _decoded(body)
     status = _mapping(answer.get("pg_status"))
     calls: dict[str, list[Call]] = {}
@@ -92,7 +74,7 @@ def parse(body: bytes, members: Mapping[str, tuple[int, ...]]) -> list[Group]:
             Group(
                 name=name,
                 title=title,
-                members=members.get(name, ()),
+                members=members.get(name, ""),
                 completed=number_of(of_group.get("last_completed_collective")),
                 calls=_kept(calls[key]),
             )
@@ -140,7 +122,7 @@ def call_of(fields: Mapping[str, Any]) -> Call | None:
     operation = name.partition(":")[2] or name  # "gloo:all_reduce"
     return Call(
         number=number,
-        operation=operation[:_LONGEST],
+        operation=piece(operation, _LONGEST),
         inputs=inputs,
         outputs=outputs,
         is_p2p=is_p2p,
@@ -161,13 +143,13 @@ def _tensors(fields: Mapping[str, Any], side: str) -> str:
     shape = (
         f"{len(sizes)} x {shapes[0]}" if len(shapes) > 1 and len({*map(str, sizes)}) == 1 else ", ".join(shapes) + more
     )
-    return f"{kind} {shape}".strip()[:_LONGEST]
+    return piece(f"{kind} {shape}".strip(), _LONGEST)
 
 
 def title_of(value: object) -> tuple[str, str]:
     """The name of a group, and what the program calls it."""
     name, title = ([*value, "", ""] if isinstance(value, list) else ["", ""])[:2]
-    return str(name)[:_LONGEST], "" if title in ("default_pg", "undefined") else str(title)[:_LONGEST]
+    return piece(str(name), _LONGEST), "" if title in ("default_pg", "undefined") else piece(str(title), _LONGEST)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -181,17 +163,3 @@ def number_of(value: object) -> int:
     except ValueError:
         return -1
     return number if -1 <= number < 2**63 else -1
-
-
-# --- RAS knows the state of all communicators, where a worker listens for it: NCCL 2.24 and later. Its protocol is text
-# (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Seen with one rank of NCCL 2.28.9.
-# Its sockets are read from /proc here, without psutil: stacks are taken when things hang, maybe the disk that psutil lies on
-
-
-def _holds(pid: int, inode: str) -> bool:
-    with suppress(OSError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/{fd}") == f"socket:[{inode}]":
-                    return True
-    return False

@@ -5,46 +5,29 @@ A question goes to all nodes; each answers for its own workers. No time is one o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from ddplaunch.spec.outcome import Progress
-from ddplaunch.system.fields import Duration, Keyword, Line, Number, Piece, Size, Text
+from ddplaunch.record.seen import MAX_MEMBERS, MAX_THREADS, Arrivals, Sample, Stack
+from ddplaunch.spec.outcome import Frame, Progress
+from ddplaunch.system.fields import Duration, Keyword, Line, Number, Piece, Size
 
-# --- when the workers came to their collectives: numbers and times as differences
+# --- when the workers came to their collectives
 
 
-MAX_MEMBERS = 4096  # characters of the ranks of a group: each node sends them with each reading
-MAX_GAPS = 100_000
-MAX_ENTRIES = 2000  # of a worker: its recorders keep 500 each, unless its user wants more
-MAX_SETS = 4096  # of ranks
 MAX_SERIES = 100_000  # workers and groups
-MAX_RANKS = 65536  # of a group
-
-Gaps = Annotated[tuple[Size, ...], Meta(max_length=MAX_GAPS)]  # each from the one before, the first one from zero
-Members = Annotated[str, Meta(max_length=MAX_MEMBERS, pattern=r"\A[0-9,-]*\Z")]  # ranks as ranges: "0-8191"
 
 
 class AskArrivals(Struct, frozen=True, tag="arrivals"):
     """When the workers came to their last collectives."""
 
     within: Annotated[float, Meta(ge=0, le=30)] = 2.0  # seconds that they have to say so
-    every: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1  # of the steps only every so many, as far as so many are known
-
-
-class SentArrivals(Struct, frozen=True, array_like=True):
-    """The collectives of one worker in one group."""
-
-    rank: Number
-    group: Piece
-    members: Number  # their place among the sets of ranks
-    numbers: Gaps
-    times: Gaps  # nanoseconds
-    newest: Size
-    newest_at: Size  # nanoseconds
-    length: Number
-    period: Duration
+    every: Annotated[int, Meta(ge=1, le=MAX_MEMBERS)] = (
+        1  # of the steps only every so many, as far as so many are known
+    )
 
 
 class NodeArrivals(Struct, frozen=True, tag="arrivals"):
@@ -52,19 +35,14 @@ class NodeArrivals(Struct, frozen=True, tag="arrivals"):
 
     # nanoseconds that the time of day is ahead of CLOCK_MONOTONIC
     wall: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-    members: Annotated[tuple[Members, ...], Meta(max_length=MAX_SETS)]
-    series: Annotated[tuple[SentArrivals, ...], Meta(max_length=MAX_SERIES)]
+    series: Annotated[tuple[Arrivals, ...], Meta(max_length=MAX_SERIES)]
 
 
-# --- where the workers are: each stack and each set of ranks once
+# --- where the workers are
 
 
 MAX_PROCESSES = 20_000
-MAX_THREADS = 256  # of a process
-MAX_FRAMES = 256  # of a thread
 MAX_STACKS = 100_000
-MAX_GROUPS = 256  # of a process
-MAX_CALLS = 64  # of a group
 
 
 class AskStacks(Struct, frozen=True, tag="stacks"):
@@ -76,66 +54,45 @@ class AskStacks(Struct, frozen=True, tag="stacks"):
     frames: bool = True  # else only what torch tells of collectives, for which no worker gets a signal
 
 
-class SentFrame(Struct, frozen=True, array_like=True):
-    """One line of a stack."""
-
-    file: Piece
-    line: Number
-    function: Piece
-
-
-class SentThread(Struct, frozen=True, array_like=True):
-    """One thread."""
-
-    stack: Number  # its place among the stacks
-    name: Piece
-    is_main: bool
-
-
-class SentCall(Struct, frozen=True, array_like=True):
-    """One collective that was called."""
-
-    number: Size
-    operation: Piece
-    inputs: Piece
-    outputs: Piece
-    done: bool
-    is_p2p: bool
-    at: Size
-
-
-class SentGroup(Struct, frozen=True, array_like=True):
-    """What was called in one process group."""
-
-    name: Piece
-    title: Piece
-    members: Number  # their place among the sets of ranks
-    calls: Annotated[tuple[SentCall, ...], Meta(max_length=MAX_CALLS)]
-
-
-class SentProcess(Struct, frozen=True):
-    """A worker, or what it has started."""
-
-    rank: Number
-    pid: Number
-    child: Line
-    threads: Annotated[tuple[SentThread, ...], Meta(max_length=MAX_THREADS)]
-    state: Piece
-    ended: bool
-    groups: Annotated[tuple[SentGroup, ...], Meta(max_length=MAX_GROUPS)] | None
-    native: Text
-    ras: Text = ""
-    said: Text = ""
-
-
 class NodeStacks(Struct, frozen=True, tag="stacks"):
-    """All workers of a node, by rank."""
+    """All workers of a node, by rank. Most threads stand where others do: each stack is sent once, apart from the threads."""
 
-    stacks: Annotated[
-        tuple[Annotated[tuple[SentFrame, ...], Meta(max_length=MAX_FRAMES)], ...], Meta(max_length=MAX_STACKS)
-    ]
-    members: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=MAX_RANKS)], ...], Meta(max_length=MAX_SETS)]
-    processes: Annotated[tuple[SentProcess, ...], Meta(max_length=MAX_PROCESSES)]
+    stacks: Annotated[tuple[Stack, ...], Meta(max_length=MAX_STACKS)]
+    # which of the stacks each thread has, in the order of the processes and of their threads
+    of_threads: Annotated[tuple[Number, ...], Meta(max_length=MAX_PROCESSES * MAX_THREADS)]
+    processes: Annotated[tuple[Sample, ...], Meta(max_length=MAX_PROCESSES)]
+
+    def __post_init__(self) -> None:
+        threads = sum(len(process.threads) for process in self.processes)
+        if len(self.of_threads) != threads or max(self.of_threads, default=-1) >= len(self.stacks):
+            raise ValueError("threads without a stack")
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample], *, threads: bool) -> NodeStacks:
+        """Return the answer with these samples; without `threads`, only with their main threads."""
+        indices: dict[tuple[Frame, ...], int] = {(): 0}
+
+        def index(stack: tuple[Frame, ...]) -> int:
+            is_full = len(indices) == MAX_STACKS  # then a stack that is new is sent as none
+            return indices.get(stack, 0) if is_full else indices.setdefault(stack, len(indices))
+
+        of_threads: list[int] = []
+        processes = []
+        for sample in list(samples)[:MAX_PROCESSES]:
+            kept = [thread for thread in sample.threads if threads or thread.is_main]
+            of_threads += [index(thread.frames) for thread in kept]
+            processes.append(replace(sample, host="", threads=tuple(replace(thread, frames=()) for thread in kept)))
+        return cls(tuple(indices), tuple(of_threads), tuple(processes))
+
+    def samples(self, host: str) -> list[Sample]:
+        """Return the samples as they were seen; `host` is the node's name as the coordinator knows it."""
+        stacks = iter(self.of_threads)
+
+        def whole(process: Sample) -> Sample:
+            threads = tuple(replace(thread, frames=self.stacks[next(stacks)]) for thread in process.threads)
+            return replace(process, host=host, threads=threads)
+
+        return list(map(whole, self.processes))
 
 
 # --- how the workers are, and all questions together

@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from ddplaunch.record.seen.recorder import ranks_of
 from ddplaunch.spec.error_file import content
 from ddplaunch.spec.outcome import Frame
 from ddplaunch.system.fields import Number, Piece
+from ddplaunch.system.words import ranks_of
 from ddplaunch.tools.check import Call, Group, Trace
 
 _LONGEST = 64 << 20  # bytes of the notes of a rank: MOST_CALLS of worker/check.py take a quarter
@@ -73,7 +73,7 @@ def read(path: str, rank: int, world_size: int) -> Trace:
                     Frame(file=file, line=number, function=name) for file, number, name in note.frames
                 )
             case _Group():
-                groups[note.name] = Group(members=ranks_of(note.members, world_size), title=note.title)
+                groups[note.name] = Group(members=tuple(ranks_of(note.members, world_size)), title=note.title)
             case _Call():
                 fields = asdict(note)
                 calls.append(Call(frames=stacks.get(fields.pop("stack"), ()), **fields))

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Mapping
 
-from ddplaunch.launcher.look.answers import received
 from ddplaunch.launcher.node.live import MOVED, ROWS, SNAPSHOT
 from ddplaunch.record.seen.collectives import waits
 from ddplaunch.record.window.questions import AskStacks, AskStatus, NodeStacks
@@ -83,7 +82,7 @@ class _Viewer:
             sample
             for node in (found[0].nodes if found else ())
             if isinstance(node.answer, NodeStacks)
-            for sample in received(node.answer, node.host)
+            for sample in node.answer.samples(node.host)
         ]
         before, self._waits = self._waits, [Wait(*each) for each in waits(samples)]
         stays = [wait for wait in self._waits if wait in before]

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from ddplaunch.launcher.look.answers import received
+from ddplaunch.record.seen import Group
 from ddplaunch.record.seen.collectives import explain, ras_lines
 from ddplaunch.record.seen.merge import Line, lines, merge
 from ddplaunch.record.seen.reasons import reasons
@@ -66,7 +66,7 @@ def of(
         sample
         for node in replies.nodes
         if isinstance(node.answer, NodeStacks)
-        for sample in received(node.answer, node.host)
+        for sample in node.answer.samples(node.host)
     ]
     known = {sample.rank for sample in samples}
     size = replies.run.world_size if replies.run is not None else 0
@@ -116,7 +116,10 @@ def _line(shown: Line) -> Block:
 
 
 def _plain(value: Any) -> Any:
-    """Return a Struct as JSON has it."""
+    """Return a Struct as JSON has it; the members of a group as numbers."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]
-    return {name: _plain(part) for name, part in asdict(value).items()} if isinstance(value, Struct) else value
+    if not isinstance(value, Struct):
+        return value
+    fields = {**asdict(value), "members": value.ranks} if isinstance(value, Group) else asdict(value)
+    return {name: _plain(part) for name, part in fields.items()}

@@ -88,6 +88,12 @@ ENDED = {
     "leftovers": ["pid 7 (python)"],
     "traces": {"oom_kills": 0, "oom_kills_of_machine": False, "shm": [64, 8], "log_folder": "/runs/1"},
 }
+PROCESS = {
+    "rank": 0,
+    "pid": 9,
+    "threads": [[[], "", True, False]],
+    "groups": [["0", "", "0-3", -1, [[1, "all_reduce", "", "", False, False, 0]]]],
+}
 TO_COORDINATOR: list[dict[str, Any]] = [
     HELLO,
     ENDED,
@@ -95,7 +101,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {
         "type": "stacks_at_end",
         "generation": 0,
-        "stacks": {"type": "stacks", "stacks": [], "members": [], "processes": []},
+        "stacks": {"type": "stacks", "stacks": [[], [["a.py", 3, "f", ""]]], "of_threads": [1], "processes": [PROCESS]},
     },
     {"type": "noticed", "signum": 10},
     {"type": "escalate", "signum": 2},

@@ -14,6 +14,7 @@ from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.orders import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport, Warned
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.streams import Chunk
+from ddplaunch.record.seen import Group, Sample
 from ddplaunch.record.window.questions import (
     Answered,
     Ask,
@@ -21,7 +22,6 @@ from ddplaunch.record.window.questions import (
     Forget,
     NodeStacks,
     NodeStatus,
-    SentProcess,
     StacksAtEnd,
     WorkerStatus,
 )
@@ -53,7 +53,13 @@ REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
     Warned("no logs are kept: the disk is full"),
     Chunk(1, b"said", 2),
     Answered(1, NodeStatus((WorkerStatus(3, 1, 9, "cpu", "ended", "exit status 3", 1.0, 0.5, 0, None),))),
-    StacksAtEnd(4, NodeStacks((), ((0, 3),), (SentProcess(3, 7, "python", (), "stopped", False, (), ""),))),
+    StacksAtEnd(
+        4,
+        NodeStacks.of(
+            [Sample(rank=3, pid=7, child="python", state="stopped", groups=(Group(name="0", members="0,3"),))],
+            threads=True,
+        ),
+    ),
     NodeEnd(4, (END,), None, (), Traces(oom_kills=1, shm=(64, 8), log_folder="/runs/1")),
     NodeEnd(
         0,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import Member
 from ddplaunch.launcher.job.messages import encode, for_coordinator
 from ddplaunch.launcher.job.questions import Asker
 from ddplaunch.launcher.job.straggler_check import StragglerCheck
-from ddplaunch.launcher.look.arrivals import received_arrivals, sent_arrivals
-from ddplaunch.launcher.look.stragglers import Arrivals
+from ddplaunch.record.seen import Arrivals
+from ddplaunch.record.seen import arrivals as reading
 from ddplaunch.record.window.questions import Answered, AskArrivals, NoAnswer, NodeArrivals
 from tests.loops import FakeLoop
 from tests.unit.builders import arrivals
@@ -24,9 +24,9 @@ EVERY = 30.0
 MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=2, requested_rank=None) for id in range(2)}
 
 
-def late_by(late: int, ahead: int, first: int) -> Arrivals:
+def late_by(rank: int, late: int, ahead: int, first: int) -> Arrivals:
     """Return the times of a rank at 60 steps of 100 ms."""
-    return arrivals(first, [ahead + number * 100 * MS + late for number in range(first, first + 60)])
+    return arrivals(rank, first, [ahead + number * 100 * MS + late for number in range(first, first + 60)])
 
 
 class Bed:
@@ -71,8 +71,8 @@ class Bed:
         for id, member in MEMBERS.items():
             wall = 7000 * MS * id + (set_by if id else 0)
             ahead = wall + 5000 * MS * id
-            ranks = {rank: [late_by(late.get(rank, 0), ahead, first)] for rank in (2 * id, 2 * id + 1)}
-            asker.answered(member, sent_arrivals(ranks, wall))
+            series = tuple(late_by(rank, late.get(rank, 0), ahead, first) for rank in (2 * id, 2 * id + 1))
+            asker.answered(member, NodeArrivals(wall, series))
         asker.done()
 
 
@@ -109,7 +109,7 @@ def test_a_node_that_ends_before_the_others_is_still_the_host_of_its_ranks():
     bed.answer({3: 20 * MS})
     bed.expire(60.0, {0: MEMBERS[0]})
     _, asker = bed.asked[-1]
-    asker.answered(MEMBERS[0], sent_arrivals({0: [late_by(0, 0, 61)]}, 0))
+    asker.answered(MEMBERS[0], NodeArrivals(0, (late_by(0, 0, 0, 61),)))
     asker.done()
     assert bed.check.last_word is not None
     assert bed.check.last_word[0].startswith("rank 3 on host-1 ")
@@ -161,18 +161,19 @@ def test_what_fails_in_it_ends_the_readings_and_nothing_else():
     bed.expire(30.0)
     _, asker = bed.asked[-1]
     asker.answered(MEMBERS[0], object())
-    asker.answered(None, sent_arrivals({0: []}, 0))
+    asker.answered(None, NodeArrivals(0, ()))
     assert bed.warned[0].startswith("warning: stragglers are no longer looked for: AttributeError")
     assert bed.loop.deadline is None
 
 
 @pytest.mark.parametrize("late", [0, -500 * MS])
 def test_what_is_sent_of_arrivals_arrives(late):
-    found = {0: [late_by(0, 10**18, 1)], 1: [late_by(late, 10**18, 1), late_by(0, 10**18, 5)]}
-    message = for_coordinator(encode(Answered(1, sent_arrivals(found, -7))))
+    found = (late_by(0, 0, 10**18, 1), late_by(1, late, 10**18, 1), late_by(1, 0, 10**18, 5))
+    message = for_coordinator(encode(Answered(1, NodeArrivals(-7, found))))
     assert isinstance(message, Answered)
     assert isinstance(message.answer, NodeArrivals)
-    assert received_arrivals(message.answer) == found
+    assert message.answer.series == found
+    assert message.answer.series[1].calls == [(step, 10**18 + step * 100 * MS + late) for step in range(1, 61)]
 
 
 def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
@@ -180,7 +181,7 @@ def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
     bed.begin(0.0)
     bed.expire(30.0)
     monkeypatch.setitem(
-        sys.modules, "ddplaunch.launcher.look.arrivals", None
+        sys.modules, "ddplaunch.record.seen.arrivals", None
     )  # its import fails, as that of a removed file
     bed.answer({3: 20 * MS})
     assert bed.check.straggler is None
@@ -188,10 +189,13 @@ def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
 
 
 def test_what_a_node_sends_of_groups_grows_with_its_own_ranks_and_not_with_those_of_the_job():
-    def size(members: str) -> int:
-        ranks = {rank: [replace(late_by(0, 10**18, 1), members=members)] for rank in range(8)}
-        return len(encode(Answered(1, sent_arrivals(ranks, 0))))
+    entry = {"process_group": ["0"], "profiling_name": "gloo:f", "collective_seq_id": 1, "time_created_ns": 10**18}
+    body = json.dumps({"entries": [entry]}).encode()
 
-    assert size("0-8191") - size("0-7") < 8
+    def size(members: str) -> int:
+        series = (each for rank in range(8) for each in reading.arrivals(rank, [body], {"0": members}))
+        return len(encode(Answered(1, NodeArrivals(0, tuple(series)))))
+
+    assert size("0-8191") - size("0-7") == 8 * len("819")
     irregular = ",".join(map(str, range(0, 20_000, 2)))  # longer than what is sent
     assert size(irregular) < size("0-7")

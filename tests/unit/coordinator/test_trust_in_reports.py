@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from ddplaunch.launcher.job.messages import why_refused
-from ddplaunch.record.window.questions import (
-    MAX_ENTRIES,
-    Answer,
-    NoAnswer,
-    NodeArrivals,
-    NodeStacks,
-    NodeStatus,
-    SentArrivals,
-    SentProcess,
-    WorkerStatus,
-)
+from ddplaunch.record.seen import MAX_ENTRIES, Arrivals, Group, Sample
+from ddplaunch.record.window.questions import Answer, NoAnswer, NodeArrivals, NodeStacks, NodeStatus, WorkerStatus
 
 OWN, WORKERS, WORLD = range(2, 4), 2, 8
 NOT_OWN = "speaks of workers that are not its own"
@@ -25,16 +19,22 @@ def status(*ranks: int, pid: int = 9) -> NodeStatus:
     return NodeStatus(tuple(WorkerStatus(rank, 0, pid, "", "running", "", 1.0, 0.5, 0, None) for rank in ranks))
 
 
-def stacks(*ranks: int, members: tuple[tuple[int, ...], ...] = ()) -> NodeStacks:
-    processes = tuple(SentProcess(rank, 9, "", (), "", False, None, "") for rank in ranks)
-    return NodeStacks(stacks=(), members=members, processes=processes)
+def stacks(*ranks: int, members: Sequence[str] = ()) -> NodeStacks:
+    groups = tuple(Group(name=each, members=each) for each in members) or None
+    return NodeStacks.of([Sample(rank=rank, pid=9, groups=groups) for rank in ranks], threads=False)
 
 
 def times(*ranks: int, entries: int = 3) -> NodeArrivals:
     numbers = (1,) * entries
-    return NodeArrivals(
-        0, ("",), tuple(SentArrivals(rank, "nccl 0", 0, numbers, numbers, 3, 3, 1, 0.1) for rank in ranks)
-    )
+    called: dict[str, Any] = {
+        "numbers": numbers,
+        "times": numbers,
+        "newest": 3,
+        "newest_at": 3,
+        "length": 1,
+        "period": 0.1,
+    }
+    return NodeArrivals(0, tuple(Arrivals(rank=rank, group="nccl 0", members="", **called) for rank in ranks))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def times(*ranks: int, entries: int = 3) -> NodeArrivals:
         status(2, 3),
         status(3),
         status(),
-        stacks(2, 3, 3, members=((0, 7), tuple(range(WORLD)))),
+        stacks(2, 3, 3, members=("0,7", f"0-{WORLD - 1}")),
         times(2, 2, 3),
         times(2, entries=2 * MAX_ENTRIES),
         NoAnswer("could not"),
@@ -69,8 +69,8 @@ def test_who_takes_no_part_has_workers_that_wait_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (stacks(2, members=((0, WORLD),)), "has process groups of more ranks than the job has"),
-        (stacks(2, members=((1,) * (WORLD + 1),)), "has process groups of more ranks than the job has"),
+        (stacks(2, members=(f"0,{WORLD}",)), "has process groups of more ranks than the job has"),
+        (stacks(2, members=(f"0-{WORLD}",)), "has process groups of more ranks than the job has"),
         (stacks(*[2] * 131), "has more processes than its workers can have started"),
         (times(2, entries=2 * MAX_ENTRIES + 1), "has more to say of collectives than its workers can have called"),
         (times(*[2] * 257), "has more to say of collectives than its workers can have called"),

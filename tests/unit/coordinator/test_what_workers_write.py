@@ -13,16 +13,16 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.orders import NodeEnd, SentReport
-from ddplaunch.launcher.look.answers import sent, stacks_at_end
-from ddplaunch.launcher.look.arrivals import arrivals, sent_arrivals
+from ddplaunch.launcher.look.answers import stacks_at_end
+from ddplaunch.launcher.look.take import seen
 from ddplaunch.reach.channel.handshake import LIMIT
-from ddplaunch.record.seen import Call, Group, Sample, Thread
-from ddplaunch.record.seen.dump import parse_dump
+from ddplaunch.record.seen import MAX_ENTRIES, Group, Sample
+from ddplaunch.record.seen.arrivals import arrivals
 from ddplaunch.record.seen.recorder import parse, parse_members
 from ddplaunch.record.window import requests
-from ddplaunch.record.window.questions import Answer, Answered, NoAnswer, StacksAtEnd
+from ddplaunch.record.window.questions import Answered, NoAnswer, NodeArrivals, NodeStacks, StacksAtEnd
 from ddplaunch.spec import error_file
-from ddplaunch.spec.outcome import Frame, Traces, WorkerExit
+from ddplaunch.spec.outcome import Traces, WorkerExit
 from ddplaunch.system.fields import Malformed
 
 TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
@@ -136,7 +136,7 @@ def travel(report: SentReport | Answered | StacksAtEnd) -> messages.ToCoordinato
 def fits(samples: Sequence[Sample], *ends: WorkerExit) -> None:
     """Prove that these can be sent, as the answer to a question and at the end of a generation."""
     for threads in (False, True):
-        travel(Answered(1, sent(samples, threads=threads)))
+        travel(Answered(1, NodeStacks.of(samples, threads=threads)))
     if samples:
         report = stacks_at_end(0, samples)
         assert report is not None
@@ -153,15 +153,13 @@ def test_whatever_a_recorder_answers_can_be_sent(body: bytes, groups: str) -> No
 
 @given(st.lists(recorded, max_size=3), groups_file, st.integers(1, 3))
 def test_whatever_a_recorder_answers_of_times_can_be_sent(bodies: list[bytes], groups: str, every: int) -> None:
-    members = {name: ",".join(map(str, ranks)) for name, ranks in parse_members(groups).items()}
-    found: Answer = sent_arrivals({3: arrivals(bodies, members, every)}, -5)
-    assert travel(Answered(1, found)) == Answered(1, found)
+    travel(Answered(1, NodeArrivals(-5, tuple(arrivals(3, bodies, parse_members(groups), every)))))
 
 
 @given(dumped, odd_text, odd_text)
 def test_whatever_a_memory_file_holds_can_be_sent(text: str, child: str, state: str) -> None:
-    threads = parse_dump(text.encode(errors="replace").decode())
-    fits([Sample(rank=3, pid=9, child=child, state=state, threads=threads, native=text, ras=text)])
+    text = text.encode(errors="surrogatepass").decode(errors="replace")
+    fits([replace(seen(3, 9, "a", child=child, state=state, dump=text), native=text, ras=text)])
 
 
 @given(error_text, odd_text)
@@ -170,21 +168,25 @@ def test_whatever_an_error_file_holds_can_be_sent(content: bytes, last_words: st
 
 
 def test_more_than_a_message_may_hold_is_cut_and_not_refused() -> None:
-    frames = tuple(Frame(file="a.py", line=line, function="f") for line in range(300))
-    calls = tuple(Call(number=n, operation="f", inputs="", outputs="", done=False, at=-1) for n in range(-1, 80))
-    groups = tuple(Group(name=str(n), members=tuple(range(n, n + 2)), calls=calls) for n in range(300))
-    threads = tuple(Thread(frames=frames[n:], is_main=n == 299) for n in range(300))
-    one = Sample(rank=3, pid=9, threads=threads, groups=groups)
-    (found,) = sent([one], threads=True).processes
+    frames = [f'  File "a.py", line {line} in f\n' for line in range(300)]
+    dump = "".join(f"Thread 0x1 (most recent call first):\n{''.join(frames[n:])}\n" for n in range(300))
+    calls = [
+        {**CALL, "pg_id": n, "process_group": [str(n)], "collective_seq_id": i} for i in range(80) for n in range(300)
+    ]
+    body = json.dumps({"entries": calls}).encode()
+    groups = tuple(parse(body, {str(n): f"{n}-{n + 1}" for n in range(300)}))
+    (found,) = NodeStacks.of([replace(seen(3, 9, "a", dump=dump), groups=(*groups, *groups))], threads=True).samples(
+        "a"
+    )
     assert found.threads[-1].is_main
-    assert travel(Answered(1, sent([one], threads=True)))
-    few = replace(groups[0], calls=calls[:1])
-    many = [Sample(rank=rank, pid=9, groups=(replace(few, members=(rank,)),)) for rank in range(5000)]
-    assert travel(Answered(1, sent(many, threads=False)))
-    numbers = tuple(range(150_000))
-    of_rank = arrivals([json.dumps({"entries": [CALL]}).encode()], {}, 1)[0]
-    long = replace(of_rank, numbers=numbers, times=numbers, members="0")
-    assert travel(Answered(1, sent_arrivals({rank: [replace(long, members=f"{rank}")] for rank in range(2)}, 0)))
+    fits([found])
+    many = [Sample(rank=rank, pid=9, groups=(Group(name="0", members=str(rank)),)) for rank in range(5000)]
+    assert travel(Answered(1, NodeStacks.of(many, threads=False)))
+    long = [{**CALL, "collective_seq_id": number} for number in range(5000)]
+    for entries in (long, [*long, *calls]):
+        series = arrivals(3, [json.dumps({"entries": entries}).encode()], {"0": "0"})
+        assert sum(len(each.numbers) for each in series) <= MAX_ENTRIES // 2  # a worker has two recorders
+        assert travel(Answered(1, NodeArrivals(0, tuple(series))))
 
 
 def test_the_ends_of_thousands_that_all_say_much_fit_together() -> None:
@@ -197,12 +199,12 @@ def test_the_ends_of_thousands_that_all_say_much_fit_together() -> None:
 # --- what a node sends that is not as ours
 
 
-PROCESS = {"rank": 3, "pid": 9, "child": "", "threads": [], "state": "", "ended": False, "native": ""}
+CALLED = [7, "f", "", "", False, False, -1]
 STACKS = {
     "type": "stacks",
     "stacks": [],
-    "members": [],
-    "processes": [{**PROCESS, "groups": [["0", "", 0, [[7, "f", "", "", False, False, -1]]]]}],
+    "of_threads": [],
+    "processes": [{"rank": 3, "pid": 9, "groups": [["0", "", "", -1, [CALLED]]]}],
 }
 
 

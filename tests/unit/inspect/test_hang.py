@@ -14,7 +14,7 @@ WAITING = (Frame(file=C10D, line=2864, function="broadcast"), OWN)
 
 
 def at(rank: int, *frames: Frame, calls: tuple[Call, ...] | None = None, ended: bool = False) -> Sample:
-    groups = None if calls is None else (Group(name="0", members=(0, 1, 2), calls=calls),)
+    groups = None if calls is None else (Group(name="0", members="0-2", calls=calls),)
     return Sample(rank=rank, pid=1, threads=(Thread(frames=frames, is_main=True),), groups=groups, ended=ended)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.launcher.look.answers import received, sent
 from ddplaunch.launcher.look.recorder import ask_ras
 from ddplaunch.launcher.look.take import Target, take
 from ddplaunch.record.seen.collectives import describe
+from ddplaunch.record.window.questions import NodeStacks
 
 SERVER = """
 import os, socket, sys
@@ -69,7 +69,7 @@ def test_whoever_takes_stacks_gets_its_state_from_where_the_variable_of_nccl_say
     pid, _ = serve("Job summary\nlaunch counts mismatch\n")
     rank_0, rank_3 = Target(0, os.getpid(), None), Target(3, pid, None)
     _, sample = take([rank_0, rank_3], until=time.monotonic() + 20, ras=True)
-    assert received(sent([sample], threads=False), "here")[0].ras == "Job summary\nlaunch counts mismatch"
+    assert NodeStacks.of([sample], threads=False).samples("here")[0].ras == "Job summary\nlaunch counts mismatch"
     assert describe([sample], "").locations[1:] == (
         "NCCL's RAS service, asked at rank 3:",
         "  Job summary",

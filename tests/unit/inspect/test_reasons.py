@@ -4,8 +4,8 @@ import pytest
 
 from ddplaunch.launcher.decide.job import State
 from ddplaunch.launcher.tell.closing import render_hang
-from ddplaunch.record.seen import Call, Group, Sample, Thread
-from ddplaunch.record.seen.collectives import Whereabouts, describe
+from ddplaunch.record.seen import Call, Group, Sample, Thread, Whereabouts
+from ddplaunch.record.seen.collectives import describe
 from ddplaunch.record.seen.reasons import last_error, reasons
 from ddplaunch.spec.outcome import Frame
 from tests.unit.supervise.job_histories import THREE
@@ -104,7 +104,7 @@ def test_a_reason_leads_the_report_where_nobody_waits_in_a_collective() -> None:
 
 def called(number: int, operation: str) -> Sample:
     call = Call(number=2, operation=operation, inputs="", outputs="", done=False)
-    return Sample(rank=number, pid=1, groups=(Group(name="0", members=(0, 1), calls=(call,)),))
+    return Sample(rank=number, pid=1, groups=(Group(name="0", members="0-1", calls=(call,)),))
 
 
 @pytest.mark.parametrize(

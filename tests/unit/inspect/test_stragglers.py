@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.launcher.look.arrivals import arrivals, step
-from ddplaunch.launcher.look.stragglers import Clock, History, Straggler, compare
+from ddplaunch.record.seen.arrivals import arrivals, step
+from ddplaunch.record.seen.stragglers import Clock, History, Straggler, compare
 
 MS = 1_000_000  # nanoseconds
 NOON = 1_800_000_000 * 1000 * MS  # some time of day
@@ -55,10 +55,11 @@ def read(
     at: float | None = None,
     every: int = 1,
 ) -> History:
-    found = {
-        rank: arrivals([each] if isinstance(each, bytes) else each, members or {}, every)
-        for rank, each in bodies.items()
-    }
+    found = [
+        each
+        for rank, of_rank in bodies.items()
+        for each in arrivals(rank, [of_rank] if isinstance(of_rank, bytes) else of_rank, members or {}, every)
+    ]
     steps = compare(found, {**dict.fromkeys(bodies, Clock(ahead=NOON)), **(clocks or {})})
     history = history or History()
     history.add(steps, max((each.newest_at for each in steps), default=0.0) if at is None else at)
@@ -208,7 +209,7 @@ LAYERS = [*[("gloo:all_gather", [[8]]), ("gloo:reduce_scatter", [[8]])] * 60, ("
 def test_a_step_is_known_once_three_are_seen(calls, seen):
     recorded = [calls[n % len(calls)] for n in range(int(seen * len(calls)))]
     entries = [entry(n + 1, NOON + n * MS, name=name, sizes=sizes) for n, (name, sizes) in enumerate(recorded)]
-    (found,) = arrivals([json.dumps({"entries": entries}).encode()], {})
+    (found,) = arrivals(0, [json.dumps({"entries": entries}).encode()], {})
     assert found.length == (len(calls) if seen >= 3 else 0)
 
 
@@ -217,16 +218,16 @@ def test_where_sizes_change_operations_tell_the_step():
         entry(n + 1, NOON + n * 50 * MS, name=f"gloo:{name}", sizes=[[n]])
         for n, name in enumerate(["all_gather", "all_to_all"] * 50)
     ]
-    (found,) = arrivals([json.dumps({"entries": entries}).encode()], {})
+    (found,) = arrivals(0, [json.dumps({"entries": entries}).encode()], {})
     assert (found.length, found.period) == (2, pytest.approx(0.1))
 
 
 def numbers_of(entries: range, length: int, every: int) -> set[int]:
     """Those that are kept of a group with steps of so many collectives, of which these are recorded."""
     body = json.dumps({"entries": [entry(n, NOON + n * MS, sizes=[[n % length]]) for n in entries]}).encode()
-    (found,) = arrivals([body], {}, every)
+    (found,) = arrivals(0, [body], {}, every)
     assert (found.length, found.newest, found.newest_at) == (length, entries[-1], NOON + entries[-1] * MS)
-    return set(found.numbers)
+    return {number for number, _ in found.calls}
 
 
 @pytest.mark.parametrize("length", [1, 3, 30, 120])

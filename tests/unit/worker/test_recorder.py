@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.record.seen.recorder import members_of, parse_members
+from ddplaunch.launcher.look.recorder import members_of
+from ddplaunch.record.seen import Group as Seen
+from ddplaunch.record.seen.recorder import parse_members
 from ddplaunch.worker import distributed
 from ddplaunch.worker.distributed import ranges_of, variable_of_recorder
 
@@ -26,7 +28,8 @@ class Group:
 )
 def test_the_ranks_of_a_group_of_any_size_are_read_as_they_were_written(ranks, text):
     assert ranges_of(ranks) == text
-    assert parse_members(f"tp {text}\n") == {"tp": tuple(sorted(ranks))}
+    assert parse_members(f"tp {text}\n") == {"tp": text}
+    assert Seen(name="tp", members=text).ranks == sorted(ranks)
 
 
 def test_a_group_that_does_not_fit_keeps_no_later_one_out(tmp_path, monkeypatch):
@@ -35,7 +38,7 @@ def test_a_group_that_does_not_fit_keeps_no_later_one_out(tmp_path, monkeypatch)
     teller._noted = 1  # the first one starts torch's server
     for name, ranks in (("first", [0, 1]), ("odd", range(1, 99, 2)), ("small", [2, 3]), ("last", [4, 5])):
         teller._note(SimpleNamespace(group_name=name), {rank: rank for rank in ranks})
-    assert members_of(str(tmp_path / "0-0")) == {"first": (0, 1), "small": (2, 3), "last": (4, 5)}
+    assert members_of(str(tmp_path / "0-0")) == {"first": "0-1", "small": "2-3", "last": "4-5"}
 
 
 @pytest.mark.parametrize(
@@ -70,4 +73,4 @@ def test_a_table_of_groups_that_somebody_else_watches_is_watched_by_both(tmp_pat
     group = Group("tp")
     ours[group] = {0: 0, 1: 1}
     assert (seen, dict(ours)) == (["tp"], {group: {0: 0, 1: 1}})
-    assert members_of(str(tmp_path / "0-0")) == {"tp": (0, 1)}
+    assert members_of(str(tmp_path / "0-0")) == {"tp": "0-1"}

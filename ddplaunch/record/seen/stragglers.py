@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.record.seen import Arrivals
 from ddplaunch.system.words import duration
 
 LEAST_STEPS = 20  # that are compared before anything is said
@@ -19,19 +20,6 @@ _WINDOW = 600.0  # seconds; older steps count only as long as there are fewer th
 _LEAST_SHARE = 0.05  # of a step, that all wait
 _LEAST_LAST = 0.7  # of the steps: of two equal ranks each is the last in half of them
 _STANDS = 10  # periods without a collective after which a job makes no steps any more
-
-
-class Arrivals(Struct, frozen=True, kw_only=True):
-    """What one worker has called last in one process group."""
-
-    group: str  # its name, and what carries it out: "nccl 0"
-    members: str  # its ranks as ranges, "0-8191", which is as short as they are regular; "": not known
-    numbers: tuple[int, ...]  # of its collectives, rising; of very many ranks those of some steps only
-    times: tuple[int, ...]  # when it came to each: nanoseconds of the time of day
-    newest: int  # number of the last one, whether it is among these or not
-    newest_at: int  # its time
-    length: int  # collectives of a step; 0: they do not repeat
-    period: float  # seconds from step to step
 
 
 class Late(Struct, frozen=True, kw_only=True):
@@ -79,19 +67,19 @@ class Clock(Struct, frozen=True, kw_only=True):
     error: int = 0  # nanoseconds that this may be wrong by
 
 
-def compare(found: Mapping[int, Sequence[Arrivals]], clocks: Mapping[int, Clock]) -> list[Steps]:
-    """Compare when these ranks came to the same collectives; `clocks` are those of their nodes, by rank."""
+def compare(found: Iterable[Arrivals], clocks: Mapping[int, Clock]) -> list[Steps]:
+    """Compare when ranks came to the same collectives; `clocks` are those of their nodes, by rank."""
     groups: dict[tuple[str, str], dict[int, Arrivals]] = {}
-    for rank, of_rank in sorted(found.items()):
-        for each in of_rank:
-            if each.length:
-                groups.setdefault((each.group, each.members), {})[rank] = each
+    for each in sorted(found, key=lambda each: each.rank):
+        if each.length:
+            groups.setdefault((each.group, each.members), {})[each.rank] = each
     return [_compared(group, ranks, clocks) for group, ranks in groups.items()]
 
 
 def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Mapping[int, Clock]) -> Steps:
     """Return the steps of a group, with the rank that came last in each and by how many seconds."""
-    common = sorted(set.intersection(*(set(each.numbers) for each in ranks.values())))
+    times = {rank: {number: at - clocks[rank].ahead for number, at in each.calls} for rank, each in ranks.items()}
+    common = sorted(set.intersection(*map(set, times.values())))
     length = Counter(each.length for each in ranks.values()).most_common(1)[0][0]
     newest_at = max((each.newest_at - clocks[rank].ahead) / 1e9 for rank, each in ranks.items())
     period = middle(each.period for each in ranks.values())
@@ -106,10 +94,6 @@ def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Map
     )
     if len(ranks) < 2 or not common:
         return steps
-    times = {
-        rank: {number: at - clocks[rank].ahead for number, at in zip(each.numbers, each.times, strict=True)}
-        for rank, each in ranks.items()
-    }
     latest: dict[int, Late] = {}
     for number in common:
         came = sorted((of_rank[number], rank) for rank, of_rank in times.items())

@@ -1,0 +1,195 @@
+"""When workers came to their collectives, and how these repeat: read from what torch's recorders answer, and kept as lines. Pure.
+
+A step is the shortest sequence of collectives that repeats, by operation and sizes, or by operation where sizes change. An answer
+of a worker is not trusted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from ddplaunch.record.events import VERSION
+from ddplaunch.record.seen import LONGEST_REPEATED_MEMBERS, MAX_ENTRIES, Arrivals, Sample
+from ddplaunch.record.seen.recorder import entries_of, number_of
+from ddplaunch.record.seen.stragglers import Clock, middle
+from ddplaunch.system.fields import duration, number, piece, size
+from ddplaunch.system.words import compress
+
+_MOST_GROUPS = 64  # of a recorder
+_MOST_ENTRIES = MAX_ENTRIES // 2  # of a recorder: a worker has two
+_LEAST_REPEATS = 3  # of a sequence, or it is none that repeats
+_LONGEST = 160  # characters of the name of a group
+_RARE = 2  # times that a collective is called which belongs to no step: an evaluation's, or the first ones
+_MOST = 512  # times in a line: the last collectives, but
+_LEAST = 4  # of those at least
+
+_Group: TypeAlias = "tuple[str, str]"  # its name and its ranks
+_Came: TypeAlias = "dict[_Group, dict[int, dict[int, int]]]"  # by group, number and rank: nanoseconds
+
+
+def arrivals(rank: int, bodies: Iterable[bytes], members: Mapping[str, str], every: int = 1) -> list[Arrivals]:
+    """Return when a worker came to the collectives of each group, as its recorders tell; of the steps, only one in `every`."""
+    calls: dict[str, list[tuple[int, int, str, str]]] = {}
+    for body in bodies:
+        for fields in entries_of(body):
+            group = _group(fields)
+            index, at = number_of(fields.get("collective_seq_id")), number_of(fields.get("time_created_ns"))
+            if index < 0 or at <= 0 or fields.get("is_p2p") is True:
+                continue
+            if group not in calls and len(calls) == _MOST_GROUPS:
+                continue
+            of_group = calls.setdefault(group, [])
+            if of_group and index < of_group[-1][0]:
+                of_group.clear()  # a group of this name was made again, and counts from the start
+            if not of_group or index > of_group[-1][0]:  # collectives that are called as one share a number
+                of_group.append((index, at, str(fields.get("profiling_name")), str(fields.get("input_sizes"))))
+    is_too_much = sum(map(len, calls.values())) > _MOST_ENTRIES
+    most = _MOST_ENTRIES // len(calls) if is_too_much else _MOST_ENTRIES
+    return [_of_group(rank, group, of_group, members, every, most) for group, of_group in calls.items()]
+
+
+def _group(fields: Mapping[str, Any]) -> str:
+    name = fields.get("process_group")
+    carrier = str(fields.get("profiling_name")).partition(":")[0]
+    return piece(f"{carrier} {name[0] if isinstance(name, list) and name else ''}", _LONGEST)
+
+
+def _of_group(
+    rank: int,
+    group: str,
+    calls: Sequence[tuple[int, int, str, str]],
+    members: Mapping[str, str],
+    every: int,
+    most: int,
+) -> Arrivals:
+    """Return when a rank came to the last `most` collectives of a group, for every `every`-th step, and how long a step is."""
+    kinds = [(name, sizes) for _, _, name, sizes in calls]
+    length, period = step([(at, kind) for (_, at, *_), kind in zip(calls, kinds, strict=True)])
+    # where there is one operation and its sizes change, a step may be one call or all of them
+    if not length and len({name for name, _ in kinds}) > 1 and not _repeats_rarely(kinds):
+        length, period = step([(at, name) for _, at, name, _ in calls])
+    kept = [(index, at) for index, at, *_ in calls]
+    if length and every > 1:
+        steps = _kept(kept[0][0], kept[-1][0], length, every)
+        kept = [(index, at) for index, at in kept if index // length in steps]
+    ranks = members.get(group.partition(" ")[2], "")
+    return Arrivals(
+        rank=rank,
+        group=group,
+        members=ranks if len(ranks) <= LONGEST_REPEATED_MEMBERS else "",
+        numbers=gaps(index for index, _ in kept[-most:]),
+        times=gaps(at for _, at in kept[-most:]),
+        newest=calls[-1][0],
+        newest_at=calls[-1][1],
+        length=number(length),
+        period=duration(period),
+    )
+
+
+def gaps(values: Iterable[int]) -> tuple[int, ...]:
+    """Return each value less the one before; where the clock was set back between two times, 0."""
+    return tuple(size(after - before) for before, after in pairwise((0, *values)))
+
+
+def _kept(first: int, last: int, length: int, every: int) -> range:
+    """Return the steps to keep of those that are whole between these numbers: one in `every`, but two if there are two.
+
+    The steps are multiples of a power of two, so that ranks which know fewer steps keep the same steps, and some between.
+    """
+    begin, end = -(-first // length), (last + 1) // length
+    whole = max(0, end - begin)
+    apart = 1 << (max(1, min(every, whole // 2)).bit_length() - 1)
+    return range(-(-begin // apart) * apart, end, apart)[-max(2, whole // every) :]
+
+
+def step(calls: Sequence[tuple[int, Hashable]]) -> tuple[int, float]:
+    """Return how many calls make a step, and the seconds of a step; 0 and 0.0 if no step is seen. A call is a time and a kind.
+
+    If not all calls repeat, as around an evaluation, look at the later half, then at the earlier half. If all repeat, but too few
+    times, no step is seen: what repeats more often within them may be a part of a step, such as a layer.
+    """
+    if _repeats_rarely([kind for _, kind in calls]):
+        return 0, 0.0
+    for part in (calls, calls[len(calls) // 2 :], calls[: len(calls) // 2]):
+        how_often = Counter(kind for _, kind in part)
+        regular = [(at, kind) for at, kind in part if how_often[kind] > _RARE]
+        length = _shortest_repeat([kind for _, kind in regular])
+        if length * _LEAST_REPEATS <= len(regular) and 2 * len(regular) > len(part) and length:
+            times = [at for at, _ in regular]
+            return length, middle(later - at for at, later in zip(times, times[length:], strict=False)) / 1e9
+    return 0, 0.0
+
+
+def _repeats_rarely(kinds: Sequence[Hashable]) -> bool:
+    """Whether all calls repeat, apart from kinds that are called once, but fewer times than a step has to."""
+    how_often = Counter(kinds)
+    again = [kind for kind in kinds if how_often[kind] > 1]
+    length = _shortest_repeat(again)
+    return 2 * length <= len(again) < _LEAST_REPEATS * length and 2 * len(again) > len(kinds)
+
+
+def _shortest_repeat(kinds: Sequence[Hashable]) -> int:
+    """The smallest distance at which all of these equal each other: by the borders of Knuth, Morris and Pratt."""
+    borders = [0] * len(kinds)
+    for end in range(1, len(kinds)):
+        border = borders[end - 1]
+        while border and kinds[border] != kinds[end]:
+            border = borders[border - 1]
+        borders[end] = border + (kinds[border] == kinds[end])
+    return len(kinds) - borders[-1] if kinds else 0
+
+
+# --- lines of collectives.jsonl, for the page and the trace of a run; their times are those of CLOCK_MONOTONIC of the node that
+# writes them
+
+
+def of_arrivals(found: Iterable[Arrivals], clocks: Mapping[int, Clock]) -> list[dict[str, Any]]:
+    """Return the lines of one reading of all ranks; `clocks` are those of their nodes, by rank."""
+    came: _Came = {}
+    for each in found:
+        group = came.setdefault((each.group.partition(" ")[2], each.members), {})
+        for index, at in each.calls[-_MOST:]:
+            group.setdefault(index, {})[each.rank] = at - clocks[each.rank].ahead
+    return _rows(came, {})
+
+
+def of_samples(samples: Iterable[Sample], ahead: int) -> list[dict[str, Any]]:
+    """Return the lines of the workers of a node; `ahead`: nanoseconds that the time of day is ahead of CLOCK_MONOTONIC."""
+    came: _Came = {}
+    operations: dict[_Group, dict[int, str]] = {}
+    for sample in samples:
+        for group in (sample.groups or ()) if not sample.child else ():
+            key = group.name, group.members
+            for call in group.calls:
+                if not call.is_p2p and call.at:
+                    came.setdefault(key, {}).setdefault(call.number, {})[sample.rank] = call.at - ahead
+                    operations.setdefault(key, {})[call.number] = call.operation
+    return _rows(came, operations)
+
+
+def _rows(came: _Came, operations: Mapping[_Group, Mapping[int, str]]) -> list[dict[str, Any]]:
+    """Return a row of collectives.jsonl for each group: its ranks, and when each came to each of the latest collectives."""
+    rows = []
+    for (name, members), by_number in came.items():
+        ranks = sorted({rank for of_number in by_number.values() for rank in of_number})
+        numbers = sorted(by_number)[-max(_LEAST, _MOST // len(ranks)) :]
+        base = min(at for number in numbers for at in by_number[number].values())
+        row = {
+            "v": VERSION,
+            "mono": base / 1e9,
+            "group": name,
+            "members": members,
+            "ranks": compress(ranks),
+            "numbers": numbers,
+            "came": [
+                [(by_number[number][rank] - base) // 1000 if rank in by_number[number] else None for rank in ranks]
+                for number in numbers
+            ],
+        }
+        if known := operations.get((name, members)):
+            row["operations"] = [known[number] for number in numbers]
+        rows.append(row)
+    return rows
