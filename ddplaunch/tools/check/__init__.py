@@ -17,13 +17,14 @@ P2P = ("send", "recv", "recv_any_source")
 _SIZES_DIFFER = ("all_to_all", "all_to_all_single")  # from rank to rank, as they may
 
 
-class Call(Struct, frozen=True, kw_only=True):
-    """What a rank asked of one of its groups."""
+class Call(Struct, frozen=True, kw_only=True, tag="call"):
+    """What a rank asked of one of its groups, as worker/check.py notes it."""
 
     operation: Piece  # "all_reduce"
     group: Piece  # its name
     step: Number  # that the rank was at, from 1 on
-    frames: tuple[Frame, ...] = ()  # innermost first
+    stack: Number = 0  # in the notes: the number of the stack, which
+    frames: tuple[Frame, ...] = ()  # is this, innermost first
     inputs: Piece = ""  # "float32 [4096]"
     outputs: Piece = ""
     peer: int | None = None  # the rank that sends to all, or gets from all; of a send or receive, the other rank

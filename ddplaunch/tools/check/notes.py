@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from ddplaunch.spec.error_file import content
 from ddplaunch.spec.outcome import Frame
@@ -16,31 +16,16 @@ from ddplaunch.tools.check import Call, Group, Trace
 
 _LONGEST = 64 << 20  # bytes of the notes of a rank: MOST_CALLS of worker/check.py take a quarter
 
-_Frames = Annotated[tuple[tuple[Piece, Number, Piece], ...], Meta(max_length=100)]
-
 
 class _Stack(Struct, frozen=True, tag="stack"):
     number: Number
-    frames: _Frames
+    frames: Annotated[tuple[Frame, ...], Meta(max_length=100)]
 
 
 class _Group(Struct, frozen=True, tag="group"):
     name: Piece
     members: Annotated[str, Meta(max_length=1 << 20)]
     title: Piece = ""
-
-
-class _Call(Struct, frozen=True, tag="call"):
-    operation: Piece
-    group: Piece
-    step: Number
-    stack: Number
-    inputs: Piece = ""
-    outputs: Piece = ""
-    peer: int | None = None
-    tag: int = 0
-    members: Piece = ""
-    lacks: bool = False
 
 
 class _Step(Struct, frozen=True, tag="step"):
@@ -52,7 +37,7 @@ class _End(Struct, frozen=True, tag="end"):
     stack: Number
 
 
-_decoder = msgspec.json.Decoder(_Stack | _Group | _Call | _Step | _End)
+_decoder = msgspec.json.Decoder(_Stack | _Group | Call | _Step | _End)
 
 
 def read(path: str, rank: int, world_size: int) -> Trace:
@@ -69,14 +54,11 @@ def read(path: str, rank: int, world_size: int) -> Trace:
             continue
         match note:
             case _Stack():
-                stacks[note.number] = tuple(
-                    Frame(file=file, line=number, function=name) for file, number, name in note.frames
-                )
+                stacks[note.number] = note.frames
             case _Group():
                 groups[note.name] = Group(members=tuple(ranks_of(note.members, world_size)), title=note.title)
-            case _Call():
-                fields = asdict(note)
-                calls.append(Call(frames=stacks.get(fields.pop("stack"), ()), **fields))
+            case Call():
+                calls.append(replace(note, frames=stacks.get(note.stack, ())))
             case _Step():
                 steps = note.done
             case _End(why="steps" | "saves" | "calls"):
