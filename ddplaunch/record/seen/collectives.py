@@ -35,9 +35,15 @@ class Wait(Struct, frozen=True, kw_only=True):
     """The oldest collective of a group in which some rank waits."""
 
     name: str  # of the group
+    operation: str  # "all_reduce"
     number: int
     waiting: tuple[int, ...]
     missing: tuple[int, ...]  # members that have not reached it
+
+    @property
+    def collective(self) -> str:
+        """Name the collective: "all_reduce #412"."""
+        return f"{self.operation} #{self.number}"
 
 
 def explain(samples: Iterable[Sample], cwd: str) -> list[str]:
@@ -66,16 +72,10 @@ def awaited(samples: Iterable[Sample]) -> tuple[frozenset[int], str]:
     return frozenset(), ""
 
 
-def waits(samples: Iterable[Sample]) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """Return in which collectives ranks wait, as "all_reduce #412", each with these ranks and those that have not reached it."""
+def waits(samples: Iterable[Sample]) -> list[Wait]:
+    """Return in which collectives ranks wait."""
     ranks = {sample.rank: sample for sample in samples if not sample.child}
-    groups = _groups(ranks)
-    found = []
-    for wait in _waits(groups, ranks):
-        calls = _calls(groups[wait.name][wait.waiting[0]])
-        operation = next(call.operation for call in calls if call.number == wait.number)
-        found.append((f"{operation} #{wait.number}", wait.waiting, wait.missing))
-    return found
+    return _waits(_groups(ranks), ranks)
 
 
 def _groups(ranks: dict[int, Sample]) -> dict[str, dict[int, Group]]:
@@ -106,7 +106,8 @@ def _wait(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> Wai
     number = min(numbers)
     waiting = tuple(rank for rank, at in pending.items() if at == number)
     missing = tuple(rank for rank in _members(of_rank) if _reached(rank, of_rank) < number and _is_known(rank, ranks))
-    return Wait(name=name, number=number, waiting=waiting, missing=missing)
+    operation = next(call.operation for call in _calls(of_rank[waiting[0]]) if call.number == number)
+    return Wait(name=name, operation=operation, number=number, waiting=waiting, missing=missing)
 
 
 def _members(of_rank: dict[int, Group]) -> list[int]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 from ddplaunch.launcher.node.live import MOVED, ROWS, SNAPSHOT
-from ddplaunch.record.seen.collectives import waits
+from ddplaunch.record.seen.collectives import Wait, waits
 from ddplaunch.record.window.questions import AskStacks, AskStatus, NodeStacks
 from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.console.tables import Look, section, written
@@ -16,7 +16,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.tools.runs import client, ps, stacks
 from ddplaunch.tools.runs.client import RunReplies, SocketPath
 from ddplaunch.tools.runs.find import of_running
-from ddplaunch.tools.runs.live_rows import LiveRows, Wait
+from ddplaunch.tools.runs.live_rows import LiveRows
 
 _WITHIN = 0.5  # seconds that the nodes have to answer
 _EVERY = 1.0  # seconds from one look to the next, more where one costs more than
@@ -84,7 +84,7 @@ class _Viewer:
             if isinstance(node.answer, NodeStacks)
             for sample in node.answer.samples(node.host)
         ]
-        before, self._waits = self._waits, [Wait(*each) for each in waits(samples)]
+        before, self._waits = self._waits, waits(samples)
         stays = [wait for wait in self._waits if wait in before]
         self._rows.take_waits(stays)
         self._pause = _AGAIN if stays or not before else self._pause * 2

@@ -10,6 +10,7 @@ from statistics import median_high, median_low
 from msgspec import Struct
 
 from ddplaunch.record.folders import short
+from ddplaunch.record.seen.collectives import Wait
 from ddplaunch.system.console.tables import BAD, NAME, NOTE, ODD, Piece, Words, line
 from ddplaunch.system.fields import line as printable
 from ddplaunch.system.words import count, duration, size, these_ranks
@@ -39,14 +40,6 @@ _MORE_MEMORY = 256 << 20  # bytes more, from which a rank's memory is shown
 _LONGER = 5  # times as long as a step usually takes: then the job makes none
 _STANDS = 10.0  # seconds without a step or a line from any rank
 _RUNNING = ("running", "debugged")  # states of which a rank may still differ
-
-
-class Wait(Struct, frozen=True):
-    """Ranks that wait in a collective, and those that have not reached it."""
-
-    collective: str  # "all_reduce #412"
-    waiting: tuple[int, ...]
-    missing: tuple[int, ...]
 
 
 class _Different(Struct, frozen=True):

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.cells import cell_len
 
+from ddplaunch.record.seen.collectives import Wait
 from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply, Run
 from ddplaunch.spec.outcome import Progress
 from ddplaunch.tools.runs.client import RunReplies, SocketPath
-from ddplaunch.tools.runs.live_rows import LiveRows, Wait
+from ddplaunch.tools.runs.live_rows import LiveRows
 from tests.unit.runs.test_find import RUN, WORKER
 
 FRESH = replace(RUN, restarts=0, seconds=60.0)
@@ -126,7 +127,7 @@ def test_a_job_whose_ranks_are_all_alike_in_what_is_unusual_is_one_row() -> None
 
 
 def test_who_waits_in_which_collective_is_said_and_who_has_not_reached_it() -> None:
-    wait = Wait("all_reduce #412", waiting=(0, 1, 3), missing=(2,))
+    wait = Wait(name="0", operation="all_reduce", number=412, waiting=(0, 1, 3), missing=(2,))
     look = replies(*(worker(rank, quiet=40.0) for rank in range(4)))
     shown = rows(look, look, look, waits=(wait,))
     assert shown[1] == "rank 2 on gpu01: has not reached all_reduce #412, in which ranks 0-1,3 wait"
@@ -141,7 +142,7 @@ def test_a_job_stands_once_no_rank_has_written_or_made_a_step_for_a_while_and_wh
     made.take(replies(worker(0, written=5)), 9.0)
     assert not made.stands(9.0)
     assert made.stands(10.0)
-    made.take_waits([Wait("all_reduce #1", (0,), ())])
+    made.take_waits([Wait(name="0", operation="all_reduce", number=1, waiting=(0,), missing=())])
     made.take(replies(worker(0, written=6)), 11.0)
     assert not made.stands(11.0)
     assert "all_reduce" not in made.render(11.0, 100, 10)[1].plain
