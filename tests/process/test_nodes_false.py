@@ -23,9 +23,9 @@ from ddplaunch.tools.runs import client, find
 from tests.conftest import PATIENCE, until
 from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of, stacks_at_end
 
-PROCESS = {"pid": 1, "child": "", "threads": [], "state": "", "ended": False, "groups": None, "native": ""}
+PROCESS = {"pid": 1, "state": "suspended"}
 ENDED_WELL = [*END[:5], 0, *END[6:]]
-OF_RANK_0 = {"stacks": [], "members": [], "processes": [{"rank": 0, **PROCESS}]}
+OF_RANK_0 = {"stacks": [], "of_threads": [], "processes": [{"rank": 0, **PROCESS}]}
 
 # --- an agent that has lost its mind
 
@@ -101,7 +101,7 @@ def test_an_agent_that_talks_nonsense_is_a_node_lost(member, nodes, message, wor
 
 @pytest.mark.parametrize("asked", ["a question", "the end"])
 def test_malformed_stacks_are_dropped_with_one_warning_and_the_node_is_kept(member, nodes, asked):
-    malformed = {"type": "stacks", "stacks": [], "members": [], "processes": [{"rank": -1, **PROCESS}]}
+    malformed = {"type": "stacks", "stacks": [], "of_threads": [], "processes": [{"rank": -1, **PROCESS}]}
     for _ in range(2 if asked == "a question" else 0):
         member.say({"type": "answered", "number": 1, "answer": malformed})
     let_end(nodes)
@@ -214,10 +214,10 @@ def test_what_takes_for_ever_to_compare_holds_up_no_report_for_long(nodes):
     visitor.hear("stop")
     call = [1, "all_reduce", "", "", False, False, 1]
     processes = [
-        {**PROCESS, "rank": rank, "groups": [[f"{rank}-{n}", "", 0, [call]] for n in range(256)]}
+        {**PROCESS, "rank": rank, "groups": [[f"{rank}-{n}", "", "0-65535", -1, [call]] for n in range(256)]}
         for rank in range(1, 13)
     ]
-    visitor.say(stacks_at_end({"stacks": [], "members": [list(range(65_536))], "processes": processes}))
+    visitor.say(stacks_at_end({"stacks": [], "of_threads": [], "processes": processes}))
     visitor.say(ended())
     began = time.monotonic()
     assert visitor.hear("quit")["status"] == 1
