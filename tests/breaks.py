@@ -42,12 +42,12 @@ BREAKS = (
     Break("launcher/decide/first_failure.py", "key=lambda end: (failed_at(end), end.rank)", "key=lambda end: end.rank", "unit/supervise"),
     Break("launcher/decide/first_failure.py", "end.stopped_at is not None and raised_at < end.stopped_at", "False", "unit/supervise"),
     # the job
-    Break("launcher/decide/job/ending.py", "lives = state.short_lives + 1 if", "lives = state.short_lives if", "unit/supervise"),
+    Break("launcher/decide/job/restarts.py", "short_lives=self.short_lives + 1 if", "short_lives=self.short_lives if", "unit/supervise"),
     Break("launcher/decide/job/ending.py", "len(state.members) < policy.min_nodes", "len(state.members) <= policy.min_nodes", "unit/supervise"),
     Break("launcher/decide/job/ending.py", "return exitcodes.of_signal(state.signum)", "return exitcodes.OK", "unit/supervise"),
-    Break("launcher/decide/job/limits.py", "if event.at - event.since < limit or", "if event.at - event.since > limit or", "unit/supervise"),
+    Break("launcher/decide/job/limits.py", "if at - since < limit or", "if at - since > limit or", "unit/supervise"),
     Break("launcher/decide/job/restarts.py", 'return "" if follows(failure) else failure.host', "return failure.host", "unit/supervise"),
-    Break("launcher/decide/job/restarts.py", "if reached > state.best_step:", "if reached >= state.best_step:", "unit/supervise"),
+    Break("launcher/decide/job/restarts.py", "if reached > self.best_step:", "if reached >= self.best_step:", "unit/supervise"),
     # the channel between nodes
     Break("reach/channel/handshake.py", "if not hmac.compare_digest(proofs.of(_CLIENT), answer.proof):", "if False:", "unit/control"),
     Break("reach/channel/handshake.py", "self._received += 1", "self._received += 0", "unit/control"),

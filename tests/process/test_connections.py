@@ -11,6 +11,8 @@ import pytest
 
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.electorate import Vote
+from ddplaunch.launcher.decide.job.restarts import Generation
+from ddplaunch.launcher.decide.job.succession import Succession
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.incoming import Incoming
@@ -151,7 +153,10 @@ def test_who_has_lost_another_coordinator_and_comes_late_may_say_at_length_how_i
         peers.append(peer)
         peer.received = lambda payload: answer(peer, payload)
 
-    state = job.State(policy=job.Policy(min_nodes=1, max_nodes=3), generation=2, term=1, phase=job.Phase.RUNNING)
+    state = job.State(
+        policy=job.Policy(min_nodes=1, max_nodes=3), generation=Generation(number=2), succession=Succession(term=1),
+        phase=job.Phase.RUNNING,
+    )  # fmt: skip
     coordinator: Any = SimpleNamespace(state=state, feed=fed.append, take_up=lambda _: None)
     terms = Terms(
         max_nodes=3, run_id="run-1", address=None, key=KEY, listen="127.0.0.1", ports=(0,), has_front=False,

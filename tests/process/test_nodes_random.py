@@ -68,7 +68,7 @@ class Bed:
             self.said.append, time.time, verbosity=1, paint=Paint(), cwd="/", home="/", origins={}, program="train.py"
         )
         self.coordinator = Coordinator(
-            self.loop, job.begin(policy, self.loop.now())[0], draft, JobReporter(reporter, spec)
+            self.loop, job.begin(policy, self.loop.now()), draft, JobReporter(reporter, spec)
         )
         self.agents = Incoming(self.loop, terms, self.coordinator, self.said.append).agents
         own = self.agents.join(Hello(0, "here", 1, "gloo", "", "127.0.0.1", FACTS))
@@ -98,7 +98,7 @@ class Bed:
     def take(self, order: Any) -> None:
         """Do what node 0's own agent is told."""
         if isinstance(order, node.StopOrdered):
-            end = node_end(self.coordinator.state.generation)
+            end = node_end(self.coordinator.state.generation.number)
             self.loop.timer(self.loop.now(), lambda: self.coordinator.take(job.SELF_ID, end))
 
     def opened(self, peer: Peer) -> None:
@@ -182,7 +182,9 @@ class Mad:
         draw = self._random
         message: Any = draw.choice(self._known)
         if "generation" in message:
-            message = message | {"generation": self._bed.coordinator.state.generation + draw.choice([0, 0, 0, 1, -1])}
+            message = message | {
+                "generation": self._bed.coordinator.state.generation.number + draw.choice([0, 0, 0, 1, -1])
+            }
         if message["type"] in ("answered", "chunk"):
             message = message | {"number": draw.randrange(6)}
         if (kind := draw.random()) < 0.05:

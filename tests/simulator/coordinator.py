@@ -37,7 +37,7 @@ class SimulatedCoordinator(Coordinator):
             frozenset()
         )  # ids of nodes that let it go on, or take part in what it has announced
         self.world.coordinators.append(self)
-        if state.took_over:
+        if state.succession.took_over:
             self.world.fire()
         super().__init__(loop, state, draft, reporter)
 
@@ -63,11 +63,11 @@ class SimulatedCoordinator(Coordinator):
         self._checked_state = state
         self.members = frozenset(_number(member.host) for member in state.members.values())
         stands = {
-            Phase.RENDEZVOUS: state.rdzv_deadline is None and state.phase_deadline is None,
+            Phase.RENDEZVOUS: state.rendezvous.deadline is None and state.phase_deadline is None,
             Phase.PAUSING: state.phase_deadline is None,
-            Phase.RUNNING: not state.running,
-            Phase.STOPPING: not state.running and state.gather_until is None,
-            Phase.ANNOUNCING: not state.unacknowledged,
+            Phase.RUNNING: not state.members.running,
+            Phase.STOPPING: not state.members.running and state.succession.gather_until is None,
+            Phase.ANNOUNCING: not state.succession.unacknowledged,
         }
         if stands.get(state.phase):
             raise Violation(f"nothing waits without a deadline: the job in {state.phase.name}")
@@ -106,7 +106,9 @@ class SimulatedCoordinator(Coordinator):
             case job.EndJob():
                 self._check_end()
         super()._carry_out(action)
-        if isinstance(action, job.BeginGeneration) and self.state.generation == action.generation:  # its port was free
+        if (
+            isinstance(action, job.BeginGeneration) and self.state.generation.number == action.generation
+        ):  # its port was free
             members = [self.state.members[id] for id in action.order]
             size = sum(member.workers for member in members)
             self.world.runs[action.generation] = Run(action.generation, self, self._numbers(action.order), size)
@@ -144,9 +146,9 @@ class SimulatedCoordinator(Coordinator):
             raise Violation(f"a generation has MIN to MAX nodes: {number} begins with {len(order)}")
         if order[0] != SELF_ID or len(set(order)) < len(order) or any(state.members[id].is_leaving for id in order):
             raise Violation(f"node 0 is the coordinator's, and nobody is there twice or leaves: {number} has {order}")
-        if policy.has_successors and not self._acknowledged >= {(id, state.term) for id in self._bound}:
+        if policy.has_successors and not self._acknowledged >= {(id, state.succession.term) for id in self._bound}:
             raise Violation(f"a generation begins once all that decide know of it: {number} begins with {order}")
-        here = [one for one in self.world.coordinators if one.state.status == 0 and one.own.status == 0]
+        here = [one for one in self.world.coordinators if one.state.end.status == 0 and one.own.status == 0]
         finished = [one for one in here if not one.has_handed_over]
         if any(one.at_end.isdisjoint(self._numbers(order)) for one in finished):  # others may have missed that it has
             raise Violation(f"a job that has finished is not started again: {number} begins")
@@ -163,22 +165,24 @@ class SimulatedCoordinator(Coordinator):
         after = self.state.members.get(event.id)
         has_left = after is None or (after.is_leaving and not member.is_leaving)
         staying = sum(one.id != event.id and not one.is_leaving for one in before.members.values())
-        is_ending = before.halted or (before.phase is Phase.STOPPING and before.why not in MAY_RESTART)
+        is_ending = before.end.halted or (before.phase is Phase.STOPPING and before.why not in MAY_RESTART)
         may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
         may_leave &= event.why is Why.SIGNALLED and event.signum in (SIGTERM, SIGHUP) and not event.by_cluster
         may_leave &= (policy.replaceable or staying >= policy.min_nodes) and not is_ending
-        may_go = member.node_rank is None and not before.needs_all and not policy.dispatched  # nobody could miss it
+        may_go = (
+            member.node_rank is None and not before.policy.needs_all and not policy.dispatched
+        )  # nobody could miss it
         may_go |= event.why is Why.FRONT_LOST  # which is a loss
         if event.id == SELF_ID:
             others = {one for one in before.members.values() if not one.is_leaving and one.id != SELF_ID}
             stay = {(vote.term, vote.rank) for one in others for vote in one.votes}
             leave = {(vote.term, vote.rank) for one in before.members.values() for vote in one.votes} - stay
-            for last in before.electorates if before.gather_until is None else ():
+            for last in before.succession.electorates if before.succession.gather_until is None else ():
                 ranks = {(last.term, rank) for rank in range(last.size)}
                 gone = leave | {(last.term, rank) for rank in last.ended}
                 may_leave &= 2 * len(ranks & stay) > len(ranks - gone)
-            is_waited_for = policy.replaceable and bool(others) and not before.electorates
-            may_go, may_leave = False, may_leave and (is_waited_for or bool(before.electorates and stay))
+            is_waited_for = policy.replaceable and bool(others) and not before.succession.electorates
+            may_go, may_leave = False, may_leave and (is_waited_for or bool(before.succession.electorates and stay))
         if has_left is not (may_leave or may_go):
             raise Violation(f"a node leaves only where it may: {member.host}, after {event}")
         if has_left and may_leave and not may_go:
@@ -188,7 +192,7 @@ class SimulatedCoordinator(Coordinator):
         """Raise Violation if the job ends because a node has left or joined; note who has a part in the end."""
         state, agents = self.state, self._agents
         assert agents is not None
-        if state.why in (Why.NODE_LEFT, Why.NODE_JOINED) and not state.halted:
+        if state.why in (Why.NODE_LEFT, Why.NODE_JOINED) and not state.end.halted:
             raise Violation(f"a node leaves only where it may: the job ends, {state.why}")
         connected = {SELF_ID, *agents.connections.ids}
         self.at_end = frozenset(_number(one.host) for one in state.members.values() if one.id in connected)

@@ -220,8 +220,8 @@ class Simulation:
     def _judge(self) -> None:
         """Raise Violation if a node has ended with a wrong status."""
         for one in self.world.coordinators:
-            if one.state.status is not None:
-                self._judge_job(one, one.state.status)
+            if one.state.end.status is not None:
+                self._judge_job(one, one.state.end.status)
         for number, agent in self.world.agents.items():
             if agent.status is None:
                 continue  # killed
@@ -237,9 +237,9 @@ class Simulation:
                 is_right = agent.status > 128 or agent.status == exitcodes.NODE_LOST
             elif end.why in ENDS_OF_JOB:
                 assert own is not None
-                is_right = agent.status == (exitcodes.OK if number in own.spares else own.state.status)
+                is_right = agent.status == (exitcodes.OK if number in own.spares else own.state.end.status)
                 # a spare that was cut off may come back when the job has ended
-                is_right |= agent.is_disturbed and agent.status == own.state.status
+                is_right |= agent.is_disturbed and agent.status == own.state.end.status
             else:
                 is_right = agent.status == end.status
             if not is_right:
@@ -249,8 +249,12 @@ class Simulation:
     def _judge_majority(self) -> None:
         """Raise Violation if nodes were cut off that should have gone on."""
         agents, world = self.world.agents, self.world
-        deciding = [one for one in world.coordinators if one.own.number not in one.left_at and not one.state.is_cut_off]
-        if any(one.state.status is not None or one.state.why in (Why.SIGNALLED, Why.FRONT_LOST) for one in deciding):
+        deciding = [
+            one for one in world.coordinators if one.own.number not in one.left_at and not one.state.end.is_cut_off
+        ]
+        if any(
+            one.state.end.status is not None or one.state.why in (Why.SIGNALLED, Why.FRONT_LOST) for one in deciding
+        ):
             return  # not all may have learned of that
         if world.announced and self._has_majority(self.silent):
             for number in world.announced[-1]:
@@ -281,12 +285,14 @@ class Simulation:
         own = agent.follows
         if own is None or self._was_cut_off(agent):
             return self._was_cut_off(agent)
-        return own.state.status == agent.status and own.own.number not in own.left_at  # else only that node has ended
+        return (
+            own.state.end.status == agent.status and own.own.number not in own.left_at
+        )  # else only that node has ended
 
     def _was_cut_off(self, agent: SimulatedAgent) -> bool:
         end, own = agent.link.end, agent.follows
         assert end is not None
-        return end.why == "lost" or (own is not None and own.state.is_cut_off and end.why in ENDS_OF_JOB)
+        return end.why == "lost" or (own is not None and own.state.end.is_cut_off and end.why in ENDS_OF_JOB)
 
     def _judge_job(self, own: SimulatedCoordinator, status: int) -> None:
         state, policy, faults = own.state, self.scenario.policy, self.scenario.faults
@@ -296,11 +302,13 @@ class Simulation:
         # SIGTERM to a node that has left ends no job; a second signal may be another one
         sent = {fault.signum for fault in faults if fault.signum != SIGTERM or fault.agent not in own.left_at}
         sent |= {SIGINT, SIGTERM} if "twice" in kinds else set()
-        last = [found for (generation, _), found in self.world.statuses.items() if generation == state.generation]
+        last = [
+            found for (generation, _), found in self.world.statuses.items() if generation == state.generation.number
+        ]
         is_right = {
             exitcodes.OK: bool(last) and not any(last),
             exitcodes.NO_PROGRESS: policy.max_no_progress is not None,
-            exitcodes.RENDEZVOUS: state.generation < 0,
+            exitcodes.RENDEZVOUS: state.generation.number < 0,
             exitcodes.HANG: policy.hang_timeout is not None,
             exitcodes.TIMEOUT: policy.timeout is not None,
             1: self.scenario.follows > 0 or "raise" in kinds,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.cli.command import VERBS
 from ddplaunch.cli.job import parse, resolve
 from ddplaunch.cli.main import application
-from ddplaunch.launcher.decide.job.ending import SHORT_LIFE, pause
+from ddplaunch.launcher.decide.job.restarts import SHORT_LIFE, pause
 from ddplaunch.launcher.decide.node import CAUSE_TIMEOUT, KILL_TIMEOUT
 from ddplaunch.launcher.decide.node.teardown import HANG_GRACE
 from ddplaunch.launcher.job.messages import ToAgent, ToCoordinator

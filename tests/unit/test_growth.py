@@ -95,13 +95,13 @@ def lose_peers(ranks: int) -> None:
 
 
 def take_over(nodes: int) -> None:
-    past = job.succession.history(job.State(policy=job.Policy(min_nodes=1, max_nodes=nodes)), 0.0)
+    past = job.starting.history(job.State(policy=job.Policy(min_nodes=1, max_nodes=nodes)), 0.0)
     policy = job.Policy(min_nodes=1, max_nodes=nodes, has_successors=True)
-    state = job.succession.take_over(policy, past, (Electorate(1, nodes),), 0.0, 0.0, 25.0)
+    state = job.take_over(policy, past, (Electorate(1, nodes),), 0.0, 0.0, 25.0)
     for id in range(nodes):
         member = job.Member(id=id, host="", workers=1, requested_rank=None, node_rank=id, votes=(Vote(1, id),))
         state, _ = job.step(state, job.Joined(member, 0.0))
-    assert state.gather_until is None
+    assert state.succession.gather_until is None
 
 
 @pytest.mark.parametrize(

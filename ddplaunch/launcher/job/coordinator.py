@@ -56,7 +56,7 @@ class Coordinator:
         self._explaining: Pending[Whereabouts] | None = None  # where the workers were, the last time
         self._explaining_end: Pending[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state = state
-        self._took_over = state.took_over
+        self._took_over = state.succession.took_over
         self._deadline = loop.timer(None, lambda: self.feed(job.DeadlineReached(loop.now())))  # of the state
         self._take_order: Callable[[Order], None]  # of the coordinator's own agent
         self._agents: Agents | None = None  # of the other nodes
@@ -86,8 +86,9 @@ class Coordinator:
         self.state, actions = job.step(before, event)
         self._deadline.set(self.state.deadline)
         self._reporter.on_event(event, before, self.state)
-        if self._agents is not None and self.state.electorates is not before.electorates:
-            self._agents.note_ended(before.electorates, self.state.electorates)  # before a node that leaves is let go
+        known, electorates = before.succession.electorates, self.state.succession.electorates
+        if self._agents is not None and electorates is not known:
+            self._agents.note_ended(known, electorates)  # before a node that leaves is let go
         for action in actions:
             self._carry_out(action)
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
@@ -112,7 +113,7 @@ class Coordinator:
         match report:
             case node.RequestStore():
                 self._take_order(node.StoreOrdered(now))
-            case NodeEnd(generation) if generation == self.state.generation and not self.state.members[id].has_ended:
+            case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
             case Forward(signum):
@@ -148,7 +149,7 @@ class Coordinator:
                 self._streams.take(member.id, report)
             case Answered() if self._questions is not None:
                 self._questions.take(member.id, report)
-            case StacksAtEnd(generation) if generation == self.state.generation and not member.has_ended:
+            case StacksAtEnd(number) if number == self.state.generation.number and not member.has_ended:
                 self._samples[member.id] = report.stacks.samples(member.host)
 
     def take_of_watcher(self, chunk: Chunk) -> None:
@@ -181,7 +182,7 @@ class Coordinator:
             from ddplaunch.launcher.job.questions import NodeStreams  # few jobs are debugged
 
             def ended(id: int) -> None:
-                if id in self.state.debugging and not self.state.policy.debugs:
+                if id in self.state.limits.debugging and not self.state.policy.debugs:
                     self.feed(job.LimitsPaused(id, False))
 
             self._streams = NodeStreams(self._loop, self._order, ended)
@@ -218,7 +219,7 @@ class Coordinator:
 
     def _members_at_work(self) -> Mapping[int, Member] | None:
         """Return the members while their workers run; None: they are not to be asked now."""
-        going = self.state.phase is job.Phase.RUNNING and self.state.suspended_at is None
+        going = self.state.phase is job.Phase.RUNNING and self.state.limits.suspended_at is None
         return self.state.members if going else None
 
     def refuse(self, id: int, reason: str, status: int, hint: str = "") -> None:
@@ -230,7 +231,7 @@ class Coordinator:
 
     def release(self, id: int, signum: int) -> None:
         """Have an agent end by the signal that it received, while the others go on."""
-        others = "go on if enough are left" if self.state.generation >= 0 else "wait for another one"
+        others = "go on if enough are left" if self.state.generation.number >= 0 else "wait for another one"
         text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others {others}\n"
         self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
 
@@ -289,7 +290,7 @@ class Coordinator:
         from ddplaunch.record.window.questions import AskStacks, NodeStacks
 
         samples: list[Sample] = []
-        named_at = self.state.idle_named_at
+        named_at = self.state.idleness.printed_at
         guard = partial(expendable, failed=lambda _why: self._reporter.idle(seconds, ""))
 
         def answered(member: Member, answer: Answer) -> None:
@@ -297,7 +298,7 @@ class Coordinator:
                 guard(lambda: samples.extend(answer.samples(member.host)))
 
         def explained(found: Whereabouts) -> None:
-            if self._members_at_work() and self.state.progress_at <= named_at:
+            if self._members_at_work() and self.state.idleness.progress_at <= named_at:
                 self._reporter.idle(seconds, found.what)
 
         def done() -> None:
@@ -372,7 +373,8 @@ class Coordinator:
             explained(Whereabouts())
             return
         samples = tuple(chain.from_iterable(self._samples.values()))
-        ended = frozenset(end.rank for end in self.state.exits if end.stopped_with is None or failed_itself(end))
+        exits = self.state.generation.exits
+        ended = frozenset(end.rank for end in exits if end.stopped_with is None or failed_itself(end))
         explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG, ended=ended)
         self._explaining = self._loop.ask(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN)
 
@@ -395,7 +397,7 @@ class Coordinator:
         self._has_ended = True
         self._over.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
-        if self._agents is not None and self.state.is_cut_off:
+        if self._agents is not None and self.state.end.is_cut_off:
             self._agents.send(tuple(self._agents.watchers), replace(end, text=text))
             self._agents.desert()
         elif self._agents is not None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.job import Member, Phase
-from ddplaunch.launcher.decide.job.rendezvous import why_refused as why_not_admitted
+from ddplaunch.launcher.decide.job.rendezvous import why_refused as why_refused_by_job
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.agents import Agents, member_of
 from ddplaunch.launcher.job.ballots import Seals
@@ -69,7 +69,7 @@ class Incoming:
             refused=lambda address, reason: print_line(f"refused a connection from {address}: {reason}"),
             # an agent may wait until all others have answered
             answered=lambda: self.agents.state_changed(),  # noqa: PLW0108 - which are made next
-            counts=lambda id: coordinator.state.counts(id),  # noqa: PLW0108 - of a state that changes
+            counts=lambda id: coordinator.state.succession.counts(coordinator.state.members, id),
         )
         self.agents = Agents(
             loop,
@@ -136,7 +136,7 @@ class Incoming:
             case NodeEnd(leftovers=leftovers) if self.agents.has_unknown_ranks(id):
                 self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now(), leftovers))
             case NodeEnd(generation) | StacksAtEnd(generation):
-                if generation == self._coordinator.state.generation and id in self.agents.ranks:
+                if generation == self._coordinator.state.generation.number and id in self.agents.ranks:
                     self._pass_end(id, message, self.agents.ranks[id])
             case node.Escalate() | node.RequestStore() if id not in self.agents.ranks:
                 pass  # it has no part in what it wants killed, or served
@@ -160,7 +160,8 @@ class Incoming:
                     self._on_stop_of_waiting(id, message)
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 # the same report in the same generation would be logged again
-                reports, made = self._reports.setdefault(id, set()), (self._coordinator.state.generation, message)
+                made = (self._coordinator.state.generation.number, message)
+                reports = self._reports.setdefault(id, set())
                 if made not in reports:
                     reports.add(made)
                     self._coordinator.take(id, message)
@@ -213,7 +214,7 @@ class Incoming:
             self._connections.expel(id, "has more workers than a job of so many nodes may have")
         elif not self.agents.ballots.take(hello.votes, hello.secrets):
             self._connections.expel(id, "claims a vote that it does not show to be its own")
-        elif hello.votes and self._coordinator.state.is_cut_off:
+        elif hello.votes and self._coordinator.state.end.is_cut_off:
             self._connections.drop(id)  # the job may go on with others, for which it looks then
         elif hello.run_id is not None and self.agents.job_end is not None:
             self.agents.send((id,), self.agents.job_end)  # it has lost another coordinator, and comes late
@@ -230,7 +231,7 @@ class Incoming:
         if hello.runs is not None:
             self._connections.admit(id)  # the end of its part of that generation may be long
         state, member = self._coordinator.state, self._member(id)
-        if state.gather_until is not None and why_not_admitted(state, member) is None:
+        if state.succession.gather_until is not None and self._is_admitted(member):
             self.agents.take_up(id, hello)
             self._join(member)
             self._coordinator.take_up(hello.stop)
@@ -250,7 +251,7 @@ class Incoming:
     def _on_stop_of_waiting(self, id: int, report: node.ReportStopping) -> None:
         """Let a node go that is not admitted yet, and is to stop; where no other can take its place, the job ends."""
         state = self._coordinator.state
-        if state.needs_all or state.policy.dispatched:
+        if state.policy.needs_all or state.policy.dispatched:
             stop = job.StopRequested(report.why, report.signum, self._loop.now(), report.by_cluster)
             self._coordinator.feed(stop)
             return
@@ -264,7 +265,7 @@ class Incoming:
 
     def _is_anew(self, run_id: str) -> bool:
         """Whether this coordinator was started after that of a node which has lost its own: it has announced nothing yet."""
-        return run_id != self._terms.run_id or self._coordinator.state.term == 0
+        return run_id != self._terms.run_id or self._coordinator.state.succession.term == 0
 
     def _on_goes_on(self, id: int, found: messages.GoesOn) -> None:
         """Leave the job to the coordinator that has taken over, if this one has begun nothing; send all agents there.
@@ -272,7 +273,7 @@ class Incoming:
         Its connection is kept, so that it need not look for this one again.
         """
         state = self._coordinator.state
-        if state.generation >= 0 or state.phase is job.Phase.ENDED:
+        if state.generation.number >= 0 or state.phase is job.Phase.ENDED:
             if state.phase is job.Phase.RUNNING and not self._has_warned:
                 self._has_warned = True
                 who = f"{found.host} ({self._connections.address(id)}, port {found.port})"
@@ -319,11 +320,15 @@ class Incoming:
         It waits if its node rank is not free: a host may be back after a power cut, or a pod may have started again, before
         the coordinator has noticed the loss. And if it has lost this coordinator: the others may have, too, and go on elsewhere.
         """
-        if member.id not in self.agents.returned and why_not_admitted(self._coordinator.state, member) is None:
+        if member.id not in self.agents.returned and self._is_admitted(member):
             self._join(member)
         else:
             self.agents.waiting[member.id] = member
             self._connections.ping_all()
+
+    def _is_admitted(self, member: Member) -> bool:
+        """Whether the job has a place for this agent."""
+        return why_refused_by_job(self._coordinator.state.policy, self._coordinator.state.members, member) is None
 
     def _admit_waiting(self) -> None:
         """Admit waiting agents whose node rank is free; once no rank can become free any more, have the job refuse the rest."""
@@ -334,13 +339,13 @@ class Incoming:
                 return  # the one before has ended the job, or had it handed over
             if id in self.agents.returned and (not answered or state.phase is Phase.ENDED):
                 continue
-            if why_not_admitted(self._coordinator.state, member) is None or is_clear:
+            if self._is_admitted(member) or is_clear:
                 del self.agents.waiting[id]
                 self._join(member)
 
     def _join(self, member: Member) -> None:
         state = self._coordinator.state
-        if state.gather_until is None and member.votes:
+        if state.succession.gather_until is None and member.votes:
             member = replace(member, votes=self._still_counting(member.votes))
         self.agents.returned.discard(member.id)
         self.agents.introduce(member.id, member.votes)
@@ -350,6 +355,6 @@ class Incoming:
 
     def _still_counting(self, votes: messages.Votes) -> messages.Votes:
         """Return the votes that count here of a node that comes back; none if another coordinator may have begun with it."""
-        known = {one.term for one in self._coordinator.state.electorates}
+        known = {one.term for one in self._coordinator.state.succession.electorates}
         is_ours = votes[-1].term in known | self.agents.announced_terms  # the last that it has acknowledged
         return tuple(vote for vote in votes if vote.term in known) if is_ours else ()

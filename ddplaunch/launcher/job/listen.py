@@ -15,7 +15,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job
-from ddplaunch.launcher.decide.job import succession
 from ddplaunch.launcher.decide.job.step import REGROUP
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.agents import Agents
@@ -57,7 +56,7 @@ def coordinate_if_here(
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    state, _ = job.begin(_policy(request), loop.now())
+    state = job.begin(_policy(request), loop.now())
     coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter, request.spec))
     agents = _listen_if_here(request, coordinator, reporter, loop)
     if agents is None:
@@ -162,7 +161,7 @@ def take_over(
     told, policy = inheritance.succession, replace(_policy(request), names=(), command=())
     within = seconds_to_gather(request.spec.heartbeat_timeout)
     skipped = 1 + int.from_bytes(os.urandom(3))
-    state = succession.take_over(
+    state = job.take_over(
         policy,
         told.history,
         told.electorates,
@@ -172,16 +171,14 @@ def take_over(
         told=(one.votes for one in told.candidates),
         skipped=skipped,
     )
-    state = succession.without_coordinator(
-        state, inheritance.lost, told.coordinator, has_ended=inheritance.lost_has_ended
-    )
+    state = job.without_coordinator(state, inheritance.lost, told.coordinator, has_ended=inheritance.lost_has_ended)
     if inheritance.left:
-        state = replace(state, regroup_at=loop.now() + REGROUP)
+        state = replace(state, rendezvous=state.rendezvous.not_before(loop.now() + REGROUP))
     if inheritance.lost.partition(": ")[2].startswith(LEAVES):
         state = replace(state, why=Why.NODE_LEFT)
-    for candidate in inheritance.ended:
-        state = succession.with_ended(state, candidate.votes)
-    state = replace(state, refused=tuple(vote for one in inheritance.refused for vote in one.votes))
+    ended = tuple(vote for one in inheritance.ended for vote in one.votes)
+    refused = tuple(vote for one in inheritance.refused for vote in one.votes)
+    state = replace(state, succession=replace(state.succession.with_ended(ended), refused=refused))
     job_reporter = JobReporter(reporter, request.spec)
     lost = Suspect(told.host, inheritance.lost_address)
     job_reporter.coordinator_lost(lost, inheritance.lost.partition(": ")[2])

@@ -58,7 +58,7 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
 
 def coordinate_alone(spec: JobSpec, draft: Plan, loop: Loop, reporter: Reporter) -> Link:
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
-    state, _ = job.begin(job_policy(spec, 1, 1), loop.now())
+    state = job.begin(job_policy(spec, 1, 1), loop.now())
     coordinator = Coordinator(loop, state, draft, JobReporter(reporter, spec))
     link = LocalLink(loop, coordinator)
     coordinator.join(

@@ -201,10 +201,15 @@ class SuccessionLink(RemoteLink):
     def _redirect(self) -> None:
         """Send nodes that look for node 0 to the coordinator here, if it was elsewhere before and goes on or waits for nodes."""
         state = self.coordinator.state if self.coordinator is not None else None
-        if state is not None and state.gather_until is not None:
+        if state is not None and state.succession.gather_until is not None:
             self._redirect_at.set(self._loop.now() + _AGAIN)
             return
-        if state is None or state.status is not None or self._redirector is not None or not state.policy.replaceable:
+        if (
+            state is None
+            or state.end.status is not None
+            or self._redirector is not None
+            or not state.policy.replaceable
+        ):
             return
         from ddplaunch.launcher.job.redirector import Redirector  # imported by `join.prepare`
 
@@ -365,13 +370,13 @@ class SuccessionLink(RemoteLink):
 
     def _on_opened(self, peer: Peer) -> None:
         """Follow this coordinator, unless this node has taken over, and has enough nodes to go on or has ended."""
-        if self.coordinator is not None and self.coordinator.state.gather_until is None:
+        if self.coordinator is not None and self.coordinator.state.succession.gather_until is None:
             peer.close()
             return
         self._stop_timers()
         if self.coordinator is not None:
             state = self.coordinator.state
-            if state.halted and state.why is Why.SIGNALLED:
+            if state.end.halted and state.why is Why.SIGNALLED:
                 self.stop_ordered = node.StopOrdered(state.signum, self._loop.now(), Why.SIGNALLED)
             self.coordinator.desert()
             self.coordinator = None

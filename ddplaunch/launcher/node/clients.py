@@ -274,7 +274,7 @@ class RunClients(Clients):
         coordinator: Coordinator,
     ) -> None:
         """Connect a client that wants to debug or profile a rank to the agent of the rank's node."""
-        member = _member_of(asked.rank, coordinator.state.taking_part)
+        member = _member_of(asked.rank, coordinator.state.members.taking_part)
         if member is None:
             client.refuse(f"it has no rank {asked.rank}")
         elif member.id == SELF_ID:
@@ -313,7 +313,7 @@ class RunClients(Clients):
         """Return what `ddplaunch ps` shows of this run."""
         state, inputs = coordinator.state, self._context.inputs
         stragglers = coordinator.stragglers
-        program, members = inputs.spec.program, state.taking_part
+        program, members = inputs.spec.program, state.members.taking_part
         folder = self._context.folder
         return requests.Run(
             run_id=piece(self._run_id() or self._context.draft.run_id),
@@ -321,12 +321,12 @@ class RunClients(Clients):
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),
             command=piece(shlex.join(Redactor(self._context.known_secrets).argv((program.target, *program.args)))),
-            phase="suspended" if state.suspended_at is not None else state.phase.name.lower(),
+            phase="suspended" if state.limits.suspended_at is not None else state.phase.name.lower(),
             seconds=max(0.0, time.monotonic() - self._context.began),
             world_size=sum(member.workers for member in members),
             nnodes=len(members),
-            generation=max(0, state.generation),
-            restarts=state.restarts,
+            generation=max(0, state.generation.number),
+            restarts=state.restarts.number,
             max_restarts=state.policy.max_restarts,
             ddplaunch=line(__version__),
             steps_per_second=pace(stragglers.pace) if stragglers is not None else None,

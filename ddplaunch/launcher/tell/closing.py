@@ -130,10 +130,10 @@ def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mappin
     rank = next(keeping, None) if lines else None
     stacks = []
     if rank is not None:
-        hosts = {end.rank: end.host for end in state.exits}
-        on = f" on {hosts[rank]}" if rank in hosts and len(state.taking_part) > 1 else ""
-        stacks = [f"stacks {tilde(traces[rank].log_folder or '', home)}/stacks/{state.generation}.txt{on}"]
-    stopped = [text] if (text := _ends(state.exits).removeprefix("; ")) else []
+        hosts = {end.rank: end.host for end in state.generation.exits}
+        on = f" on {hosts[rank]}" if rank in hosts and len(state.members.taking_part) > 1 else ""
+        stacks = [f"stacks {tilde(traces[rank].log_folder or '', home)}/stacks/{state.generation.number}.txt{on}"]
+    stopped = [text] if (text := _ends(state.generation.exits).removeprefix("; ")) else []
     sections = [
         [f"error: the job hangs: {what}   ({still})" if what else f"error: the job hangs: {still}"],
         [f"  {line}" for line in lines],

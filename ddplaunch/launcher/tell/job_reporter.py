@@ -9,8 +9,7 @@ from contextlib import suppress
 from signal import SIGINT, SIGKILL, SIGTERM
 
 from ddplaunch.launcher.decide import job
-from ddplaunch.launcher.decide.job import SELF_ID, State
-from ddplaunch.launcher.decide.job.state import Member
+from ddplaunch.launcher.decide.job import SELF_ID, Member, State
 from ddplaunch.launcher.tell import closing
 from ddplaunch.launcher.tell.blame import Loss, Suspect, blamed, kind_of, suspect_of
 from ddplaunch.launcher.tell.paint import plain
@@ -58,7 +57,7 @@ class JobReporter:
         if isinstance(event, job.BeginFailed):
             failed = event.failure
             emit("worker_start_failed", rank=failed.rank, reason=failed.reason, status=failed.status)
-        is_stopped = after.why is Why.SIGNALLED or (after.halted and not before.halted)
+        is_stopped = after.why is Why.SIGNALLED or (after.end.halted and not before.end.halted)
         if is_stopped and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
             self._say_stopping(event, before)
         if before.policy.max_nodes == 1:
@@ -99,8 +98,8 @@ class JobReporter:
         match kind_of(lost.reason):
             case "unfit":
                 self._faults.setdefault(suspect_of(member, self._names), ("unfit", lost.reason))
-            case "lost" if is_running or before.generation in self._losses:
-                _, losses = self._losses.setdefault(before.generation, (len(before.members) - 1, []))
+            case "lost" if is_running or before.generation.number in self._losses:
+                _, losses = self._losses.setdefault(before.generation.number, (len(before.members) - 1, []))
                 suspect = suspect_of(member, self._names)
                 losses.append(Loss(suspect, lost.reason, is_running, lost.silent, lost.has_ended))
 
@@ -120,7 +119,7 @@ class JobReporter:
             case _:
                 return
         self._signalled_at = self._reporter.clock()
-        running = [before.members[id] for id in before.running] or [*before.members.values()]
+        running = [before.members[id] for id in before.members.running] or [*before.members.values()]
         workers = sum(member.workers for member in running)
         self.print(closing.render_stopping(signum, self._spec.grace_period, workers, len(running)))
 
@@ -147,9 +146,10 @@ class JobReporter:
 
         Of a job that has finished after a restart it asks only for the time in the queue.
         """
-        if state.why is Why.FINISHED and not state.requeue and self._reporter.time_spent() is not None:
+        if state.why is Why.FINISHED and not state.end.requeue and self._reporter.time_spent() is not None:
             return self._reporter.cluster.time_in_queue
-        signum = state.failure.signal if state.why is Why.FAILED and state.failure is not None else None
+        failure = state.generation.failure if state.why is Why.FAILED else None
+        signum = failure.signal if failure is not None else None
         signum = state.signum if state.why is Why.SIGNALLED else signum
         return self._reporter.cluster.why_ending if signum in (SIGTERM, SIGKILL) else None
 
@@ -163,15 +163,18 @@ class JobReporter:
     def failed(self, state: State, traces: Mapping[int, Traces], wait: float, ending: ClusterEnding) -> None:
         """Report that a generation failed and another follows after `wait` seconds."""
         if state.why in (Why.FAILED, Why.HUNG):
-            rank = state.failure.rank if state.failure else None
-            self._reporter.emit("generation_failed", generation=state.generation, rank=rank, wait=wait)
-            spec, used = self._spec, len(state.spent)
+            number, failure = state.generation.number, state.generation.failure
+            rank = failure.rank if failure is not None else None
+            self._reporter.emit("generation_failed", generation=number, rank=rank, wait=wait)
+            spec, used = self._spec, len(state.restarts.spent)
             # the restart that follows is counted already
             self._reporter.write(self._reporter.paint.labels(self._failure(state, traces, ending, used - 1)))
-            self.print(closing.starting_again(wait, state.restarts, used, spec.max_restarts, spec.restart_window))
+            self.print(
+                closing.starting_again(wait, state.restarts.number, used, spec.max_restarts, spec.restart_window)
+            )
             return
         lacking = state.policy.min_nodes - len(state.members)
-        nodes = min(len(state.members) + max(0, lacking), state.most_running)
+        nodes = min(len(state.members) + max(0, lacking), state.policy.most_running)
         when = f", once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else ""
         self.print(f"all workers start again on {count(nodes, 'node')}{when}")
 
@@ -197,19 +200,19 @@ class JobReporter:
         if self.came_last is not None:
             text, self._reporter.came_last = self.came_last
             self.print(text)
-        if state.requeue:  # the status speaks of the notice
+        if state.end.requeue:  # the status speaks of the notice
             ending = ClusterEnding(ending.text)
         line = self._closing(state, ending)
         if line is not None:
             explained = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
-            if explained and not state.ended_idle:
+            if explained and not state.end.without_workers:
                 for location in self.found.locations:
                     self.print(location)
             self._reporter.print_closing(line)
             return f"ddplaunch: {line}\n", ending.outcome
-        report = self._reporter.paint.labels(self._failure(state, traces, ending, len(state.spent)))
+        report = self._reporter.paint.labels(self._failure(state, traces, ending, len(state.restarts.spent)))
         if state.why is Why.FAILED:
-            self._reporter.job_failure = state.start_failure or state.failure
+            self._reporter.job_failure = state.generation.start_failure or state.generation.failure
         self._reporter.report(report)
         if state.why is not Why.FRONT_LOST:  # by which nobody sees the report here
             report = report[: report.find("\n") + 1]  # which will do for the other nodes
@@ -217,41 +220,40 @@ class JobReporter:
 
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
         """Return the line that closes a job which did not fail; None if the job failed."""
-        now, began = self._reporter.clock(), self._reporter.began
-        exits = () if state.ended_idle else state.exits
+        now, began, taking_part = self._reporter.clock(), self._reporter.began, state.members.taking_part
+        exits, requeue = state.generation.exits, state.end.requeue
+        stopped_now = () if state.end.without_workers else exits
         match state.why:
-            case Why.FAILED | Why.FINISHED if state.requeue:
-                return closing.render_after_notice(
-                    len(state.exits), state.requeue, now - began, nodes=len(state.taking_part)
-                )
+            case Why.FAILED | Why.FINISHED if requeue:
+                return closing.render_after_notice(len(exits), requeue, now - began, nodes=len(taking_part))
             case Why.FINISHED:
-                workers = sum(member.workers for member in state.taking_part)
-                plan, nodes = self._reporter.plan, len(state.taking_part)
+                workers = sum(member.workers for member in taking_part)
+                plan, nodes = self._reporter.plan, len(taking_part)
                 if plan is not None and nodes > 1:
                     nodes = plan.nnodes  # where a command was started for each rank, each takes part
-                text = closing.render_finished(workers, now - began, restarts=state.restarts, nodes=nodes)
+                text = closing.render_finished(workers, now - began, restarts=state.restarts.number, nodes=nodes)
                 spent = self._reporter.time_spent()
                 return text if spent is None else f"{text}, {spent}"
             case Why.SIGNALLED:
-                stopped = (end.stopped_at for end in exits if end.stopped_at is not None)
+                stopped = (end.stopped_at for end in stopped_now if end.stopped_at is not None)
                 # the workers may have been asked to end before, as after the loss of a node
                 at = min(stopped, default=now) if self._signalled_at is None else self._signalled_at
                 after = at - began if state.has_begun else None
                 reason = f"{ending.text}: " if ending.text else ""
-                return reason + closing.render_stopped(state.signum, after, exits)
+                return reason + closing.render_stopped(state.signum, after, stopped_now)
             case Why.TIMED_OUT:
-                return closing.render_timeout(self._spec.timeout or 0.0, exits)
+                return closing.render_timeout(self._spec.timeout or 0.0, stopped_now)
         return None
 
     def _failure(self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int) -> str:
         """Return the report that fits how the job failed: a hang, a failed start, a lost node, or the first failure."""
-        first, start_failure = state.failure, state.start_failure
+        first, start_failure = state.generation.failure, state.generation.start_failure
         if state.why is Why.HUNG:
             return closing.render_hang(self.found, self._spec.hang_timeout or 0.0, state, traces, self._reporter.home)
         if start_failure is not None:
             on = f" on {start_failure.host}" if len(state.members) > 1 else ""
             return closing.render_start_failure(f"rank {start_failure.rank}{on}", start_failure)
-        if state.lost and (state.why is Why.NODE_LOST or first is None):
+        if state.generation.lost and (state.why is Why.NODE_LOST or first is None):
             return _node_lost(state)
         if first is None:
             alone = state.policy.may_leave  # each node was started by a command of its own
@@ -278,7 +280,7 @@ class JobReporter:
             shm_size=shm_size,
             shm_free=shm_free,
             interpreter=plan.interpreter if plan is not None else None,
-            workers=len(state.exits),
+            workers=len(state.generation.exits),
             program=_as_typed(spec.program),
             master_port=self._reporter.master_port,
             port_given=plan is not None and plan.master_port is not None,
@@ -289,12 +291,13 @@ class JobReporter:
         )
         cause = classify(first, facts)
         if cause is not None and cause.fault:
-            ids = [id for id, exits in state.node_exits.items() if first in exits and id in state.members]
+            by_node = state.generation.node_exits
+            ids = [id for id, exits in by_node.items() if first in exits and id in state.members]
             suspects = [suspect_of(state.members[id], self._names) for id in ids]
             self._faults.update(dict.fromkeys(suspects, (cause.fault, cause.line or cause.name)))
         report = FailureReport(
             first=first,
-            exits=tuple(state.exits),
+            exits=tuple(state.generation.exits),
             cause=cause,
             ended_by=ending.text,
             cwd=self._reporter.cwd,
@@ -312,7 +315,7 @@ class JobReporter:
         for others, losses in self._losses.values():
             for suspect, why in blamed(suspect_of(state.members[SELF_ID], self._names), others, losses).items():
                 self._faults.setdefault(suspect, ("lost", why))
-        if self._predecessor is not None and not state.took_over and not state.is_cut_off:
+        if self._predecessor is not None and not state.succession.took_over and not state.end.is_cut_off:
             suspect, why = self._predecessor
             if kind := kind_of(why):
                 self._faults.setdefault(suspect, (kind, why))
@@ -345,10 +348,10 @@ def _as_typed(program: Program) -> str:
 
 def _node_lost(state: State) -> str:
     """Return the report of a job that ended because a node was lost."""
-    first, *others = state.lost
+    first, *others = state.generation.lost
     lines = [f"error: {first.replace(': ', ' was lost: ', 1)}"]
     lines += [f"  then {other}" for other in others]
-    if ended := sum(end.stopped_with is not None for end in state.exits):
+    if ended := sum(end.stopped_with is not None for end in state.generation.exits):
         lines += ["", f"  {count(ended, 'other worker')} of the job {'was' if ended == 1 else 'were'} stopped"]
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if "silent" in first else ""
     hint = f"hint: {slow}{_WITHOUT_LOST}"

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.electorate import Electorate, Vote
-from ddplaunch.launcher.decide.job.state import Members
+from ddplaunch.launcher.decide.job.members import Members
+from ddplaunch.launcher.decide.job.state import End
+from ddplaunch.launcher.decide.job.succession import Succession
 from ddplaunch.launcher.decide.node import ReportStopping
 from ddplaunch.launcher.job.agents import member_of
 from ddplaunch.launcher.job.connections import Terms
@@ -66,7 +68,7 @@ def test_who_has_lost_node_0_and_comes_when_the_job_has_ended_learns_how_it_has_
 
 def test_a_coordinator_that_has_ended_the_job_here_alone_takes_nobody_back() -> None:
     fed = list[Any]()
-    incoming = incoming_for(replace(STATE, is_cut_off=True), fed)
+    incoming = incoming_for(replace(STATE, end=End(is_cut_off=True)), fed)
     incoming._connections.drop = fed.append
     incoming._on_message(3, HELLO)
     incoming.agents.close()
@@ -75,7 +77,7 @@ def test_a_coordinator_that_has_ended_the_job_here_alone_takes_nobody_back() -> 
 
 def test_a_coordinator_that_may_not_go_on_yet_takes_back_who_may_let_it() -> None:
     fed = list[Any]()
-    incoming = incoming_for(replace(STATE, electorates=(Electorate(1, 3),)), fed)
+    incoming = incoming_for(replace(STATE, succession=Succession(electorates=(Electorate(1, 3),))), fed)
     incoming._on_message(3, HELLO)
     incoming._admit_waiting()
     incoming.agents.close()
@@ -95,7 +97,7 @@ def test_a_coordinator_was_started_anew_if_it_has_announced_nothing_or_has_anoth
     term: int, run_id: str, sent: list[Any]
 ) -> None:
     told = list[Any]()
-    incoming = incoming_for(replace(STATE, term=term, generation=-1), [])
+    incoming = incoming_for(replace(STATE, succession=Succession(term=term)), [])
     incoming._connections.send = lambda _id, payload: told.append(for_agent(payload))
     incoming._on_message(3, replace(HELLO, run_id=run_id))
     incoming.agents.close()
@@ -169,7 +171,7 @@ def test_the_end_of_workers_is_not_missed_while_there_is_no_place_for_their_node
     """Its connection from before may still count as a member."""
     full = Members.of(job.Member(id=id, host="c", workers=1, requested_rank=None) for id in range(3))
     fed = list[Any]()
-    incoming = incoming_for(replace(STATE, members=full, gather_until=9.0), fed)
+    incoming = incoming_for(replace(STATE, members=full, succession=Succession(gather_until=9.0)), fed)
     incoming._on_message(3, replace(HELLO, runs=Running(0, 1)))
     incoming._on_message(3, NodeEnd(0, (), None, (), NO_TRACES))
     incoming._coordinator.state = STATE
@@ -185,11 +187,12 @@ def test_who_takes_over_says_at_once_that_the_hello_of_a_node_has_come_unless_it
     """It may be lost before its next ping, and what its end proves depends on that."""
     sent, peer = list[Any](), PlayedCoordinator()
     peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
-    incoming = incoming_for(replace(STATE, gather_until=9.0), [])
+    incoming = incoming_for(replace(STATE, succession=Succession(gather_until=9.0)), [])
 
     def admit(event: Any) -> None:
         electorates = tuple(Electorate(term, 3) for term in known)
-        incoming._coordinator.state = replace(STATE, members=Members.of([event.member]), electorates=electorates)
+        succession = Succession(electorates=electorates)
+        incoming._coordinator.state = replace(STATE, members=Members.of([event.member]), succession=succession)
 
     incoming._coordinator.feed = admit
     incoming._connections._on_opened(peer)
@@ -228,7 +231,7 @@ def test_who_is_taken_back_votes_unless_another_coordinator_may_have_begun_with_
     votes: tuple[Vote, ...], kept: tuple[Vote, ...]
 ) -> None:
     fed, told = list[Any](), list[Any]()
-    incoming = incoming_for(replace(STATE, term=4, electorates=(Electorate(2, 3),)), fed)
+    incoming = incoming_for(replace(STATE, succession=Succession(term=4, electorates=(Electorate(2, 3),))), fed)
     incoming.agents.announced_terms |= {2, 3, 4}
     incoming.agents.introduce = lambda id, votes: told.append((id, votes))
     incoming._join(member_of(3, replace(HELLO, votes=votes), is_new=True))

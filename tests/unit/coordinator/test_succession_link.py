@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.electorate import Electorate, Vote
+from ddplaunch.launcher.decide.job import succession
+from ddplaunch.launcher.decide.job.state import End
 from ddplaunch.launcher.decide.job.succession import AT_ONCE
 from ddplaunch.launcher.job import listen, messages
 from ddplaunch.launcher.job.messages import Candidate, Deserted, Ended, GivenUp, HandedOver, Ping, Succession
@@ -46,6 +48,11 @@ class Peer:
         self.is_open = False
 
 
+def state_of_coordinator(gather_until: float | None) -> job.State:
+    policy = job.Policy(min_nodes=1, max_nodes=3)
+    return job.State(policy=policy, succession=succession.Succession(gather_until=gather_until))
+
+
 class Bed:
     """The link of the node with this rank, which has lost nothing yet; node 0 is the coordinator."""
 
@@ -53,7 +60,7 @@ class Bed:
         self.loop, self.inherited, self.dialed = FakeLoop(), list[Any](), list[Any]()
         monkeypatch.setattr(listen, "take_over", self._take_over)
         self.coordinator: Any = SimpleNamespace(
-            state=SimpleNamespace(gather_until=1.0, halted=False), close=lambda: None, told=[], take=lambda *_: None
+            state=state_of_coordinator(1.0), close=lambda: None, told=[], take=lambda *_: None
         )
         self.coordinator.last_one_ended = lambda: self.coordinator.told.append("ended")
         self.coordinator.desert = lambda: self.coordinator.told.append("deserts")
@@ -208,7 +215,7 @@ def test_who_took_over_waits_as_long_as_its_coordinator_does(beds: Any) -> None:
 def test_who_took_over_follows_another_only_while_it_waits_for_the_others(beds: Any, waits: bool) -> None:
     bed = beds(1)
     bed.link._lose_coordinator("silent for 10 s", has_ended=False)
-    bed.coordinator.state.gather_until = 1.0 if waits else None
+    bed.coordinator.state = state_of_coordinator(1.0 if waits else None)
     peer = bed.open(0)
     assert peer.is_open == waits
     assert bed.coordinator.told == ["deserts"] * waits
@@ -230,7 +237,7 @@ def test_a_coordinator_that_follows_another_passes_on_that_the_job_is_stopped(be
     bed = beds(2)
     bed.link._lose_coordinator("connection closed", has_ended=True)
     bed.refuses(1)
-    bed.coordinator.state = SimpleNamespace(gather_until=1.0, halted=True, why=Why.SIGNALLED, signum=2)
+    bed.coordinator.state = replace(state_of_coordinator(1.0), end=End(halted=True), why=Why.SIGNALLED, signum=2)
     bed.link.send(node.ReportStopping(Why.SIGNALLED, 2))
     hello, stopping = bed.open(1).sent
     assert (hello.stop.signum, hello.stop.why) == (2, Why.SIGNALLED)
@@ -281,7 +288,7 @@ def test_the_end_of_a_coordinator_that_may_have_gone_on_without_this_node_proves
     """This node was dropped, comes back, and sees how the connection is closed."""
     bed = beds(1)
     bed.link._lose_coordinator("connection reset", has_ended=False)
-    bed.link.coordinator.state.gather_until = 1.0
+    bed.link.coordinator.state = state_of_coordinator(1.0)
     bed.wait(AT_ONCE + 0.5)
     hello = bed.open(0).sent[-1]
     if known == "hello":

@@ -13,7 +13,10 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Member
-from ddplaunch.launcher.decide.job.state import Members
+from ddplaunch.launcher.decide.job.members import Members
+from ddplaunch.launcher.decide.job.restarts import Generation
+from ddplaunch.launcher.decide.job.state import End
+from ddplaunch.launcher.decide.job.succession import Succession
 from ddplaunch.launcher.tell.blame import Loss, Suspect, blamed, suspect_of
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.record import bad_nodes
@@ -104,7 +107,7 @@ class Remembered:
         self.reporter = JobReporter(cast(Any, of_node), cast(Any, SimpleNamespace(chaos=(), no_sample=True)))
         members = Members.of([member(SELF_ID, "a", 0), *(member(id, "lies", id) for id in range(1, 4))])
         policy = job.Policy(min_nodes=4, max_nodes=4, names=tuple("abcd"))
-        self.state = job.State(policy=policy, phase=job.Phase.RUNNING, generation=0, members=members)
+        self.state = job.State(policy=policy, phase=job.Phase.RUNNING, generation=Generation(number=0), members=members)
 
     def lose(self, id: int, reason: str = "silent for 10 s") -> None:
         after = replace(self.state, phase=job.Phase.STOPPING, members=self.state.members.without(id))
@@ -134,7 +137,7 @@ def test_a_node_0_that_loses_all_others_is_remembered_itself(remembered: Remembe
 
 @pytest.mark.parametrize(
     ("state", "found"),
-    [({}, ["z"]), ({"is_cut_off": True}, []), ({"took_over": True}, [])],
+    [({}, ["z"]), ({"end": End(is_cut_off=True)}, []), ({"succession": Succession(took_over=True)}, [])],
     ids=["that goes on with most", "that is cut off", "that waits for others when the job ends"],
 )
 def test_a_coordinator_is_at_fault_only_for_a_successor(

@@ -56,8 +56,8 @@ def stopping(id: int, at: float) -> NodeEnded:
 
 
 def history(policy: Policy, events: Iterable[Event]) -> tuple[State, list[Action]]:
-    state, actions = job.begin(policy, 0.0)
-    done = list(actions)
+    state = job.begin(policy, 0.0)
+    done: list[Action] = []
     for event in events:
         state, actions = job_step(state, event)
         done += actions

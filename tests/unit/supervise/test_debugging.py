@@ -145,7 +145,7 @@ def test_a_node_that_is_lost_ends_or_starts_again_takes_its_debugger_with_it():
     assert not history(timed, lost)[0].is_debugged
     again = [*held, *job_histories.failing(1, 5.0), *(job_histories.stopping(id, 6.0) for id in (0, 2))]
     state, _ = history(timed, [*again, job.DeadlineReached(6.0)])
-    assert (state.generation, state.has_time_limit) == (1, True)
+    assert (state.generation.number, state.has_time_limit) == (1, True)
 
 
 def test_a_node_that_takes_no_part_holds_nothing():

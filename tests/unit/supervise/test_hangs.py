@@ -19,7 +19,8 @@ from ddplaunch.launcher.decide.job import (
     ReportFailure,
     StopNodes,
 )
-from ddplaunch.launcher.decide.job.state import Members
+from ddplaunch.launcher.decide.job.members import Members
+from ddplaunch.launcher.decide.job.restarts import Generation
 from ddplaunch.launcher.decide.node import *
 from ddplaunch.spec.outcome import Why
 from tests.unit.supervise.histories import ALL, NOTHING_LEFT, POLICY, STARTED, ended, one_node
@@ -145,11 +146,11 @@ def test_a_hang_is_a_failure_after_which_all_start_again():
     ends = [ended(rank, 26.0, code=None, signal=15, stopped_with=15, stopped_at=25.5) for rank in sorted(ALL)]
     hung = (*STARTED, Observed(True, 21.0), *looks(22, 23, 24, 25), StacksCaptured(25.5), *ends, NOTHING_LEFT)
     state, actions = one_node(*hung, max_restarts=1, **HUNG)
-    assert (actions, state.job.restarts) == ([ReportFailure(0.0)], 1)
+    assert (actions, state.job.restarts.number) == ([ReportFailure(0.0)], 1)
     assert one_node(*hung, DeadlineReached(26.0), max_restarts=1, **HUNG)[1] == [StartWorkers(1)]
     state, actions = one_node(*hung, DeadlineReached(26.0), *STARTED, max_restarts=1, **HUNG)
     assert actions == [Observe()]
-    assert state.job.idle == {}
+    assert state.job.idleness.spans == {}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_a_look_that_is_answered_while_the_workers_are_stopped_changes_nothing()
 
 def test_ctrl_c_while_a_job_that_hangs_is_stopped_means_no_restart():
     state, _ = one_node(*FIRST, *looks(2, 3, 4, 5), SignalReceived(SIGINT, 5.1), max_restarts=3, **HUNG)
-    assert state.job.halted
+    assert state.job.end.halted
 
 
 # --- several nodes
@@ -269,7 +270,7 @@ def test_what_was_seen_of_one_generation_does_not_count_in_the_next():
     policy = replace(POLICY_OF_THREE, max_restarts=1)
     hung = [*met(), *STILL, *(stopping(id, 21.0) for id in range(3))]
     state, _ = history(policy, [*hung, job.DeadlineReached(21.0)])
-    assert (state.generation, state.idle) == (1, {})
+    assert (state.generation.number, state.idleness.spans) == (1, {})
 
 
 # --- without --hang-timeout
@@ -349,7 +350,7 @@ def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stri
     counted = CountedMembers.of(members)
     assert isinstance(counted, CountedMembers)
     policy = replace(THREE, min_nodes=nodes, max_nodes=nodes)
-    state = job.State(policy=policy, phase=job.Phase.RUNNING, members=counted, generation=0)
+    state = job.State(policy=policy, phase=job.Phase.RUNNING, members=counted, generation=Generation(number=0))
     began, said = [0.0] * nodes, []
     for turn in range(1, 13):
         for turn_of_node in range(nodes):  # each looks at a time of its own

@@ -118,9 +118,9 @@ def test_all_ranks_of_all_nodes_that_fail_at_the_same_import_use_up_no_restart()
 
 def test_a_rank_that_fails_at_an_import_while_others_are_stopped_is_started_again_once() -> None:
     events = [*met(), *generation(1, MISSING, others_stopped=True), DeadlineReached(1.5)]
-    assert history(RESTARTS, events)[0].restarts == 1
+    assert history(RESTARTS, events)[0].restarts.number == 1
     state, actions = history(RESTARTS, [*events, *generation(3, MISSING, others_stopped=True)])
-    assert (silent(actions)[-1], state.restarts) == (EndJob(1), 1)
+    assert (silent(actions)[-1], state.restarts.number) == (EndJob(1), 1)
     assert any("rank 1 failed at the same import" in action.text for action in actions if isinstance(action, Print))
 
 
@@ -128,4 +128,4 @@ def test_a_rank_that_fails_at_an_import_while_others_are_stopped_is_started_agai
 def test_a_rank_that_fails_in_another_way_after_a_failed_import_is_started_again(second) -> None:
     events = [*met(), *generation(1, MISSING, others_stopped=True), DeadlineReached(1.5)]
     state, _ = history(RESTARTS, [*events, *generation(3, second, others_stopped=True)])
-    assert state.restarts == 2
+    assert state.restarts.number == 2

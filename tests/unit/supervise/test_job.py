@@ -3,6 +3,7 @@ from signal import SIGINT, SIGTERM, SIGUSR1
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from ddplaunch.launcher.decide import job
@@ -264,7 +265,7 @@ def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happene
     policy = Policy(
         min_nodes=min_nodes, max_nodes=min_nodes + more, max_restarts=restarts, may_leave=others, replaceable=others
     )
-    state, _ = job.begin(policy, 0.0)
+    state = job.begin(policy, 0.0)
     clock = 0.0
     state, _ = job_step(state, Joined(member(SELF_ID), clock))
     for event in happened:
@@ -281,8 +282,8 @@ def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happene
                 assert action.order[0] == SELF_ID
                 assert [state.members[id].node_rank for id in action.order] == list(range(len(action.order)))
         if state.phase is Phase.ENDED:
-            assert state.status is not None
-            assert (state.status == 0) == (state.why is Why.FINISHED)
+            assert state.end.status is not None
+            assert (state.end.status == 0) == (state.why is Why.FINISHED)
     for _ in range(20):  # everybody ends, time passes: so does the job
         for id in list(state.members):
             if _runs(state, id):
@@ -335,7 +336,7 @@ def test_workers_were_started(sentence: str) -> None:
 def test_no_generation_begins_beside_a_process_that_could_not_be_ended() -> None:
     left = NodeEnded(2, (end(2, "c", 1.0),), None, 7, ("pid 7 (python) in uninterruptible sleep",))
     state, actions = history(replace(THREE, max_restarts=3), [*met(), *failing(0, 1), stopping(1, 2), left])
-    assert (state.phase, state.status, state.leftovers) == (Phase.ENDED, 7, left.leftovers)
+    assert (state.phase, state.end.status, state.generation.leftovers) == (Phase.ENDED, 7, left.leftovers)
     assert silent(actions)[-1] == EndJob(7)
 
 
@@ -343,7 +344,7 @@ def test_a_generation_that_cannot_begin_ends_the_job() -> None:
     failed = BeginFailed(StartFailure(0, "a", "no port is free", 2), 4)
     again = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), DeadlineReached(3), failed]
     state, actions = history(replace(THREE, max_restarts=3), again)
-    assert (state.phase, state.why, state.start_failure) == (Phase.ENDED, Why.FAILED, failed.failure)
+    assert (state.phase, state.why, state.generation.start_failure) == (Phase.ENDED, Why.FAILED, failed.failure)
     assert silent(actions)[-1] == EndJob(2)
 
 
@@ -353,7 +354,7 @@ TAKEN = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), DeadlineReached
 def test_a_restart_whose_port_is_taken_tries_again_as_the_same_generation() -> None:
     again = [*TAKEN, DeadlineReached(3.1), PortTaken(3.1), DeadlineReached(3.2)]
     state, actions = history(replace(THREE, max_restarts=3), again)
-    assert (state.phase, state.generation, state.restarts) == (Phase.RUNNING, 1, 1)
+    assert (state.phase, state.generation.number, state.restarts.number) == (Phase.RUNNING, 1, 1)
     assert silent(actions)[-3:] == [BeginGeneration(1, (0, 1, 2), 1)] * 3
 
 
@@ -378,32 +379,34 @@ def test_a_port_is_waited_for_two_seconds_after_each_failure_and_by_no_first_sta
 )
 def test_a_job_that_waits_for_its_port_ends_at_once_when_it_has_to(event, status) -> None:
     state, _ = history(replace(THREE, max_restarts=3), [*TAKEN, event])
-    assert (state.phase, state.status) == (Phase.ENDED, status)
+    assert (state.phase, state.end.status) == (Phase.ENDED, status)
 
 
 def test_who_stops_the_job_while_it_makes_room_for_a_node_gives_its_status() -> None:
     joins: list[Event] = [*met(2), DeadlineReached(30.1), Joined(member(2), 40)]
     stopped_then: list[Event] = [NodeStopping(0, Why.SIGNALLED, SIGINT, 40.1), stopping(0, 40.2), stopping(1, 40.2)]
-    assert history(ELASTIC, [*joins, *stopped_then])[0].status == 130
-    assert history(ELASTIC, [*joins, StopRequested(Why.SIGNALLED, SIGTERM, 40.1), *stopped_then[1:]])[0].status == 143
+    assert history(ELASTIC, [*joins, *stopped_then])[0].end.status == 130
+    assert (
+        history(ELASTIC, [*joins, StopRequested(Why.SIGNALLED, SIGTERM, 40.1), *stopped_then[1:]])[0].end.status == 143
+    )
 
 
 def test_a_node_that_comes_when_all_have_finished_starts_nothing() -> None:
     finished = [ended(id, 41, end(id, "abcdef"[id], 39)) for id in range(2)]
     state, _ = history(ELASTIC, [*met(2), DeadlineReached(30.1), Joined(member(2), 40), *finished])
-    assert (state.phase, state.status) == (Phase.ENDED, 0)
+    assert (state.phase, state.end.status) == (Phase.ENDED, 0)
 
 
 @pytest.mark.parametrize(("number", "status"), [(1, 137), (3, 122)])
 def test_to_other_nodes_a_killed_command_is_a_lost_node(number: int, status: int) -> None:
     killed = [*met(number), NodeStopping(0, Why.FRONT_LOST, SIGTERM, 4), *(stopping(id, 5) for id in range(number))]
-    assert history(replace(THREE, min_nodes=number, max_nodes=number), killed)[0].status == status
+    assert history(replace(THREE, min_nodes=number, max_nodes=number), killed)[0].end.status == status
 
 
 def test_what_ends_a_job_between_two_generations_ended_no_worker() -> None:
     between = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2)]
     state, _ = history(replace(THREE, max_restarts=3), [*between, NodeStopping(1, Why.SIGNALLED, SIGINT, 2.5)])
-    assert (state.status, state.ended_idle, state.has_begun) == (130, True, True)
+    assert (state.end.status, state.end.without_workers, state.has_begun) == (130, True, True)
 
 
 # --- the time of the job
@@ -417,7 +420,7 @@ def test_the_time_of_the_job_runs_from_its_first_start_on_through_all_generation
     assert history(TIMED, met())[0].deadline == 60.0
     again = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), DeadlineReached(3)]
     state, _ = history(TIMED, again)
-    assert (state.generation, state.deadline) == (1, 60.0)
+    assert (state.generation.number, state.deadline) == (1, 60.0)
 
 
 def test_when_the_time_is_up_all_nodes_stop_and_the_status_is_124() -> None:
@@ -425,19 +428,19 @@ def test_when_the_time_is_up_all_nodes_stop_and_the_status_is_124() -> None:
     assert silent(actions)[-1] == StopNodes((0, 1, 2), SIGTERM)
     assert state.deadline is None
     ends = [ended(id, 61, replace(stopped(id, "abcdef"[id], 61), stopped_at=60.0)) for id in range(3)]
-    assert history(TIMED, [*met(), UP, *ends])[0].status == 124
+    assert history(TIMED, [*met(), UP, *ends])[0].end.status == 124
 
 
 def test_the_time_may_be_up_before_all_nodes_are_there_and_between_two_generations() -> None:
-    assert history(TIMED, [*met(2), UP])[0].status == 124
+    assert history(TIMED, [*met(2), UP])[0].end.status == 124
     between = [*met(), *failing(0, 59), stopping(1, 59.5), stopping(2, 59.5)]
-    assert history(TIMED, [*between, UP])[0].status == 124
+    assert history(TIMED, [*between, UP])[0].end.status == 124
 
 
 def test_workers_that_had_finished_when_the_time_was_up_have_finished() -> None:
     """What they had left behind was being swept."""
     finished = [ended(id, 61, end(id, "abcdef"[id], 59)) for id in range(3)]
-    assert history(TIMED, [*met(), UP, *finished])[0].status == 0
+    assert history(TIMED, [*met(), UP, *finished])[0].end.status == 0
 
 
 def test_the_time_stands_still_while_the_job_is_suspended() -> None:
@@ -456,7 +459,7 @@ def test_no_generation_begins_while_the_job_is_suspended() -> None:
 def test_an_end_that_is_told_twice_or_by_somebody_who_takes_no_part_counts_once() -> None:
     late = [*met(2), DeadlineReached(30.1), ended(1, 40), Joined(member(2), 41)]
     state, _ = history(ELASTIC, [*late, ended(1, 42), ended(2, 43), ended(1, 44)])
-    assert len(state.exits) == 1
+    assert len(state.generation.exits) == 1
     assert not state.members[2].has_ended
 
 
@@ -511,13 +514,15 @@ def test_a_worker_that_fails_after_a_notice_is_a_failure_like_any_other() -> Non
     events = [*met(), NodeNoticed(0, SIGUSR1), *failing(1, 5.0), stopping(0, 5.2), stopping(2, 5.3)]
     state, actions = history(NOTICES, [*events, DeadlineReached(9.0)])
     assert silent(actions) == [BEGUN, StopNodes((0, 2), SIGTERM), ReportFailure(0.0), BeginGeneration(1, (0, 1, 2), 1)]
-    assert state.notice == 0
+    assert state.generation.notice == 0
 
 
 def test_a_node_that_is_gone_before_the_start_is_named() -> None:
     joined: list[Event] = [Joined(member(0, 0), 0), Joined(member(1, 2), 1), AgentLost(1, "connection closed", 2)]
-    assert history(THREE, joined)[0].lost == ("node 2 (b): connection closed",)
-    assert history(THREE, [*met(2), AgentLost(1, "connection closed", 2)])[0].lost == ("b: connection closed",)
+    assert history(THREE, joined)[0].generation.lost == ("node 2 (b): connection closed",)
+    assert history(THREE, [*met(2), AgentLost(1, "connection closed", 2)])[0].generation.lost == (
+        "b: connection closed",
+    )
 
 
 def test_the_end_of_a_node_copies_no_list_of_all_that_have_ended_before() -> None:
@@ -528,5 +533,7 @@ def test_the_end_of_a_node_copies_no_list_of_all_that_have_ended_before() -> Non
         Policy(min_nodes=number, max_nodes=number),
         [*(Joined(node, 0.0) for node in nodes), *(NodeEnded(id, exits[id], None, 5.0) for id in range(number - 1))],
     )
-    assert len(state.exits) == 2 * (number - 1)
-    assert max(len(value) for value in asdict(state).values() if isinstance(value, tuple)) <= 2
+    assert len(state.generation.exits) == 2 * (number - 1)
+    records = [record for record in asdict(state).values() if isinstance(record, Struct)]
+    values = [value for record in records for value in asdict(record).values()]
+    assert max(len(value) for value in values if isinstance(value, tuple)) <= 2

@@ -206,7 +206,7 @@ def test_a_node_leaves(sentence: str) -> None:
 def test_a_signal_ends_the_job_if(sentence: str) -> None:
     policy, signalled = ENDS[sentence]
     state, _ = history(policy, [*met(), signalled, *(stopping(id, 61) for id in range(3))])
-    assert (state.phase, state.status) == (Phase.ENDED, 130 if "another" in sentence else 143)
+    assert (state.phase, state.end.status) == (Phase.ENDED, 130 if "another" in sentence else 143)
 
 
 @pytest.mark.parametrize(("number", "others"), [(3, "without it"), (2, "once 1 more has joined")])
@@ -218,4 +218,4 @@ def test_what_the_others_do_is_said(number: int, others: str) -> None:
 
 def test_a_stop_of_the_job_that_comes_after_gives_its_status() -> None:
     events = [*met(), term(1, 60), NodeStopping(2, Why.SIGNALLED, SIGINT, 61), *(stopping(id, 62) for id in range(3))]
-    assert history(SPOT, events)[0].status == 130
+    assert history(SPOT, events)[0].end.status == 130

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.job.state import FrozenMap, Member, Members
+from ddplaunch.launcher.decide.job.members import FrozenMap, Member, Members
 
 KEYS = st.one_of(st.integers(0, 3), st.integers(120, 135), st.integers(0, 20_000))  # within a part, at its border, far
 

@@ -414,7 +414,7 @@ def test_a_job_that_has_finished_stays_finished_whatever_signal_comes_while_it_s
     signalled = (*FINISHED, SignalReceived(signum, 1.5, escalates=escalates))
     assert one_node(*signalled, **given)[1] == ([Sweep(SIGKILL, sparing=False)] if escalates else [])
     state, actions = one_node(*signalled, NOTHING_LEFT, **given)
-    assert (actions, state.job.why, state.job.requeue) == ([Exit(0)], Why.FINISHED, 0)
+    assert (actions, state.job.why, state.job.end.requeue) == ([Exit(0)], Why.FINISHED, 0)
 
 
 def test_the_front_of_a_job_that_has_finished_may_be_lost():
@@ -576,7 +576,11 @@ def test_a_job_of_one_node_and_the_only_node_of_an_elastic_job_do_and_end_alike(
     for event in events:
         if can_happen(alone, event):
             assert alone.take(event) == elastic.take(event)
-    assert (alone.status, alone.job.why, alone.job.requeue) == (elastic.status, elastic.job.why, elastic.job.requeue)
+    assert (alone.status, alone.job.why, alone.job.end.requeue) == (
+        elastic.status,
+        elastic.job.why,
+        elastic.job.end.requeue,
+    )
 
 
 # --- a notice of the end
@@ -621,16 +625,16 @@ BY_TERM: dict[str, Any] = {"code": None, "signal": SIGTERM, "stopped_with": SIGT
 )
 def test_a_job_goes_back_if_all_left_after_a_notice(history, status, requeue):
     state, actions = one_node(*history, NOTHING_LEFT, **ASKED)
-    assert (actions, state.job.requeue) == ([Exit(status)], requeue)
+    assert (actions, state.job.end.requeue) == ([Exit(status)], requeue)
 
 
 def test_a_worker_that_fails_after_a_notice_is_a_failure_like_any_other():
     history = (*NOTICED, ended(1, code=3, error=OWN_ERROR), ended(0, **BY_TERM), ended(2, **BY_TERM), NOTHING_LEFT)
     assert isinstance(one_node(*history, **ASKED)[1][0], ReportFailure)
     state, actions = one_node(*history, **{**ASKED, "max_restarts": 0})
-    assert (actions, state.job.requeue) == ([Exit(3)], 0)
+    assert (actions, state.job.end.requeue) == ([Exit(3)], 0)
     state, _ = one_node(*history, DeadlineReached(100.0), **ASKED)
-    assert (state.generation, state.notice, state.job.notice) == (1, 0, 0)
+    assert (state.generation, state.notice, state.job.generation.notice) == (1, 0, 0)
 
 
 def test_what_a_notice_does_to_the_workers_is_what_it_did_before():

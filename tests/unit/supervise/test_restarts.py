@@ -12,7 +12,6 @@ from ddplaunch.launcher.decide.job import (
     NodeStopping,
     Policy,
     Print,
-    State,
 )
 from ddplaunch.launcher.decide.job.restarts import kind
 from ddplaunch.spec.outcome import Frame, Progress, Why, WorkerError, WorkerExit
@@ -78,7 +77,7 @@ def printed(actions: list[Any]) -> str:
     ],
 )
 def test_a_failure_has_a_kind_that_restart_on_takes(failure: WorkerExit | None, why: Why, expected: str) -> None:
-    assert kind(State(policy=ONE, why=why), failure) == expected
+    assert kind(why, failure) == expected
     assert expected in RESTART_KINDS
 
 
@@ -106,7 +105,7 @@ def test_a_generation_that_makes_new_steps_gives_its_restart_back() -> None:
     policy = Policy(min_nodes=1, max_nodes=1, max_restarts=1)
     steps = [(failed(progress=at_step(step)),) for step in (10, 20, 30, 30, 30)]
     state, actions = generations(policy, *steps)
-    assert (started(actions), state.restarts, status(actions)) == (4, 3, [1])
+    assert (started(actions), state.restarts.number, status(actions)) == (4, 3, [1])
 
 
 @pytest.mark.parametrize("source", ["bar", "collectives"])

@@ -54,7 +54,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_at_no_restart() -> None:
     state, actions = history(SPARE, [*met(3), *LOST])
     assert begun(actions) == [(0, 1), (0, 2)]
     assert "c is node 1 from now on" in printed(actions)
-    assert (state.restarts, state.spares) == (0, ())
+    assert (state.restarts.number, state.spares) == (0, ())
 
 
 def test_a_spare_keeps_its_place_when_the_former_node_is_back() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from ddplaunch.launcher.decide.electorate import Electorate, History
-from ddplaunch.launcher.decide.job.state import Member
+from ddplaunch.launcher.decide.job.members import Member
 
 
 class Announce(Struct, frozen=True):

@@ -9,33 +9,27 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.first_failure import ended_otherwise, failed_itself, failure_status, follows
 from ddplaunch.launcher.decide.job import actions
-from ddplaunch.launcher.decide.job.restarts import (
-    failed_import,
-    failed_machine,
-    is_budget_spent,
-    same_exception,
-    sick_node,
-    why_in_vain,
-    with_progress,
-)
-from ddplaunch.launcher.decide.job.state import Phase, State
-from ddplaunch.launcher.decide.job.succession import may_go_on, why_not
+from ddplaunch.launcher.decide.job.restarts import pause
+from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
 from ddplaunch.spec.outcome import Why, WorkerExit
 from ddplaunch.system import exitcodes
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
-SHORT_LIFE = 5.0  # seconds; a generation that fails sooner makes the next one wait
-_LONGEST_PAUSE = 30.0  # seconds
 MAY_RESTART = (Why.FAILED, Why.HUNG, Why.NODE_LOST, Why.NODE_LEFT, Why.NODE_JOINED)
 HARMLESS = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are no failure: the stop itself was printed
 
 
 def stop(state: State, why: Why, signum: int, at: float, *, but: int | None = None, by_cluster: bool = False) -> Result:
     """Order all nodes to stop their workers, except for the node `but`, which does so already."""
-    ids = tuple(id for id in state.running if id != but)
-    state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum, notice_at=None), at)
+    ids = tuple(id for id in state.members.running if id != but)
+    state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum), at)
     return state, (actions.StopNodes(ids, signum, by_cluster), *then) if ids else then
+
+
+def halt(state: State) -> State:
+    """Return the state after which nothing is started again."""
+    return replace(state, end=replace(state.end, halted=True))
 
 
 def go_on_if_ended(state: State, at: float) -> Result:
@@ -44,46 +38,59 @@ def go_on_if_ended(state: State, at: float) -> Result:
         return state, ()
     if state.phase is Phase.RUNNING:
         return _end_after_notice(replace(state, why=Why.FINISHED))
-    if state.phase is not Phase.STOPPING or state.gather_until is not None:
+    if state.phase is not Phase.STOPPING or state.succession.gather_until is not None:
         return state, ()
-    no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not state.lost
-    if no_failure and state.exits and all(exit.stopped_with is None for exit in state.exits):
+    generation = state.generation
+    no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not generation.lost
+    if no_failure and generation.exits and all(exit.stopped_with is None for exit in generation.exits):
         # the reason to stop came when all workers had ended, while processes that they left behind were being swept
-        return end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
+        return end_job(replace(state, why=Why.FAILED if generation.failure else Why.FINISHED))
     return _restart_or_end(state, at)
 
 
 def _restart_or_end(state: State, at: float) -> Result:
     """Start another generation where that is allowed and may help; else end the job."""
-    failure = state.failure
     if _exited_after_notice(state):
         return _end_after_notice(state)
-    only_follows = state.start_failure is None and (failure is None or follows(failure))
-    if state.why is Why.FAILED and state.lost and only_follows:
-        state = replace(state, why=Why.NODE_LOST)
-    if state.start_failure is not None and state.why in HARMLESS:
-        state = replace(state, why=Why.FAILED)  # for a node that left or joined alone, another generation would follow
-    if state.halted or state.start_failure is not None or state.why not in MAY_RESTART:
-        return end(state)
-    policy = state.policy
+    state = replace(state, why=_why_in_the_end(state))
+    if state.end.halted or state.generation.start_failure is not None or state.why not in MAY_RESTART:
+        return end_job(state)
+    if state.why not in HARMLESS:
+        return _restart_after_failure(state, at)
+    return _restart(state, at) if state.may_go_on else cut_off(state)
+
+
+def _why_in_the_end(state: State) -> Why | None:
+    """Return why the generation has ended, now that the ends of all workers are known."""
+    start_failure, failure = state.generation.start_failure, state.generation.failure
+    if start_failure is not None:
+        return Why.FAILED if state.why in HARMLESS else state.why  # else another generation would follow
+    only_follows = failure is None or follows(failure)
+    return Why.NODE_LOST if state.why is Why.FAILED and state.generation.lost and only_follows else state.why
+
+
+def _restart_after_failure(state: State, at: float) -> Result:
+    """Start another generation if restarts are left and one may help, without a node whose machine seems to be at fault."""
+    policy, generation = state.policy, state.generation
     too_few = len(state.members) < policy.min_nodes
-    # of an elastic job that has nodes enough a lost one costs no restart
-    counts = state.why in (Why.FAILED, Why.HUNG) or (state.why is Why.NODE_LOST and too_few)
-    if state.why not in HARMLESS and not (counts and policy.max_restarts == 0):
-        state = with_progress(state)
-    if counts and not state.gave_up and (is_budget_spent(state, at) or (too_few and not policy.replaceable)):
-        return end(state)
-    if state.why not in HARMLESS and (reason := why_in_vain(state)):
-        return _announced(f"not started again: {reason}", end(state))
-    if not may_go_on(state):
+    # in an elastic job that has nodes enough, a lost one costs no restart
+    counts = state.why is not Why.NODE_LOST or too_few
+    if policy.max_restarts > 0 or not counts:
+        state = replace(state, restarts=state.restarts.after_steps(generation, policy.max_no_progress))
+    restarts = state.restarts
+    is_allowed = not restarts.are_spent(policy, at) and (policy.replaceable or not too_few)
+    if counts and not is_allowed and not restarts.gave_up:
+        return end_job(state)
+    if reason := restarts.why_in_vain(policy, state.why, generation):
+        return _announced(f"not started again: {reason}", end_job(state))
+    if not state.may_go_on:
         return cut_off(state)
-    if failure is None or (sick := sick_node(state)) is None:
-        return _restart(state, failure, at, counts=counts)
-    left = replace(state, members=state.members.without(sick.id))
-    if not may_go_on(left):
-        return _restart(state, failure, at, counts=counts)
-    reason = f"left out, since its workers failed first twice in a row: {failure.how}"
-    state, then = _restart(left, failure, at, counts=counts)
+    sick = restarts.sick_node(policy, state.members, state.why, generation)
+    healthy = state if sick is None else replace(state, members=state.members.without(sick.id))
+    if sick is None or generation.failure is None or not healthy.may_go_on:
+        return _restart(state, at, counts=counts)
+    reason = f"left out, since its workers failed first twice in a row: {generation.failure.how}"
+    state, then = _restart(healthy, at, counts=counts)
     hint = "`ddplaunch doctor` examines it"
     return state, (*then, actions.Refuse(sick.id, reason, exitcodes.NODE_LOST, hint, unfit=sick))
 
@@ -91,15 +98,18 @@ def _restart_or_end(state: State, at: float) -> Result:
 def cut_off(state: State) -> Result:
     """End the job here, since nodes that are cut off may be going on with it."""
     hint = "`ddplaunch ps` on the other nodes shows whether it goes on there; if it does not, start it again"
-    ended_idle = state.phase is not Phase.STOPPING
-    return end(replace(state, why=Why.NODE_LOST, ended_idle=ended_idle, is_cut_off=True), why_not(state), hint)
+    alone = replace(state, why=Why.NODE_LOST, end=replace(state.end, is_cut_off=True))
+    return end_job(alone, state.succession.why_not(state.members), hint)
 
 
 def _end_after_notice(state: State) -> Result:
     """End a job whose workers have exited; after a notice it is not queued again if it made no progress for too long."""
-    if _exited_after_notice(state) and (seen := with_progress(state)).gave_up:
-        return _announced(f"not queued again: {why_in_vain(seen)}", end(seen))
-    return end(state)
+    if _exited_after_notice(state):
+        restarts = state.restarts.after_steps(state.generation, state.policy.max_no_progress)
+        if restarts.gave_up:
+            reason = restarts.why_in_vain(state.policy, state.why, state.generation)
+            return _announced(f"not queued again: {reason}", end_job(replace(state, restarts=restarts)))
+    return end_job(state)
 
 
 def _announced(text: str, result: Result) -> Result:
@@ -107,57 +117,42 @@ def _announced(text: str, result: Result) -> Result:
     return state, (actions.Print(text), *then)
 
 
-def _restart(state: State, failure: WorkerExit | None, at: float, *, counts: bool) -> Result:
-    """Pause before the next generation, the longer the more generations in a row failed at once; report this failure."""
-    lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
-    wait = max(0.0 if state.why is Why.NODE_JOINED else pause(lives), state.regroup_at - at)
-    failed = state.why is Why.FAILED
-    state = replace(
-        state,
-        phase=Phase.PAUSING,
-        restarts=state.restarts + counts,
-        spent=(*state.spent, at)[-state.policy.max_restarts :] if counts else state.spent,
-        short_lives=lives,
-        phase_deadline=at + wait,
-        port_deadline=None,
-        import_failure=failed_import(failure) if failed else "",
-        same_exception=same_exception(state) if failed else "",
-        failed_machine=failed_machine(state),
-    )
+def _restart(state: State, at: float, *, counts: bool = False) -> Result:
+    """Start another generation after a pause, the longer the more generations in a row failed at once."""
+    restarts = state.restarts.after_generation(state.why, state.generation, at)
+    if counts:
+        restarts = restarts.with_one(at, state.policy.max_restarts)
+    seconds = 0.0 if state.why is Why.NODE_JOINED else pause(restarts.short_lives)
+    return _pause(replace(state, restarts=restarts), at, seconds)
+
+
+def _pause(state: State, at: float, seconds: float) -> Result:
+    """Pause for so many seconds at least, and report the failure of the generation that has ended."""
+    wait = max(seconds, state.rendezvous.regroup_at - at)
+    rendezvous = replace(state.rendezvous, port_deadline=None)
+    state = replace(state, phase=Phase.PAUSING, phase_deadline=at + wait, rendezvous=rendezvous)
     return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)
 
 
-def pause(short_lives: int) -> float:
-    """Return the seconds to wait after so many generations in a row that failed at once."""
-    return min(2.0 ** (short_lives - 2), _LONGEST_PAUSE) if short_lives > 1 else 0.0
-
-
-def end(state: State, error: str = "", hint: str = "") -> Result:
+def end_job(state: State, error: str = "", hint: str = "") -> Result:
     """End the job; `error` says what was wrong, if it is not in the state, and `hint` what to type."""
-    state = replace(state, requeue=0 if state.gave_up else _exited_after_notice(state))
-    status = _status(state)
-    ended = replace(
-        state,
-        phase=Phase.ENDED,
-        phase_deadline=None,
-        rdzv_deadline=None,
-        notice_at=None,
-        gather_until=None,
-        status=status,
-    )
-    return ended, (actions.EndJob(status, error, state.requeue, hint),)
+    requeue = 0 if state.restarts.gave_up else _exited_after_notice(state)
+    status, without_workers = _status(state, requeue), state.phase in BETWEEN
+    end = replace(state.end, status=status, requeue=requeue, without_workers=without_workers)
+    return replace(state, phase=Phase.ENDED, end=end), (actions.EndJob(status, error, requeue, hint),)
 
 
-def _status(state: State) -> int:
-    """Return the exit status of the job."""
-    if state.requeue:
-        return exitcodes.of_signal(state.requeue)
-    if state.gave_up:
+def _status(state: State, requeue: int) -> int:
+    """Return the exit status of the job, which goes back into the queue after the notice `requeue`, unless that is 0."""
+    if requeue:
+        return exitcodes.of_signal(requeue)
+    if state.restarts.gave_up:
         return exitcodes.NO_PROGRESS
+    start_failure = state.generation.start_failure
     match state.why:
-        case Why.FAILED if state.start_failure is not None:
-            return state.start_failure.status
-        case Why.FAILED if (first := state.failure) is not None:
+        case Why.FAILED if start_failure is not None:
+            return start_failure.status
+        case Why.FAILED if (first := state.generation.failure) is not None:
             return failure_status(first)
         case Why.SIGNALLED:
             return exitcodes.of_signal(state.signum)
@@ -179,10 +174,11 @@ def _status(state: State) -> int:
 
 def _exited_after_notice(state: State) -> int:
     """Return the notice after which all workers of all nodes exited; 0 if one failed, a node was lost, or none came."""
-    if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
+    generation, notice = state.generation, state.generation.notice
+    if not notice or state.end.abandoned or generation.lost or generation.start_failure is not None:
         return 0
     has_ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)
-    return state.notice if has_ended and all_exited_after(state.exits, state.notice, state.signum) else 0
+    return notice if has_ended and all_exited_after(generation.exits, notice, state.signum) else 0
 
 
 def all_exited_after(exits: Iterable[WorkerExit], *signals: int) -> bool:

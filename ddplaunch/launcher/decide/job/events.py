@@ -6,7 +6,7 @@ from math import inf
 
 from msgspec import Struct
 
-from ddplaunch.launcher.decide.job.state import Member
+from ddplaunch.launcher.decide.job.members import Member
 from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
 
 

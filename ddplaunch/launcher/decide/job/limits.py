@@ -1,89 +1,102 @@
-"""Limits of time: for how long workers make no progress, and when the limits wait, for a debugger or a suspended job. Pure."""
+"""Limits of time: how long the job may take, for how long workers make no progress, and when the limits wait. Pure."""
 
 from __future__ import annotations
 
-from math import isfinite
-from signal import SIGTERM
+from collections.abc import Sequence
+from math import inf, isfinite
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.job import actions, events
-from ddplaunch.launcher.decide.job.ending import Result, stop
-from ddplaunch.launcher.decide.job.state import SELF_ID, Phase, State
-from ddplaunch.spec.outcome import Why
+from ddplaunch.launcher.decide.job.members import FrozenMap, Member, Members, Policy
 
 # seconds without progress on any node after which that is printed, if --hang-timeout does not end the job
 NOTICED = 60.0
+NO_SPANS: FrozenMap[tuple[float, float]] = FrozenMap.of({})
 
 
-def on_node_idle(state: State, event: events.NodeIdle) -> Result:
-    """Note for how long a node has made no progress. If no node has for too long, stop all workers, or print it."""
-    if state.phase is not Phase.RUNNING or state.suspended_at is not None or state.is_debugged:
-        return state, ()
-    was_named = isfinite(state.idle_named_at) and state.progress_at <= state.idle_named_at
-    state = replace(
-        state,
-        idle=state.idle.with_item(event.id, (event.since, event.at)),
-        progress_at=max(state.progress_at, event.since),
-    )
-    if was_named and state.progress_at > state.idle_named_at:
-        return state, (actions.NameProgress(event.at - state.idle_named_at),)
-    limit = state.policy.hang_timeout or NOTICED
-    is_named = state.progress_at <= state.idle_named_at
-    # a report before that of the awaited node changes nothing: with thousands of nodes, most reports end here
-    awaited = state.idle_awaits
-    awaits_another = awaited is not None and awaited != event.id and state.runs(awaited)
-    if event.at - event.since < limit or is_named or awaits_another:
-        return state, ()
-    awaited = _must_report_again(state, limit)
-    if awaited is not None:
-        return replace(state, idle_awaits=awaited), ()
-    if state.policy.hang_timeout is not None:
-        return stop(state, Why.HUNG, SIGTERM, event.at)
-    spans = [state.idle[id] for id in state.running]
-    since, until = max(since for since, _ in spans), min(until for _, until in spans)
-    state = replace(state, progress_at=since)
-    if since <= state.idle_named_at:
-        return state, ()  # no progress since it was printed
-    return replace(state, idle_named_at=event.at), (actions.NameIdle(until - since),)
+class Limits(Struct, frozen=True, kw_only=True):
+    """When the time of the job is up, and what makes its limits of time wait: Ctrl-Z, and debuggers."""
+
+    job_deadline: float | None = None  # when the time of the whole job is up, on the coordinator's clock
+    suspended_at: float | None = None  # when the job was suspended, on the same clock; None: it goes on
+    debugging: frozenset[int] = frozenset()  # ids of nodes with a worker in a debugger
+    named_as_debugging: frozenset[int] = frozenset()  # ids of nodes for which it was printed that limits wait
+
+    def next_generation(self) -> Limits:
+        """Return the limits of a generation that begins: its workers run, and none is in a debugger."""
+        return Limits(job_deadline=self.job_deadline)
+
+    def suspended(self, at: float) -> Limits:
+        """Return the limits after Ctrl-Z; a further one changes nothing."""
+        return self if self.suspended_at is not None else replace(self, suspended_at=at)
+
+    def resumed(self, at: float) -> Limits:
+        """Return the limits after the job was resumed: the time in which it was suspended does not count."""
+        deadline = self.job_deadline
+        if deadline is not None and self.suspended_at is not None:
+            deadline += at - self.suspended_at
+        return replace(self, suspended_at=None, job_deadline=deadline)
+
+    def with_debugger(self, id: int) -> Limits:
+        """Return the limits while a debugger holds a worker of this node, for which that was printed if it had to be."""
+        return replace(self, debugging=self.debugging | {id}, named_as_debugging=self.named_as_debugging | {id})
 
 
-def _must_report_again(state: State, limit: float) -> int | None:
-    """Return a node without whose next report it is not known whether all nodes were idle together for `limit` seconds.
-
-    None: they were.
-    """
-    running = state.running
-    missing = next((id for id in running if id not in state.idle), None)
-    if missing is not None:
-        return missing
-    since = max(state.idle[id][0] for id in running)
-    too_old = [id for id in running if state.idle[id][1] - since < limit]
-    # the node that reported last is likely to be the last again
-    return max(too_old, key=lambda id: state.idle[id][1], default=None)
-
-
-def on_limits_paused(state: State, id: int, *, paused: bool) -> Result:
-    """Have the time limits wait while a debugger holds a worker of this node; print that once for each other node."""
-    if not paused:
-        return replace(state, debugging=state.debugging - {id}), ()
-    policy = state.policy
+def line_on_debugger(policy: Policy, member: Member) -> str:
+    """Return a line on which limits wait while a worker of this node is in a debugger; "" if the job has no limit."""
     limits = [name for name, limit in (("--timeout", policy.timeout), ("--hang-timeout", policy.hang_timeout)) if limit]
-    is_named = id == SELF_ID or id in state.named_as_debugging or not limits
-    state = replace(state, debugging=state.debugging | {id}, named_as_debugging=state.named_as_debugging | {id})
     verb = "wait" if len(limits) > 1 else "waits"
-    line = f"{state.members[id]} holds a worker in a debugger: {' and '.join(limits)} {verb} until it is left"
-    return state, () if is_named else (actions.Print(line),)
+    return f"{member} holds a worker in a debugger: {' and '.join(limits)} {verb} until it is left" if limits else ""
 
 
-def on_resumed(state: State, at: float) -> State:
-    """Move the deadlines by the time that the job was suspended."""
-    if state.suspended_at is None:
-        return state
-    pause = at - state.suspended_at
-    deadline, job_deadline = state.phase_deadline, state.job_deadline
-    if deadline is not None and state.phase is not Phase.RENDEZVOUS:
-        deadline += pause
-    if job_deadline is not None:
-        job_deadline += pause
-    return replace(state, suspended_at=None, phase_deadline=deadline, job_deadline=job_deadline)
+class Idleness(Struct, frozen=True, kw_only=True):
+    """For how long no worker of any node has made progress. Times are of the coordinator's clock."""
+
+    spans: FrozenMap[tuple[float, float]] = NO_SPANS  # from when to when no worker of a node made progress, by node id
+    progress_at: float = -inf  # when any worker last made progress, as far as is known
+    awaits: int | None = None  # id of a node that must report again before all nodes can be known to be idle
+    printed_at: float = -inf  # when it was last printed that no worker makes progress
+
+    def next_generation(self) -> Idleness:
+        """Return the idleness when a generation begins; what was printed stays printed until workers make progress."""
+        return replace(self, spans=NO_SPANS)
+
+    def after_report(
+        self, id: int, since: float, at: float, members: Members, limit: float
+    ) -> tuple[Idleness, float | None]:
+        """Return the idleness once a node has said since when it made no progress, and for how many seconds no node made any.
+
+        None in place of the seconds: they are fewer than `limit`, not known yet, or were printed already.
+        """
+        spans, progress_at = self.spans.with_item(id, (since, at)), max(self.progress_at, since)
+        idleness = replace(self, spans=spans, progress_at=progress_at)
+        # a report before that of the awaited node changes nothing: with thousands of nodes, most reports end here
+        awaits_another = self.awaits is not None and self.awaits != id and members.runs(self.awaits)
+        if at - since < limit or idleness.is_printed or awaits_another:
+            return idleness, None
+        running = members.running
+        awaited = idleness.must_report_again(running, limit)
+        if awaited is not None:
+            return replace(idleness, awaits=awaited), None
+        start, end = max(spans[id][0] for id in running), min(spans[id][1] for id in running)
+        idleness = replace(idleness, progress_at=start)
+        return idleness, None if idleness.is_printed else end - start
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether it was printed that no worker makes progress, and none has made any since."""
+        return isfinite(self.printed_at) and self.progress_at <= self.printed_at
+
+    def must_report_again(self, running: Sequence[int], limit: float) -> int | None:
+        """Return a node without whose next report it is not known whether all nodes were idle together for `limit` seconds.
+
+        None: they were.
+        """
+        missing = next((id for id in running if id not in self.spans), None)
+        if missing is not None:
+            return missing
+        since = max(self.spans[id][0] for id in running)
+        too_old = [id for id in running if self.spans[id][1] - since < limit]
+        # the node that reported last is likely to be the last again
+        return max(too_old, key=lambda id: self.spans[id][1], default=None)

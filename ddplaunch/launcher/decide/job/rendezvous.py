@@ -1,41 +1,96 @@
-"""Which node rank each agent gets, whether one may take part, and what all should have in common. Pure."""
+"""What the next generation waits for, which nodes may take part and with which node ranks, and what they should share. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
 
-from ddplaunch.launcher.decide.job.state import SELF_ID, Member, State
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members, Policy
 from ddplaunch.system.words import duration
 
+FIRST_LINE = 3.0  # seconds until it is first printed which nodes the job waits for
+NEXT_LINE = 30.0  # seconds from one such line to the next
+PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
 
-def why_refused(state: State, member: Member) -> str | None:
+
+class Rendezvous(Struct, frozen=True, kw_only=True):
+    """What the next generation waits for: nodes, a signal on its way, a port. Times are of the coordinator's clock."""
+
+    given_up: int = 0  # nodes that were given up before they joined
+    deadline: float | None = None  # when the job waits no longer for nodes; None: it does not wait
+    line_at: float | None = None  # when to print which nodes the job waits for
+    regroup_at: float = 0.0  # no generation begins before: a node's signal to leave may be on its way to other nodes
+    port_deadline: float | None = None  # until when a restart waits for its port; None: no other process has had it
+
+    def opened(self, policy: Policy, at: float) -> Rendezvous:
+        """Return the rendezvous that waits for nodes from this time on."""
+        return replace(self, deadline=at + policy.rdzv_timeout, line_at=at + FIRST_LINE)
+
+    def regrouping(self, policy: Policy, at: float) -> Rendezvous:
+        """Return the rendezvous that waits until `regroup_at`; a node that is lost again and again postpones no deadline."""
+        opened = self.opened(policy, at)
+        return opened if self.deadline is None else replace(opened, deadline=self.deadline)
+
+    def closed(self) -> Rendezvous:
+        """Return the rendezvous that waits for no nodes: enough are there, or the job has ended."""
+        return replace(self, deadline=None, line_at=None)
+
+    def not_before(self, at: float) -> Rendezvous:
+        """Return the rendezvous after which no generation begins before this time."""
+        return replace(self, regroup_at=max(self.regroup_at, at))
+
+    def without_port(self, at: float) -> Rendezvous:
+        """Return the rendezvous after a generation found another process at its port."""
+        return self if self.port_deadline is not None else replace(self, port_deadline=at + PORT_TIMEOUT)
+
+    def is_complete(self, policy: Policy, members: Members) -> bool:
+        """Whether no further node can join."""
+        at_most = min(policy.most_running, policy.max_nodes - self.given_up)
+        return len(members) >= max(policy.min_nodes, at_most)
+
+    def waiting(self, policy: Policy, members: Members, at: float) -> str:
+        """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which."""
+        here = len(members)
+        if here >= policy.min_nodes:
+            enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
+            return f"{enough}; starting unless another joins within {policy.last_call:g} s"
+        assert self.deadline is not None
+        waited = duration(round(at - self.deadline + policy.rdzv_timeout))
+        after = f"{joined(policy, members)} after {waited} of {duration(policy.rdzv_timeout)}"
+        if policy.command:
+            return f"{after}; on {_command_of_a_missing_node(policy, members)}"
+        return f"{after}; waiting for {missing(policy, members)}"
+
+
+def why_refused(policy: Policy, members: Members, member: Member) -> str | None:
     """Return why an agent cannot take part; None if the agent can."""
-    max_nodes, wanted = state.policy.max_nodes, member.requested_rank
+    max_nodes, wanted = policy.max_nodes, member.requested_rank
     if wanted is not None and wanted >= max_nodes:
         return f"node rank {wanted}: the job has {_nodes(max_nodes)}, node ranks 0 to {max_nodes - 1}"
-    if wanted is not None and (other := state.members.with_fixed_rank(wanted)) is not None:
+    if wanted is not None and (other := members.with_fixed_rank(wanted)) is not None:
         return f"node rank {wanted} is taken by {other.host}"
-    if len(state.members) == max_nodes:
-        hosts = ", ".join(other.host for other in list(state.members.values())[:8])
+    if len(members) == max_nodes:
+        hosts = ", ".join(other.host for other in list(members.values())[:8])
         return f"the job has its {_nodes(max_nodes)} already: {hosts}"
     return None
 
 
-def hint_to_refused(state: State, member: Member) -> str:
+def hint_to_refused(policy: Policy, members: Members, member: Member) -> str:
     """Return what to type on a node that cannot take part."""
-    if len(state.members) == state.policy.max_nodes:
+    if len(members) == policy.max_nodes:
         hint = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
     else:
-        free = next(rank for rank in range(1, state.policy.max_nodes) if state.members.with_fixed_rank(rank) is None)
+        free = next(rank for rank in range(1, policy.max_nodes) if members.with_fixed_rank(rank) is None)
         hint = f"give each node a rank of its own: `--node-rank {free}` is free"
-    other = None if member.requested_rank is None else state.members.with_fixed_rank(member.requested_rank)
+    other = None if member.requested_rank is None else members.with_fixed_rank(member.requested_rank)
     if other is not None and other.host == member.host:
         hint += "; or, if the agent with that rank has just ended, try again once the job has noticed"
     return hint
 
 
-def taking_part(state: State) -> dict[int, Member]:
+def next_members(policy: Policy, members: Members) -> dict[int, Member]:
     """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back.
 
     Then come those of the last announcement, which others that have joined since are not to displace.
@@ -45,8 +100,8 @@ def taking_part(state: State) -> dict[int, Member]:
         announced = max((vote.term for vote in one.votes), default=0)
         return one.id != SELF_ID, _or_last(one.node_rank), -announced, _or_last(one.requested_rank), one.id
 
-    ordered = sorted(state.members.values(), key=place)
-    return {member.id: member for member in ordered[: state.most_running]}
+    ordered = sorted(members.values(), key=place)
+    return {member.id: member for member in ordered[: policy.most_running]}
 
 
 def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
@@ -70,44 +125,28 @@ def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
     return tuple(ranked[rank] for rank in range(number))
 
 
-def waiting(state: State, at: float) -> str:
-    """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which."""
-    here, policy = len(state.members), state.policy
-    if state.gather_until is not None:
-        return f"{state.members[SELF_ID].host} waits up to {ceil(state.gather_until - at)} s for other nodes"
-    if here >= policy.min_nodes:
-        enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
-        return f"{enough}; starting unless another joins within {policy.last_call:g} s"
-    assert state.rdzv_deadline is not None
-    waited = duration(round(at - state.rdzv_deadline + policy.rdzv_timeout))
-    after = f"{joined(state)} after {waited} of {duration(policy.rdzv_timeout)}"
-    if policy.command:
-        return f"{after}; on {_command_of_a_missing_node(state)}"
-    return f"{after}; waiting for {missing(state)}"
-
-
-def _command_of_a_missing_node(state: State) -> str:
+def _command_of_a_missing_node(policy: Policy, members: Members) -> str:
     """Return where to type what, for the first node that has not joined, and which other nodes are missing."""
-    command = state.policy.command
+    command = policy.command
     if "--node-rank=" not in command:
-        absent = state.policy.min_nodes - len(state.members)
+        absent = policy.min_nodes - len(members)
         return f"{_nodes(absent).replace(' ', ' more ')} run: {' '.join(command)}"
-    taken = {0, *(member.requested_rank for member in state.members.values())}
-    first, *others = (rank for rank in range(state.policy.max_nodes) if rank not in taken)
+    taken = {0, *(member.requested_rank for member in members.values())}
+    first, *others = (rank for rank in range(policy.max_nodes) if rank not in taken)
     text = " ".join(f"{word}{first}" if word == "--node-rank=" else word for word in command)
     more = ", ".join(map(str, others[:8])) + (", ..." if others[8:] else "")
     return f"node {first} run: {text}" + (f"; likewise on node {more}" if others else "")
 
 
-def joined(state: State) -> str:
+def joined(policy: Policy, members: Members) -> str:
     """Return how many nodes have joined: "2 of 3 nodes joined (a, b)"."""
-    hosts = [member.host for member in state.members.values()]
-    return f"{len(hosts)} of {_nodes(state.policy.min_nodes)} joined ({', '.join(hosts[:8])}{', ...' if hosts[8:] else ''})"
+    hosts = [member.host for member in members.values()]
+    return f"{len(hosts)} of {_nodes(policy.min_nodes)} joined ({', '.join(hosts[:8])}{', ...' if hosts[8:] else ''})"
 
 
-def missing(state: State) -> str:
+def missing(policy: Policy, members: Members) -> str:
     """Return the nodes that have not joined yet, as far as known: "node 1 (b), node 2 (c)", or "2 more"."""
-    here, policy = state.members.values(), state.policy
+    here = members.values()
     taken = {0, *(member.requested_rank for member in here)}
     all_have_ranks = policy.min_nodes == policy.max_nodes and all(member.fixed_rank is not None for member in here)
     # the coordinator's own agent alone, which is always node 0, does not show whether users give ranks to the others

@@ -1,24 +1,34 @@
-"""Whether another generation may help, and what it costs: the kind of a failure, and whether steps were made. Pure."""
+"""How a generation ended, whether another one may help, and what it costs: kinds of failures, and steps made. Pure."""
 
 from __future__ import annotations
 
 import builtins
 import re
+from collections.abc import Iterable
+from itertools import chain
 from math import inf
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.launcher.decide.electorate import MAX_SPENT, History
 from ddplaunch.launcher.decide.first_failure import (
     all_failed_at_same_import,
     failed_itself,
     failure_text,
+    first_failure,
     follows,
     import_failure,
     searchable,
 )
-from ddplaunch.launcher.decide.job.state import SELF_ID, Member, State
-from ddplaunch.spec.outcome import Why, WorkerExit
+from ddplaunch.launcher.decide.job.members import SELF_ID, FrozenMap, Member, Members, Policy
+from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
+from ddplaunch.system.fields import line
 
+SHORT_LIFE = 5.0  # seconds; a generation that fails sooner makes the next one wait
+_LONGEST_PAUSE = 30.0  # seconds
+NO_EXITS: FrozenMap[tuple[WorkerExit, ...]] = FrozenMap.of({})
+_OF_THE_MACHINE = ("killed", "cuda")  # kinds of failures for which the machine may be the reason
 _CUDA = ("CUDA error", "CUDA out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "AcceleratorError", "HIP error")
 _NCCL = ("NCCL", "DistBackendError")
 _TIMED_OUT = ("TimeoutError", "timed out", "Timed out")
@@ -28,11 +38,166 @@ _OF_NETWORKS = re.compile(
 )
 
 
-def kind(state: State, failure: WorkerExit | None) -> str:
-    """Return what kind of failure ended the generation: a name that --restart-on takes."""
-    if state.why is Why.NODE_LOST:
+class Generation(Struct, frozen=True, kw_only=True):
+    """One start of all workers, and how they ended on the nodes. Times are of the coordinator's clock."""
+
+    number: int = -1  # -1: before the first one
+    began_at: float = 0.0
+    node_exits: FrozenMap[tuple[WorkerExit, ...]] = NO_EXITS  # how the workers ended, by the id of their node
+    early_exits_at: float | None = None  # when to print which nodes finished while workers of others run on
+    lost: tuple[str, ...] = ()  # nodes that were lost, and how: "node 2 (c): silent for 10 s"
+    notice: int = 0  # the first of policy.notices that came to any node
+    start_failure: StartFailure | None = None
+    leftovers: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
+
+    def next(self, at: float) -> Generation:
+        """Return the generation that begins at this time."""
+        return Generation(number=self.number + 1, began_at=at)
+
+    def with_lost(self, node: str) -> Generation:
+        """Return the generation after another node was lost."""
+        return replace(self, lost=(*self.lost, node))
+
+    @property
+    def exits(self) -> tuple[WorkerExit, ...]:
+        """The ends of the workers, on all nodes; gathered here, so that each node's end costs little."""
+        return tuple(chain.from_iterable(self.node_exits.values()))
+
+    @property
+    def failure(self) -> WorkerExit | None:
+        """The first failure on any node."""
+        return first_failure(self.exits)
+
+
+class Restarts(Struct, frozen=True, kw_only=True):
+    """What restarts have cost and achieved so far, and what of one failure is compared with the next."""
+
+    number: int = 0  # after failures, all in all
+    spent: tuple[float, ...] = ()  # when those were that count for --max-restarts, on the coordinator's clock
+    best_step: int = -1  # that any worker has reached in any generation, as far as scripts say it
+    has_progressed: bool = False  # the last generation that failed had reached a new step
+    in_vain: int = 0  # generations in a row that failed without a new step
+    gave_up: bool = False  # they are too many: the job ends, and is not queued again
+    short_lives: int = 0  # generations in a row that failed at once
+    import_failure: str = ""  # the import in the first lines by which the last generation failed, with its host
+    failed_machine: str = ""  # the host on which the last generation failed first, if the reason may be the machine's
+    same_exception: str = ""  # that all ranks of the last generation raised at the same line
+
+    @classmethod
+    def of(cls, past: History, since: float) -> Restarts:
+        """Return the restarts of a coordinator that takes over; `since` is when `past` was announced, on its clock."""
+        return cls(
+            number=past.restarts,
+            spent=tuple(since - spent for spent in past.spent),
+            best_step=past.best_step,
+            in_vain=past.in_vain,
+            short_lives=past.short_lives,
+            import_failure=past.import_failure,
+            failed_machine=past.failed_machine,
+            same_exception=past.same_exception,
+        )
+
+    def history(self, generation: int, time_left: float | None, at: float) -> History:
+        """Return what the nodes of the generation of this number are to know, should they lose this coordinator."""
+        return History(
+            generation=generation,
+            restarts=self.number,
+            spent=tuple(at - spent for spent in self.spent[-MAX_SPENT:]),
+            time_left=time_left,
+            best_step=self.best_step,
+            in_vain=self.in_vain,
+            short_lives=self.short_lives,
+            import_failure=line(self.import_failure),
+            failed_machine=line(self.failed_machine),
+            same_exception=line(self.same_exception),
+        )
+
+    def after_generation(self, why: Why | None, generation: Generation, at: float) -> Restarts:
+        """Return the restarts with the failure of this generation, with which that of the next one is compared."""
+        failed, failure = why is Why.FAILED, generation.failure
+        return replace(
+            self,
+            short_lives=self.short_lives + 1 if at - generation.began_at < SHORT_LIFE else 0,
+            import_failure=failed_import(failure) if failed else "",
+            same_exception=same_exception(generation.exits) if failed else "",
+            failed_machine=failed_machine(why, failure),
+        )
+
+    def after_steps(self, generation: Generation, max_no_progress: int | None) -> Restarts:
+        """Return the restarts with the step that this generation reached; after a new step its restart is not counted.
+
+        Only steps that the script or a Trainer says count: many bars begin again with each epoch, collectives with each start.
+        """
+        told = [end.progress for end in generation.exits if end.progress is not None]
+        known = [progress.step for progress in told if progress.source in ("script", "trainer")]
+        if generation.lost and not known:
+            return self  # the worker that said them may have been on the lost node
+        reached = max(known, default=-1)
+        if reached > self.best_step:
+            return replace(self, best_step=reached, has_progressed=True, in_vain=0, spent=self.spent[:-1])
+        in_vain = self.in_vain + 1
+        gave_up = max_no_progress is not None and in_vain >= max_no_progress
+        return replace(self, has_progressed=False, in_vain=in_vain, gave_up=gave_up)
+
+    def with_one(self, at: float, max_restarts: int) -> Restarts:
+        """Return the restarts with one more, which counts for --max-restarts."""
+        return replace(self, number=self.number + 1, spent=(*self.spent, at)[-max_restarts:])
+
+    def are_spent(self, policy: Policy, at: float) -> bool:
+        """Whether the restarts of --max-restarts, within its time if it has one, are used."""
+        window = policy.restart_window or inf
+        return sum(at - spent < window for spent in self.spent) >= policy.max_restarts
+
+    def why_in_vain(self, policy: Policy, why: Why | None, generation: Generation) -> str:
+        """Return why no other generation should follow, in a sentence; "" if nothing says so."""
+        if self.gave_up:
+            return self._why_given_up()
+        failure = generation.failure
+        if policy.restart_on is not None and (found := kind(why, failure)) not in policy.restart_on:
+            return f'this failure is of the kind "{found}", and --restart-on has {",".join(sorted(policy.restart_on))}'
+        if failure is None or why is not Why.FAILED:
+            return ""
+        exits = generation.exits
+        ranks = {1: "the only rank", 2: "both ranks"}.get(len(exits), f"all {len(exits)} ranks")
+        where = "the same import in the first lines of the program"
+        if found := failed_import(failure):
+            # other ranks may have been stopped before they came that far: the file that one rank lacks, and another one was
+            # about to write, is there after a restart
+            if all_failed_at_same_import(exits):
+                return f"{ranks} failed at {where}, as at any further start"
+            if found == self.import_failure:
+                return f"rank {failure.rank} failed at {where} as before the restart"
+        elif (found := same_exception(exits)) and found == self.same_exception and not self.has_progressed:
+            return f"{ranks} failed by the same {found} as before the restart"
+        return ""
+
+    def _why_given_up(self) -> str:
+        generations = "the last generation" if self.in_vain == 1 else f"{self.in_vain} generations in a row"
+        steps = f"no step beyond {self.best_step:,}" if self.best_step >= 0 else "no step that ddplaunch knows of"
+        return f"{generations} made {steps} (--max-no-progress)"
+
+    def sick_node(self, policy: Policy, members: Members, why: Why | None, generation: Generation) -> Member | None:
+        """Return the node on which workers failed first, twice in a row and for reasons of the machine; None if there is none.
+
+        Node 0 cannot be left out, nor a node without which the job has too few, nor one of several nodes on that machine.
+        """
+        host = failed_machine(why, generation.failure)
+        if not host or host != self.failed_machine or len(members) <= policy.min_nodes:
+            return None
+        there = [member for member in members.values() if member.host == host]
+        return there[0] if len(there) == 1 and there[0].id != SELF_ID else None
+
+
+def pause(short_lives: int) -> float:
+    """Return the seconds to wait after so many generations in a row that failed at once."""
+    return min(2.0 ** (short_lives - 2), _LONGEST_PAUSE) if short_lives > 1 else 0.0
+
+
+def kind(why: Why | None, failure: WorkerExit | None) -> str:
+    """Return what kind of failure ended a generation: a name that --restart-on takes."""
+    if why is Why.NODE_LOST:
         return "node-lost"
-    if state.why is Why.HUNG or failure is None:
+    if why is Why.HUNG or failure is None:
         return "hang"
     if failure.signal is not None and failure.error is None:
         return "killed"
@@ -47,45 +212,21 @@ def kind(state: State, failure: WorkerExit | None) -> str:
     return "exit" if failure.error is None else "exception"
 
 
-def why_in_vain(state: State) -> str:
-    """Return why no other generation should follow, in a sentence; "" if nothing says so."""
-    failure, policy = state.failure, state.policy
-    if state.gave_up:
-        return _why_given_up(state)
-    if policy.restart_on is not None and (found := kind(state, failure)) not in policy.restart_on:
-        return f'this failure is of the kind "{found}", and --restart-on has {",".join(sorted(policy.restart_on))}'
-    if failure is None or state.why is not Why.FAILED:
-        return ""
-    ranks = {1: "the only rank", 2: "both ranks"}.get(len(state.exits), f"all {len(state.exits)} ranks")
-    if found := failed_import(failure):
-        # other ranks may have been stopped before they came that far: the file that one rank lacks, and another one was about
-        # to write, is there after a restart
-        if all_failed_at_same_import(state.exits):
-            return f"{ranks} failed at the same import in the first lines of the program, as at any further start"
-        if found == state.import_failure:
-            return (
-                f"rank {failure.rank} failed at the same import in the first lines of the program as before the restart"
-            )
-    elif (found := same_exception(state)) and found == state.same_exception and not state.has_progressed:
-        return f"{ranks} failed by the same {found} as before the restart"
-    return ""
-
-
 def failed_import(failure: WorkerExit | None) -> str:
     """Return the host of a worker and the import at which it failed in its first lines; "" if it failed elsewhere."""
     found = import_failure(failure.error) if failure is not None else ""
     return f"{failure.host}: {found}" if failure is not None and found else ""
 
 
-def same_exception(state: State) -> str:
+def same_exception(exits: Iterable[WorkerExit]) -> str:
     """Return the exception that all ranks raised at the same line, as "ValueError in train.py:88"; "" if there is none.
 
     Exceptions that may go away, such as those of files, networks and devices, do not count.
     """
     found = set()
-    for end in state.exits:
+    for end in exits:
         error = end.error
-        if error is None or not error.frames or not failed_itself(end) or kind(state, end) != "exception":
+        if error is None or not error.frames or not failed_itself(end) or kind(Why.FAILED, end) != "exception":
             return ""
         python = getattr(builtins, error.type, None)
         if isinstance(python, type) and issubclass(python, (OSError, MemoryError, KeyboardInterrupt)):
@@ -97,56 +238,8 @@ def same_exception(state: State) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-_OF_THE_MACHINE = ("killed", "cuda")
-
-
-def sick_node(state: State) -> Member | None:
-    """Return the node on which workers failed first, twice in a row and for reasons of the machine; None if there is none.
-
-    Node 0 cannot be left out, nor a node without which the job has too few, nor one of several nodes on that machine.
-    """
-    host = failed_machine(state)
-    if not host or host != state.failed_machine or len(state.members) <= state.policy.min_nodes:
-        return None
-    there = [member for member in state.members.values() if member.host == host]
-    return there[0] if len(there) == 1 and there[0].id != SELF_ID else None
-
-
-def failed_machine(state: State) -> str:
+def failed_machine(why: Why | None, failure: WorkerExit | None) -> str:
     """Return the host on which a worker failed first, if the reason may be the machine's; "" if it is the program's."""
-    failure = state.failure
-    if state.why is not Why.FAILED or failure is None or kind(state, failure) not in _OF_THE_MACHINE:
+    if why is not Why.FAILED or failure is None or kind(why, failure) not in _OF_THE_MACHINE:
         return ""
     return "" if follows(failure) else failure.host
-
-
-# --- steps, as scripts say them by progress(), or Trainers of transformers
-
-
-def with_progress(state: State) -> State:
-    """Note at the end of a generation which step it reached; if it made progress, its restart is not counted.
-
-    Only steps that the script or a Trainer says count: many bars begin again with each epoch, collectives with each start.
-    """
-    told = [end.progress for end in state.exits if end.progress is not None]
-    known = [progress.step for progress in told if progress.source in ("script", "trainer")]
-    if state.lost and not known:
-        return state  # the worker that said them may have been on the lost node
-    reached = max(known, default=-1)
-    if reached > state.best_step:
-        return replace(state, best_step=reached, has_progressed=True, in_vain=0, spent=state.spent[:-1])
-    in_vain = state.in_vain + 1
-    most = state.policy.max_no_progress
-    return replace(state, has_progressed=False, in_vain=in_vain, gave_up=most is not None and in_vain >= most)
-
-
-def is_budget_spent(state: State, at: float) -> bool:
-    """Whether the restarts of --max-restarts, within its time if it has one, are used."""
-    window = state.policy.restart_window or inf
-    return sum(at - spent < window for spent in state.spent) >= state.policy.max_restarts
-
-
-def _why_given_up(state: State) -> str:
-    generations = "the last generation" if state.in_vain == 1 else f"{state.in_vain} generations in a row"
-    steps = f"no step beyond {state.best_step:,}" if state.best_step >= 0 else "no step that ddplaunch knows of"
-    return f"{generations} made {steps} (--max-no-progress)"

@@ -1,88 +1,118 @@
-"""How a generation starts: with which members, and after which announcement of its electorate. Pure."""
+"""How a coordinator begins, and how a generation starts: with which members, and after which announcement. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.electorate import Electorate, Vote
+from ddplaunch.launcher.decide.electorate import Electorate, History, Vote
 from ddplaunch.launcher.decide.job import actions, rendezvous
 from ddplaunch.launcher.decide.job.ending import Result, cut_off
-from ddplaunch.launcher.decide.job.state import (
-    FIRST_NOTICE,
-    NO_EXITS,
-    NO_NODE_IDLE,
-    SELF_ID,
-    FrozenMap,
-    Member,
-    Members,
-    Phase,
-    State,
-)
-from ddplaunch.launcher.decide.job.succession import history, may_go_on
+from ddplaunch.launcher.decide.job.limits import Limits
+from ddplaunch.launcher.decide.job.members import SELF_ID, FrozenMap, Member, Members, Policy
+from ddplaunch.launcher.decide.job.rendezvous import Rendezvous
+from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
+from ddplaunch.launcher.decide.job.state import Phase, State
+from ddplaunch.launcher.decide.job.succession import Succession
+from ddplaunch.spec.outcome import Why
 
-PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
-_PORT_AGAIN = 0.1  # seconds from one try to the next
+_PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
+
+
+def begin(policy: Policy, at: float) -> State:
+    """Return the first state, in which the job waits for the agents."""
+    limits = Limits(job_deadline=None if policy.timeout is None else at + policy.timeout)
+    return State(policy=policy, rendezvous=Rendezvous().opened(policy, at), limits=limits)
+
+
+def take_over(
+    policy: Policy,
+    past: History,
+    electorates: tuple[Electorate, ...],
+    since: float,
+    at: float,
+    within: float,
+    *,
+    told: Iterable[tuple[Vote, ...]] = (),
+    skipped: int = 0,
+) -> State:
+    """Return the state of a coordinator that takes over and waits for the other nodes, so many seconds at most.
+
+    The workers that ran are being stopped on all nodes. `since` is when `past` was announced; for `told` and `skipped` see
+    `Succession.of_successor`.
+    """
+    return State(
+        policy=policy,
+        phase=Phase.STOPPING,
+        why=Why.NODE_LOST,
+        has_begun=True,
+        generation=Generation(number=past.generation, began_at=since),
+        succession=Succession.of_successor(electorates, told, skipped, at, within),
+        restarts=Restarts.of(past, since),
+        limits=Limits(job_deadline=None if past.time_left is None else since + past.time_left),
+    )
+
+
+def without_coordinator(state: State, lost: str, votes: tuple[Vote, ...], *, has_ended: bool) -> State:
+    """Note how the last coordinator, which had these votes, was lost: "node 0 (a): connection closed"."""
+    succession = state.succession.with_ended(votes) if has_ended else replace(state.succession, lost_votes=votes)
+    return replace(state, generation=replace(state.generation, lost=(lost,)), succession=succession)
+
+
+def history(state: State, at: float) -> History:
+    """Return what the nodes of the next generation are to know, should they lose this coordinator."""
+    return state.restarts.history(state.generation.number + 1, state.time_left(at), at)
 
 
 def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
     """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not."""
-    has_enough = len(state.members) >= state.policy.min_nodes
-    if is_complete(state) or (has_enough and is_restart):
+    policy, members = state.policy, state.members
+    has_enough = len(members) >= policy.min_nodes
+    if state.rendezvous.is_complete(policy, members) or (has_enough and is_restart):
         return start(state, at)
-    return replace(state, phase_deadline=at + state.policy.last_call if has_enough else None), ()
+    return replace(state, phase_deadline=at + policy.last_call if has_enough else None), ()
 
 
-def is_complete(state: State) -> bool:
-    """Whether no further node can join."""
-    policy = state.policy
-    return len(state.members) >= max(policy.min_nodes, min(state.most_running, policy.max_nodes - state.given_up))
-
-
-def waiting(state: State, at: float) -> State:
-    """Wait for nodes."""
-    rdzv_deadline, notice_at = at + state.policy.rdzv_timeout, at + FIRST_NOTICE
-    return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=None, rdzv_deadline=rdzv_deadline, notice_at=notice_at)
+def wait_for_nodes(state: State, at: float) -> State:
+    """Wait for nodes from now on."""
+    opened = state.rendezvous.opened(state.policy, at)
+    return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=None, rendezvous=opened)
 
 
 def start(state: State, at: float) -> Result:
     """Begin the next generation with all members but spares; before that, if another may take over, let them know who decides."""
-    state = replace(state, electorates=_committed(state))
-    if not may_go_on(state):
+    state = replace(state, succession=state.succession.committed())
+    if not state.may_go_on:
         return cut_off(state)
-    if at < state.regroup_at:
-        until = waiting(state, at).rdzv_deadline if state.rdzv_deadline is None else state.rdzv_deadline
-        return replace(waiting(state, at), phase_deadline=state.regroup_at, rdzv_deadline=until), ()
-    ordered = rendezvous.by_node_rank(rendezvous.taking_part(state))
-    if not state.policy.has_successors:
-        return _begin(state, ordered, at)
-    term = state.term + 1
-    kept = {one.term for one in state.electorates}
+    if at < state.rendezvous.regroup_at:
+        regrouping = state.rendezvous.regrouping(state.policy, at)
+        until = regrouping.regroup_at
+        return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=until, rendezvous=regrouping), ()
+    ordered = rendezvous.by_node_rank(rendezvous.next_members(state.policy, state.members))
+    return _announce(state, ordered, at) if state.policy.has_successors else _begin(state, ordered, at)
+
+
+def _announce(state: State, ordered: Sequence[Member], at: float) -> Result:
+    """Let the nodes of the next generation know who decides if this coordinator is lost; begin once they have acknowledged."""
+    term = state.succession.term + 1
+    kept = {one.term for one in state.succession.electorates}
     voting = {member.id: Vote(term, rank) for rank, member in enumerate(ordered)}
     members = Members.of(_with_votes(member, kept, voting.get(member.id)) for member in state.members.values())
+    # also who takes no part, but has let this coordinator go on: it could let another one do so with the same vote
+    unacknowledged = FrozenMap.of({one.id: True for one in members.values() if one.votes and one.id != SELF_ID})
     state = replace(
         state,
         phase=Phase.ANNOUNCING,
         phase_deadline=None,
-        rdzv_deadline=None,
-        notice_at=None,
         members=members,
-        term=term,
-        electorates=(*state.electorates, Electorate(term, len(ordered))),
-        # also who takes no part, but has let this coordinator go on: it could let another one do so with the same vote
-        unacknowledged=FrozenMap.of({one.id: True for one in members.values() if one.votes and one.id != SELF_ID}),
+        rendezvous=state.rendezvous.closed(),
+        succession=state.succession.announced(len(ordered), unacknowledged),
     )
-    announced = actions.Announce(tuple(member.id for member in ordered), state.electorates, history(state, at))
+    ids = tuple(member.id for member in ordered)
+    announced = actions.Announce(ids, state.succession.electorates, history(state, at))
     state, then = _begin_if_acknowledged(state, at)
     return state, (announced, *then)
-
-
-def _committed(state: State) -> tuple[Electorate, ...]:
-    """Return the electorates without that of a generation which was announced here, and does not begin."""
-    committed = tuple(one for one in state.electorates if one.term != state.term or not state.unacknowledged)
-    # before the first generation, nothing else decides between this coordinator and nodes that know of the first electorate
-    return committed or state.electorates[:1]
 
 
 def _with_votes(member: Member, kept: Collection[int], new: Vote | None = None) -> Member:
@@ -91,20 +121,22 @@ def _with_votes(member: Member, kept: Collection[int], new: Vote | None = None) 
     return replace(member, votes=votes if new is None else (*votes, new))
 
 
-def on_acknowledged(state: State, id: int, at: float) -> Result:
+def on_acknowledged(state: State, id: int, term: int, at: float) -> Result:
     """Note that a node knows who decides in the next generation, which begins with the last of them."""
-    if id not in state.unacknowledged:
-        return state, ()
-    return _begin_if_acknowledged(replace(state, unacknowledged=state.unacknowledged.without(id)), at)
+    succession = state.succession
+    if term != succession.term or id not in succession.unacknowledged:
+        return state, ()  # of an announcement that another one has replaced
+    succession = replace(succession, unacknowledged=succession.unacknowledged.without(id))
+    return _begin_if_acknowledged(replace(state, succession=succession), at)
 
 
 def _begin_if_acknowledged(state: State, at: float) -> Result:
     """Begin once all nodes know who decides; if others have joined meanwhile, let all know of these first."""
-    if state.phase is not Phase.ANNOUNCING or state.unacknowledged:
+    if state.phase is not Phase.ANNOUNCING or state.succession.unacknowledged:
         return state, ()
-    members = Members.of(_with_votes(member, {state.term}) for member in state.members.values())
-    state = replace(state, members=members, electorates=state.electorates[-1:], took_over=False, lost_votes=())
-    if any(not member.votes for member in rendezvous.taking_part(state).values()):
+    members = Members.of(_with_votes(member, {state.succession.term}) for member in state.members.values())
+    state = replace(state, members=members, succession=state.succession.begun())
+    if any(not member.votes for member in rendezvous.next_members(state.policy, members).values()):
         return start(state, at)
     ordered = sorted((member for member in members.values() if member.votes), key=lambda one: one.votes[0].rank)
     return _begin(state, ordered, at)
@@ -116,30 +148,14 @@ def _begin(state: State, ordered: Sequence[Member], at: float) -> Result:
     ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
     taking_part = {member.id for member in ranked}
     spares = [replace(member, node_rank=None) for member in state.members.values() if member.id not in taking_part]
-    state = replace(
-        state,
-        phase=Phase.RUNNING,
-        phase_deadline=None,
-        members=Members.of(sorted([*ranked, *spares], key=lambda member: member.id)),
-        why=None,
-        signum=0,
-        suspended_at=None,
-        rdzv_deadline=None,
-        notice_at=None,
-        generation=state.generation + 1,
-        generation_at=at,
-        node_exits=NO_EXITS,
-        lost=(),
-        notice=0,  # these workers have not received it
-        debugging=frozenset(),
-        named_as_debugging=frozenset(),
-        idle=NO_NODE_IDLE,
-    )
+    members = Members.of(sorted([*ranked, *spares], key=lambda member: member.id))
+    state = state.next_generation(members, at)
+    number = state.generation.number
     lines = rendezvous.disagreements(ordered) if newcomers else []
-    if state.policy.spares and state.generation > 0:
+    if state.policy.spares and number > 0:
         lines += [f"{member.host} is node {rank} from now on" for rank, member in newcomers]
     ids = tuple(member.id for member in ordered)
-    return state, (*map(actions.Print, lines), actions.BeginGeneration(state.generation, ids, state.restarts))
+    return state, (*map(actions.Print, lines), actions.BeginGeneration(number, ids, state.restarts.number))
 
 
 def take_back(state: State, at: float) -> State:
@@ -147,8 +163,8 @@ def take_back(state: State, at: float) -> State:
     return replace(
         state,
         phase=Phase.PAUSING,
-        members=Members.of(replace(member, has_ended=True) for member in state.members.values()),
-        generation=state.generation - 1,
         phase_deadline=at + _PORT_AGAIN,
-        port_deadline=at + PORT_TIMEOUT if state.port_deadline is None else state.port_deadline,
+        members=Members.of(replace(member, has_ended=True) for member in state.members.values()),
+        generation=replace(state.generation, number=state.generation.number - 1),
+        rendezvous=state.rendezvous.without_port(at),
     )

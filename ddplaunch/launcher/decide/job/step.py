@@ -1,7 +1,6 @@
 """The decision about the job: a state and an event give the next state and the actions to carry out.
 
-`step` is the table of events. How a generation ends, and what follows, is in `ending`. Who may join, and what it is told, is in
-`rendezvous`. `limits` are those of time.
+`step` is the table of events. How a generation ends, and what follows, is in `ending`; how the next one starts, in `starting`.
 """
 
 from __future__ import annotations
@@ -10,48 +9,23 @@ from signal import SIGHUP, SIGINT, SIGTERM
 
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.job import actions, events, rendezvous
-from ddplaunch.launcher.decide.job.ending import HARMLESS, MAY_RESTART, Result, end, go_on_if_ended, stop
-from ddplaunch.launcher.decide.job.limits import on_limits_paused, on_node_idle, on_resumed
-from ddplaunch.launcher.decide.job.starting import (
-    is_complete,
-    on_acknowledged,
-    start,
-    start_if_enough,
-    take_back,
-    waiting,
-)
-from ddplaunch.launcher.decide.job.state import BETWEEN, FIRST_NOTICE, SELF_ID, Member, Members, Phase, Policy, State
-from ddplaunch.launcher.decide.job.succession import (
-    AT_ONCE,
-    SETTLE,
-    gathered,
-    may_go_on,
-    with_begun,
-    with_ended,
-    with_unbegun,
-)
+from ddplaunch.launcher.decide.job import actions, events, limits, rendezvous
+from ddplaunch.launcher.decide.job.ending import HARMLESS, MAY_RESTART, Result, end_job, go_on_if_ended, halt, stop
+from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members
+from ddplaunch.launcher.decide.job.rendezvous import NEXT_LINE
+from ddplaunch.launcher.decide.job.starting import on_acknowledged, start, start_if_enough, take_back, wait_for_nodes
+from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
+from ddplaunch.launcher.decide.job.succession import AT_ONCE
 from ddplaunch.spec.outcome import CUT_OFF, OWN_END, Why
 from ddplaunch.system import exitcodes
+from ddplaunch.system.loop.deadline import is_due
 from ddplaunch.system.words import signal_name
 
-NEXT_NOTICE = 30.0  # seconds from one such line to the next
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
 
 # seconds from SIGTERM to a node until the next generation: somebody who deletes the whole job does not reach all nodes at
 # once, and node 0, with which the job ends, may be the last
 REGROUP = 2.0
-
-
-def begin(policy: Policy, at: float) -> Result:
-    """Return the first state, in which the job waits for the agents."""
-    state = State(
-        policy=policy,
-        rdzv_deadline=at + policy.rdzv_timeout,
-        notice_at=at + FIRST_NOTICE,
-        job_deadline=None if policy.timeout is None else at + policy.timeout,
-    )
-    return state, ()
 
 
 def step(state: State, event: events.Event) -> Result:
@@ -68,45 +42,44 @@ def step(state: State, event: events.Event) -> Result:
             state = _without_surprise(state, id, answered_at) if not has_ended else state
             return _on_agent_lost(state, id, reason, at, has_ended=has_ended) if id in state.members else (state, ())
         case events.Acknowledged(id, term, at):
-            return on_acknowledged(state, id, at) if term == state.term else (state, ())
+            return on_acknowledged(state, id, term, at)
         case events.CoordinatorEnded(at):
-            state = replace(with_ended(state, state.lost_votes), lost_votes=())
-            return go_on_if_ended(gathered(state, at), at)
+            return _on_coordinator_ended(state, at)
         case events.NodeGivenUp(at):
-            state = replace(state, given_up=state.given_up + 1)
-            return start(state, at) if state.phase is Phase.RENDEZVOUS and is_complete(state) else (state, ())
+            return _start_if_complete(_with_given_up(state), at)
         case events.Withdrawn():
             return _on_withdrawn(state, event)
         case events.OwnUnfit(reason):
             return _on_own_unfit(state, reason)
         # the generation
         case events.BeginFailed(failure):
-            return end(replace(state, why=Why.FAILED, start_failure=failure))
+            generation = replace(state.generation, start_failure=failure)
+            return end_job(replace(state, why=Why.FAILED, generation=generation))
         case events.PortTaken(at):
             return take_back(state, at), ()
         case events.NodeStopping(id, why, signum):
             return _on_node_stopping(_note(state, signum, why), event) if id in state.members else (state, ())
         case events.NodeEnded(id):
-            return _on_node_ended(state, event) if state.runs(id) else (state, ())
+            return _on_node_ended(state, event) if state.members.runs(id) else (state, ())
         case events.NodeIdle(id):
-            return on_node_idle(state, event) if state.runs(id) else (state, ())
+            return _on_node_idle(state, event) if state.members.runs(id) else (state, ())
         case events.LimitsPaused(id, paused):
-            return on_limits_paused(state, id, paused=paused) if state.runs(id) else (state, ())
+            return _on_limits_paused(state, id, paused=paused) if state.members.runs(id) else (state, ())
         # the user, or a scheduler
         case events.NodeNoticed(id, signum):
-            return (_note(state, signum), ()) if state.runs(id) else (state, ())
+            return (_note(state, signum), ()) if state.members.runs(id) else (state, ())
         case events.NodeEscalated(id, signum):
             return _on_escalated(_note(state, signum), id, signum)
         case events.StopRequested(why, signum, at, by_cluster):
             return _stop_job(_note(state, signum, why), why, signum, at, by_cluster=by_cluster)
         case events.Abandoned():
-            return replace(state, abandoned=True), ()
+            return _abandon(state), ()
         case events.PastStop():
             return _on_past_stop(state, event)
         case events.JobSuspended(at):
-            return (replace(state, suspended_at=at) if state.suspended_at is None else state), ()
+            return replace(state, limits=state.limits.suspended(at)), ()
         case events.JobResumed(at):
-            return on_resumed(state, at), ()
+            return _on_resumed(state, at), ()
         # time
         case events.DeadlineReached(at):
             return _on_deadline(state, at)
@@ -117,8 +90,14 @@ def _note(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
     if why is not Why.SIGNALLED:
         return state
     if signum in state.policy.notices:
-        return state if state.notice else replace(state, notice=signum)
-    return replace(state, abandoned=True) if signum not in (0, SIGTERM) else state
+        generation = state.generation
+        return state if generation.notice else replace(state, generation=replace(generation, notice=signum))
+    return _abandon(state) if signum not in (0, SIGTERM) else state
+
+
+def _abandon(state: State) -> State:
+    """Remember that the user has stopped the job, which is not queued again."""
+    return replace(state, end=replace(state.end, abandoned=True))
 
 
 # --- members
@@ -126,13 +105,16 @@ def _note(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
 
 def _on_joined(state: State, member: Member, at: float) -> Result:
     """Refuse an agent that cannot take part; else start if enough agents have joined, or start again with the late agent."""
-    if (reason := rendezvous.why_refused(state, member)) is not None:
-        return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, rendezvous.hint_to_refused(state, member)),)
-    state = replace(state, members=state.members.with_member(member))
+    policy, members = state.policy, state.members
+    if (reason := rendezvous.why_refused(policy, members, member)) is not None:
+        hint = rendezvous.hint_to_refused(policy, members, member)
+        return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, hint),)
+    state = replace(state, members=members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
-        return start_if_enough(state, at, is_restart=state.generation >= 0)
-    if state.gather_until is not None:
-        return go_on_if_ended(gathered(with_unbegun(with_begun(state, member), member), at), at)
+        return start_if_enough(state, at, is_restart=state.generation.number >= 0)
+    if state.succession.gather_until is not None:
+        succession = state.succession.with_begun(member).with_unbegun(member)
+        return go_on_if_ended(_gathered(replace(state, succession=succession), at), at)
     if state.spares:
         return state, (actions.Print(f"{member.host} is a spare: it waits until a node is lost or leaves"),)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
@@ -145,20 +127,31 @@ def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
     """Report that a node will not join; end a job that needs the node, or start if all other nodes are there."""
     policy, text = state.policy, f"{event.node} does not take part: {event.reason}"
     if not policy.replaceable and not policy.dispatched:  # a dispatcher sends `NodeGivenUp` for the same node
-        state = replace(state, given_up=state.given_up + 1)
-    if state.phase is not Phase.RENDEZVOUS:
-        return state, (actions.Print(text),)
-    if state.needs_all or policy.max_nodes - state.given_up < policy.min_nodes:
-        return end(replace(state, why=Why.NOT_MET, ended_idle=True), text, event.hint)
-    state, then = start(state, event.at) if is_complete(state) else (state, ())
+        state = _with_given_up(state)
+    is_enough = policy.max_nodes - state.rendezvous.given_up >= policy.min_nodes
+    if state.phase is Phase.RENDEZVOUS and (policy.needs_all or not is_enough):
+        return end_job(replace(state, why=Why.NOT_MET), text, event.hint)
+    state, then = _start_if_complete(state, event.at)
     return state, (actions.Print(text), *then)
+
+
+def _with_given_up(state: State) -> State:
+    """Wait for one node fewer."""
+    rendezvous = state.rendezvous
+    return replace(state, rendezvous=replace(rendezvous, given_up=rendezvous.given_up + 1))
+
+
+def _start_if_complete(state: State, at: float) -> Result:
+    """Start if the job waited for nodes, and no further node can join."""
+    is_complete = state.rendezvous.is_complete(state.policy, state.members)
+    return start(state, at) if state.phase is Phase.RENDEZVOUS and is_complete else (state, ())
 
 
 def _without_surprise(state: State, id: int, answered_at: float) -> State:
     """Begin no generation without this node as long as it would take a refused connection for the end of this coordinator."""
-    if not state.counts(id):
+    if not state.succession.counts(state.members, id):
         return state
-    return replace(state, regroup_at=max(state.regroup_at, answered_at + AT_ONCE))
+    return replace(state, rendezvous=state.rendezvous.not_before(answered_at + AT_ONCE))
 
 
 def _on_agent_lost(state: State, id: int, reason: str, at: float, *, has_ended: bool) -> Result:
@@ -166,16 +159,16 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float, *, has_ended: 
     member = state.members[id]
     state = replace(state, members=state.members.without(id))
     if has_ended:
-        state = gathered(with_ended(state, member.votes), at)
-    if state.phase in BETWEEN and state.needs_all:
+        state = _gathered(_with_ended(state, member), at)
+    if state.phase in BETWEEN and state.policy.needs_all:
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
-        return end(replace(state, why=Why.NODE_LOST, lost=(f"{named}: {reason}",), ended_idle=True))
-    counted = id in state.unacknowledged or any(vote.term == state.term for vote in member.votes)
-    was_to_begin = state.phase is Phase.ANNOUNCING and counted
+        generation = replace(state.generation, lost=(f"{named}: {reason}",))
+        return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
+    was_to_begin = state.phase is Phase.ANNOUNCING and state.succession.has_announced_to(member)
     if was_to_begin:
-        state = waiting(state, at)
+        state = wait_for_nodes(state, at)
     if state.phase is Phase.RENDEZVOUS:
-        state, then = start_if_enough(state, at, is_restart=was_to_begin or state.generation >= 0)
+        state, then = start_if_enough(state, at, is_restart=was_to_begin or state.generation.number >= 0)
         return state, (actions.Print(f"{member.host} has left: {reason}"), *then)
     if not member.runs:
         state, then = go_on_if_ended(state, at)
@@ -185,13 +178,20 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float, *, has_ended: 
     state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
     if member.is_leaving:
         return _go_on_without_leaving(state, at)
-    state = replace(state, lost=(*state.lost, f"{member}: {reason}"))
+    state = replace(state, generation=state.generation.with_lost(f"{member}: {reason}"))
     if state.phase is Phase.RUNNING:
         state, then = stop(state, Why.NODE_LOST, SIGTERM, at)
     else:
         why = Why.NODE_LOST if state.why in HARMLESS else state.why
         state, then = go_on_if_ended(replace(state, why=why), at)
     return state, (actions.Print(f"{member} is lost: {reason}"), *then)
+
+
+def _on_coordinator_ended(state: State, at: float) -> Result:
+    """Note that the coordinator from which this one has taken over does not go on elsewhere."""
+    succession = state.succession
+    succession = replace(succession.with_ended(succession.lost_votes), lost_votes=())
+    return go_on_if_ended(_gathered(replace(state, succession=succession), at), at)
 
 
 # --- the end of a generation
@@ -202,7 +202,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     id, why, signum, at = event.id, event.why, event.signum, event.at
     if id != SELF_ID:
         # one command has started all agents: a signal to one is for the job
-        stays_alone = state.members[id].node_rank is None and not state.needs_all and not state.policy.dispatched
+        stays_alone = state.members[id].node_rank is None and not state.policy.needs_all and not state.policy.dispatched
         if why is Why.FRONT_LOST or stays_alone:
             state, then = _on_agent_lost(state, id, CUT_OFF if state.policy.dispatched else OWN_END, at, has_ended=True)
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
@@ -211,17 +211,17 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
             return _on_node_leaving(state, event)
     elif (_has_heirs(state) or _is_waited_for(state)) and _leaves_job(state, event):
         return _on_own_leaving(state, event)
-    elif why is Why.FRONT_LOST and (state.electorates or _is_waited_for(state)):
+    elif why is Why.FRONT_LOST and (state.succession.electorates or _is_waited_for(state)):
         return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
     if state.phase in BETWEEN:
-        return end(replace(state, why=why, signum=signum, ended_idle=True))
-    if state.gather_until is not None and why is not Why.FAILED:
+        return end_job(replace(state, why=why, signum=signum))
+    if state.succession.gather_until is not None and why is not Why.FAILED:
         return _stop_gathering(state, why, signum, at)
     if state.why is Why.NODE_JOINED or (why is not Why.FAILED and _was_to_go_on(state)):
         state = replace(state, why=why, signum=signum)  # the workers were being stopped for nothing worse
-    return replace(state, halted=state.halted or why is not Why.FAILED), ()
+    return state if why is Why.FAILED else halt(state), ()
 
 
 def _on_escalated(state: State, id: int, signum: int) -> Result:
@@ -231,8 +231,8 @@ def _on_escalated(state: State, id: int, signum: int) -> Result:
         if signum == SIGTERM:
             return state, ()
         state = replace(state, why=Why.SIGNALLED, signum=signum)
-    others = tuple(other for other in state.running if other != id)
-    return replace(state, halted=True), (actions.KillNodes(others),) if others else ()
+    others = tuple(other for other in state.members.running if other != id)
+    return halt(state), (actions.KillNodes(others),) if others else ()
 
 
 def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
@@ -240,12 +240,12 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
     if state.phase in BETWEEN:
-        return end(replace(state, why=why, signum=signum, ended_idle=True))
-    if state.gather_until is not None:
+        return end_job(replace(state, why=why, signum=signum))
+    if state.succession.gather_until is not None:
         return _stop_gathering(state, why, signum, at)
     if _was_to_go_on(state):
         state = replace(state, why=why, signum=signum)
-    return replace(state, halted=True), ()
+    return halt(state), ()
 
 
 def _was_to_go_on(state: State) -> bool:
@@ -257,17 +257,28 @@ def _was_to_go_on(state: State) -> bool:
 
 def _stop_gathering(state: State, why: Why, signum: int, at: float) -> Result:
     """End a job that waits for the nodes of a lost coordinator, once these nodes know too. Else they would go on alone."""
-    until = None if state.gather_until is None else min(state.gather_until, at + SETTLE)
-    return go_on_if_ended(gathered(replace(state, why=why, signum=signum, halted=True, gather_until=until), at), at)
+    state = halt(replace(state, why=why, signum=signum, succession=state.succession.settling(at)))
+    return go_on_if_ended(_gathered(state, at), at)
+
+
+def _gathered(state: State, at: float) -> State:
+    """Wait no longer than it takes for the nodes of a lost coordinator."""
+    return replace(state, succession=state.succession.gathered(state.policy, state.members, at))
+
+
+def _with_ended(state: State, *members: Member) -> State:
+    """Note that the agents of these nodes have ended: they do not go on elsewhere."""
+    votes = tuple(vote for member in members for vote in member.votes)
+    return replace(state, succession=state.succession.with_ended(votes))
 
 
 def _on_past_stop(state: State, event: events.PastStop) -> Result:
     """Do what the lost coordinator was about to do: end the job after a signal, or decide what follows a failure."""
     why, signum = event.why, event.signum
-    is_stopping_after_it = state.took_over and state.phase is Phase.STOPPING
-    if why in (Why.FAILED, Why.HUNG) and is_stopping_after_it and not state.halted:
+    is_stopping_after_it = state.succession.took_over and state.phase is Phase.STOPPING
+    if why in (Why.FAILED, Why.HUNG) and is_stopping_after_it and not state.end.halted:
         return replace(state, why=why), ()
-    if why is not Why.SIGNALLED or state.halted:
+    if why is not Why.SIGNALLED or state.end.halted:
         return state, ()
     state = _note(state, signum)
     if is_stopping_after_it:
@@ -277,31 +288,31 @@ def _on_past_stop(state: State, event: events.PastStop) -> Result:
 
 def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     """Note how the workers of this node ended; after the last node, decide what follows."""
-    member = state.members[event.id]
-    state = replace(
-        state,
-        node_exits=state.node_exits.with_item(event.id, event.exits),
-        has_begun=state.has_begun or bool(event.exits or event.leftovers),
-    )
+    member, generation = state.members[event.id], state.generation
+    generation = replace(generation, node_exits=generation.node_exits.with_item(event.id, event.exits))
+    has_begun = state.has_begun or bool(event.exits or event.leftovers)
+    state = replace(state, generation=generation, has_begun=has_begun)
     if member.is_leaving and event.id != SELF_ID:
-        state = with_ended(replace(state, members=state.members.without(event.id)), member.votes)
+        state = _with_ended(replace(state, members=state.members.without(event.id)), member)
         state, then = _go_on_without_leaving(state, event.at)
         return state, (actions.Release(event.id, member.leaves_by), *then)
-    state = replace(
-        state,
-        members=state.members.with_member(replace(member, has_ended=True)),
-        start_failure=state.start_failure or event.start_failure,
-        leftovers=(*state.leftovers, *event.leftovers),
-        halted=state.halted or bool(event.leftovers),  # the next generation would run beside these processes
+    generation = replace(
+        generation,
+        start_failure=generation.start_failure or event.start_failure,
+        leftovers=(*generation.leftovers, *event.leftovers),
     )
+    state = replace(state, generation=generation, members=state.members.with_member(replace(member, has_ended=True)))
+    if event.leftovers:
+        state = halt(state)  # the next generation would run beside these processes
     if member.is_leaving:
         return _go_on_without_leaving(state, event.at)
-    if state.phase is Phase.STOPPING and state.signum == SIGINT and len(state.node_exits) == 1 and state.running:
-        # there a worker may wait in C for one of these, and only SIGKILL ends it
-        return state, (actions.StopNodes(state.running, SIGINT, others_ended=True),)
-    if state.phase is Phase.RUNNING and state.notice_at is None:
-        state = replace(state, notice_at=event.at + EARLY_EXIT_WARNING)
-    return go_on_if_ended(state, event.at)
+    is_first_after_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT and len(generation.node_exits) == 1
+    if is_first_after_ctrl_c and not state.members.have_ended:
+        # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
+        return state, (actions.StopNodes(state.members.running, SIGINT, others_ended=True),)
+    if state.phase is Phase.RUNNING and generation.early_exits_at is None:
+        generation = replace(generation, early_exits_at=event.at + EARLY_EXIT_WARNING)
+    return go_on_if_ended(replace(state, generation=generation), event.at)
 
 
 # --- a node that leaves: SIGTERM came to one agent of an elastic job, as before a pod or spot machine is taken, or SIGHUP, since
@@ -322,7 +333,7 @@ def _goes_on_without(state: State, id: int) -> bool:
 
 def _is_ending(state: State) -> bool:
     """Whether no generation follows the one that is being stopped."""
-    return state.phase is Phase.STOPPING and (state.halted or state.why not in MAY_RESTART)
+    return state.phase is Phase.STOPPING and (state.end.halted or state.why not in MAY_RESTART)
 
 
 def _staying(state: State, id: int) -> int:
@@ -337,12 +348,12 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     others = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
     announces = actions.Print(f"{member} leaves ({signal_name(event.signum)}): all workers start again {others}")
     members = state.members.with_member(replace(member, leaves_by=event.signum))
-    state = replace(state, members=members, regroup_at=at + REGROUP)
+    state = replace(state, members=members, rendezvous=replace(state.rendezvous, regroup_at=at + REGROUP))
     if not member.runs:
         starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING, Phase.ANNOUNCING)
         state, then = _on_agent_lost(state, id, OWN_END, at, has_ended=True)
         if state.phase is Phase.PAUSING:
-            state = replace(state, phase_deadline=max(state.phase_deadline or at, state.regroup_at))
+            state = replace(state, phase_deadline=max(state.phase_deadline or at, at + REGROUP))
         return state, (*((announces,) if starts_again else ()), *then, actions.Release(id, event.signum))
     if state.phase is Phase.RUNNING:
         state, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=id)
@@ -352,20 +363,19 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
 
 def _has_heirs(state: State) -> bool:
     """Whether the nodes that stay can go on without this one, of which one takes over. Spares alone cannot."""
-    if not state.policy.has_successors or not state.electorates:
+    if not state.policy.has_successors or not state.succession.electorates:
         return False
     leaving = [one for one in state.members.values() if one.id == SELF_ID or one.is_leaving]
     staying = Members.of(one for one in state.members.values() if one not in leaving)
-    if state.gather_until is not None:  # others are still to come
+    if state.succession.gather_until is not None:  # others are still to come
         return any(one.votes for one in staying.values())
-    left = with_ended(state, tuple(vote for one in leaving for vote in one.votes))
-    return may_go_on(replace(left, members=staying, took_over=True))
+    return replace(_with_ended(state, *leaving).succession, took_over=True).may_go_on(staying)
 
 
 def _is_waited_for(state: State) -> bool:
     """Whether the other nodes wait for node 0 to be started again, should it end: nothing has been announced yet."""
     policy = state.policy
-    return policy.has_successors and policy.replaceable and not state.electorates and len(state.members) > 1
+    return policy.has_successors and policy.replaceable and not state.succession.electorates and len(state.members) > 1
 
 
 def _go_on_without_leaving(state: State, at: float) -> Result:
@@ -378,14 +388,16 @@ def _go_on_without_leaving(state: State, at: float) -> Result:
     if not _is_ending(state):
         if _has_heirs(state):
             return _hand_over(state)
-        state = replace(state, why=Why.SIGNALLED, signum=own.leaves_by, halted=True)
+        state = halt(replace(state, why=Why.SIGNALLED, signum=own.leaves_by))
     return go_on_if_ended(state, at)
 
 
 def _on_own_leaving(state: State, event: events.NodeStopping) -> Result:
     """Have another node take over once the workers here have ended; they may save something, as all workers do."""
     own = replace(state.members[SELF_ID], leaves_by=event.signum)
-    what = "another node takes over" if state.electorates else "the others wait until node 0 is started again"
+    what = (
+        "another node takes over" if state.succession.electorates else "the others wait until node 0 is started again"
+    )
     announces = actions.Print(f"{own} leaves ({signal_name(event.signum)}): {what}")
     state = replace(state, members=state.members.with_member(own))
     if not own.runs:
@@ -400,15 +412,19 @@ def _on_own_leaving(state: State, event: events.NodeStopping) -> Result:
 def _hand_over(state: State) -> Result:
     """Leave the job to the nodes that stay."""
     signum = state.members[SELF_ID].leaves_by
-    ended = replace(state, phase=Phase.ENDED, status=exitcodes.of_signal(signum))
-    return ended, (actions.HandOver(signum), actions.Release(SELF_ID, signum))
+    return _ended_here(state, exitcodes.of_signal(signum)), (actions.HandOver(signum), actions.Release(SELF_ID, signum))
 
 
 def _on_own_unfit(state: State, reason: str) -> Result:
     """Leave the job to the other nodes at once, since no worker has been started here; do nothing if they cannot go on."""
     if not _has_heirs(state) or _is_ending(state) or not _goes_on_without(state, SELF_ID):
         return state, ()
-    return replace(state, phase=Phase.ENDED, status=exitcodes.NODE_LOST), (actions.HandOver(0, reason),)
+    return _ended_here(state, exitcodes.NODE_LOST), (actions.HandOver(0, reason),)
+
+
+def _ended_here(state: State, status: int) -> State:
+    """Return the state of a coordinator that has ended with this status, while the job goes on elsewhere."""
+    return replace(state, phase=Phase.ENDED, end=replace(state.end, status=status))
 
 
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
@@ -418,7 +434,8 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
     """
     # its own workers may have ended with 0 while those of others hang
     why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
-    alone = replace(state, members=Members.of([state.members[event.id]]), electorates=(), gather_until=None, why=why)
+    own, succession = state.members[event.id], state.succession.left_to_others()
+    alone = replace(state, members=Members.of([own]), succession=succession, why=why)
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)
     return state, (actions.HandOver(0), *then, *ended)
@@ -427,26 +444,79 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
 # --- time
 
 
+def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
+    """Note for how long a node has made no progress. If no node has for too long, stop all workers, or print it."""
+    if state.phase is not Phase.RUNNING or state.limits.suspended_at is not None or state.is_debugged:
+        return state, ()
+    before, limit = state.idleness, state.policy.hang_timeout or limits.NOTICED
+    idleness, idle_for = before.after_report(event.id, event.since, event.at, state.members, limit)
+    if idle_for is None:
+        moves_again = before.is_printed and not idleness.is_printed
+        then = (actions.NameProgress(event.at - idleness.printed_at),) if moves_again else ()
+        return replace(state, idleness=idleness), then
+    if state.policy.hang_timeout is not None:
+        return stop(replace(state, idleness=idleness), Why.HUNG, SIGTERM, event.at)
+    return replace(state, idleness=replace(idleness, printed_at=event.at)), (actions.NameIdle(idle_for),)
+
+
+def _on_limits_paused(state: State, id: int, *, paused: bool) -> Result:
+    """Have the time limits wait while a debugger holds a worker of this node; print that once for each other node."""
+    before, line = state.limits, limits.line_on_debugger(state.policy, state.members[id])
+    if not paused:
+        return replace(state, limits=replace(before, debugging=before.debugging - {id})), ()
+    is_named = id == SELF_ID or id in before.named_as_debugging or not line
+    return replace(state, limits=before.with_debugger(id)), () if is_named else (actions.Print(line),)
+
+
+def _on_resumed(state: State, at: float) -> State:
+    """Move the deadlines by the time that the job was suspended. The rendezvous has not waited meanwhile."""
+    suspended_at, deadline = state.limits.suspended_at, state.phase_deadline
+    if suspended_at is not None and deadline is not None and state.phase is not Phase.RENDEZVOUS:
+        deadline += at - suspended_at
+    return replace(state, limits=state.limits.resumed(at), phase_deadline=deadline)
+
+
 def _on_deadline(state: State, at: float) -> Result:
     """Do what is due at this time: stop the job, start, end a rendezvous in vain, or print what the job waits for."""
-    if state.deadline is None or at < state.deadline:
+    if not is_due(state.deadline, at):
         return state, ()
-    if state.job_deadline is not None and at >= state.job_deadline and state.has_time_limit:
+    if is_due(state.limits.job_deadline, at) and state.has_time_limit:
         return _stop_job(state, Why.TIMED_OUT, SIGTERM, at)
-    if state.gather_until is not None and at >= state.gather_until:
-        return go_on_if_ended(replace(state, gather_until=None, notice_at=None), at)
-    if state.phase_deadline is not None and at >= state.phase_deadline:
+    if state.succession.gather_until is not None:
+        return _on_gathering_due(state, at)
+    if is_due(state.phase_deadline, at):
         if state.phase is Phase.RENDEZVOUS:  # no further node has joined in time
             return start(state, at)
-        return start_if_enough(waiting(state, at), at, is_restart=True)
-    if state.rdzv_deadline is not None and at >= state.rdzv_deadline:
-        text = f"the rendezvous timed out: {rendezvous.joined(state)}; missing: {rendezvous.missing(state)}"
-        if state.generation < 0:
-            return end(replace(state, why=Why.NOT_MET), text)
-        hint = "type the same command on another node in time, or allow fewer nodes, as `--nnodes MIN:MAX` does"
-        return end(replace(state, why=Why.NODE_LOST), f"too few nodes are left, and {text}", hint)
-    if state.phase is Phase.RENDEZVOUS or state.gather_until is not None:
-        return replace(state, notice_at=at + NEXT_NOTICE), (actions.Print(rendezvous.waiting(state, at)),)
-    finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
+        return start_if_enough(wait_for_nodes(state, at), at, is_restart=True)
+    if state.phase is Phase.RENDEZVOUS:
+        return _on_rendezvous_due(state, at)
+    return _on_early_exits_due(state)
+
+
+def _on_gathering_due(state: State, at: float) -> Result:
+    """Go on without the nodes of a lost coordinator that have not come in time, or print that they are waited for."""
+    if is_due(state.succession.gather_until, at):
+        return go_on_if_ended(replace(state, succession=state.succession.gathering_ended()), at)
+    succession, line = state.succession.waiting(state.members, at)
+    return replace(state, succession=succession), (actions.Print(line),)
+
+
+def _on_rendezvous_due(state: State, at: float) -> Result:
+    """End a rendezvous in vain, or print which nodes it waits for."""
+    policy, members = state.policy, state.members
+    if not is_due(state.rendezvous.deadline, at):
+        line = state.rendezvous.waiting(policy, members, at)
+        return replace(state, rendezvous=replace(state.rendezvous, line_at=at + NEXT_LINE)), (actions.Print(line),)
+    joined, missing = rendezvous.joined(policy, members), rendezvous.missing(policy, members)
+    text = f"the rendezvous timed out: {joined}; missing: {missing}"
+    if state.generation.number < 0:
+        return end_job(replace(state, why=Why.NOT_MET), text)
+    hint = "type the same command on another node in time, or allow fewer nodes, as `--nnodes MIN:MAX` does"
+    return end_job(replace(state, why=Why.NODE_LOST), f"too few nodes are left, and {text}", hint)
+
+
+def _on_early_exits_due(state: State) -> Result:
+    """Print which nodes have finished while the workers of others run on."""
+    finished = ", ".join(str(member) for member in state.members.taking_part if member.has_ended)
     line = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
-    return replace(state, notice_at=None), (actions.Print(line),)
+    return replace(state, generation=replace(state.generation, early_exits_at=None)), (actions.Print(line),)

@@ -15,7 +15,7 @@ from ddplaunch.launcher.decide.node.state import Phase, State
 from ddplaunch.launcher.decide.node.teardown import Result
 from ddplaunch.spec.outcome import Why, WorkerExit
 from ddplaunch.system import exitcodes
-from ddplaunch.system.loop.deadline import soonest
+from ddplaunch.system.loop.deadline import is_due, soonest
 
 # seconds to wait for the end of the cause, which may have closed its connections long before, and for the others to fail likewise
 CAUSE_TIMEOUT = 3.0
@@ -349,9 +349,9 @@ def _on_deadline(state: State, at: float) -> Result:
     due = soonest(state.deadline, state.rest_until)
     if due is None or at < due:
         return state, ()
-    warns = _is_due(state.warning_deadline, at) and not state.pauses_limits
+    warns = is_due(state.warning_deadline, at) and not state.pauses_limits
     match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.is_held:
+        case Phase.RUNNING | Phase.SETTLING if is_due(state.raised_deadline, at) and not state.is_held:
             return replace(state, raised_deadline=None), (actions.FindRaised(),)
         case Phase.RUNNING | Phase.SETTLING if warns:
             gone = ", ".join(map(str, sorted(exit.rank for exit in state.exits)))
@@ -359,7 +359,7 @@ def _on_deadline(state: State, at: float) -> Result:
             others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
             line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
             return replace(state, warning_deadline=float("inf")), (actions.Print(line),)
-        case Phase.RUNNING if _is_due(state.progress_check_at, at):
+        case Phase.RUNNING if is_due(state.progress_check_at, at):
             # if the check comes late, all was paused meanwhile: that time does not count as idle
             late = at - (state.progress_check_at or at)
             state = replace(state, progress_check_at=None, idle_since=state.idle_since + late)
@@ -368,7 +368,7 @@ def _on_deadline(state: State, at: float) -> Result:
             return teardown.stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.delayed_stop and at >= state.delayed_stop.until:
             return teardown.stop_with_stacks(state, at) if state.delayed_stop.for_stacks else teardown.send_stop(state)
-        case Phase.STOPPING if _is_due(state.stuck_deadline, at):
+        case Phase.STOPPING if is_due(state.stuck_deadline, at):
             return teardown.look_for_stuck(state, at)
         case Phase.STOPPING if warns and at < (state.phase_deadline or at):
             until_kill = (state.phase_deadline or at) - at
@@ -395,7 +395,3 @@ def _on_sweep_timeout(state: State, at: float) -> Result:
         return teardown.sweep(state, SIGKILL, at + teardown.KILL_TIMEOUT - teardown.TIDY_TIMEOUT, sparing=False)
     state, then = teardown.swept(state)  # they are in uninterruptible sleep
     return state, (actions.Print(f"could not be ended: {', '.join(state.leftovers)}"), *then)
-
-
-def _is_due(deadline: float | None, at: float) -> bool:
-    return deadline is not None and at >= deadline
