@@ -140,7 +140,7 @@ class SimulatedAgent(Agent):
     def exit_if_over(self) -> None:
         if self.state.phase is not Phase.ENDED or not self.link.is_over:
             return
-        self.status = self.state.status
+        self.status = self.state.end.status
         self.world.note(self, f"exits with {self.status}")
         if any(worker.agent is self and not self.is_stuck for worker in self.world.workers):
             raise Violation(f"nothing is left: {self} exits while its workers run")

@@ -156,7 +156,7 @@ class Simulation:
 
     def _signal_again(self, agent: SimulatedAgent, signum: int) -> None:
         """Send a second signal, after which no worker may live for long."""
-        is_second = agent.state.signum and agent.state.phase in (Phase.STOPPING, Phase.KILLING)
+        is_second = agent.state.end.signum and agent.state.phase in (Phase.STOPPING, Phase.KILLING)
         if agent.process.is_alive and not agent.process.is_paused and is_second:
             self.world.at(self.world.now + 2 * self.scenario.delay + 1.5, self._check_killed, agent, signum)
         self._signal(agent, signum, escalates=True)

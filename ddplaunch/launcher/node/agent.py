@@ -127,10 +127,10 @@ class Agent:
                 self._before_sleep()
                 self._loop.run_once()
             self._shutdown.wait_for(self._outward)
-        assert self._state.status is not None
+        assert self._state.end.status is not None
         assert link.end is not None
         self._shutdown.leave(self._state, self._exits, link)
-        return self._state.status
+        return self._state.end.status
 
     def _report_job(self) -> None:
         """Do from now on what one node does for the whole job: tell programs outside of it, and look for the stop file."""
@@ -392,7 +392,7 @@ class Agent:
 
     def _on_order_to_begin(self, generation: orders.Generation) -> None:
         """Begin a generation; if it is a restart, once the node has passed its health check."""
-        is_ending = self._state.signum or self._state.front_lost
+        is_ending = self._state.end.signum or self._state.end.front_lost
         if self._context.inputs.spec.health_check is None or generation.number == 0 or is_ending:
             self._begin(generation)
             return
@@ -453,7 +453,7 @@ class Agent:
         for action in actions:
             self._reporter.on_action(action)
             self.handle(action)
-        if self._state.signum or self._state.front_lost:
+        if self._state.end.signum or self._state.end.front_lost:
             self._begin_unchecked()  # and that generation ends at once
 
     def _on_deadline(self) -> None:
@@ -507,14 +507,16 @@ class Agent:
         """Report to the coordinator how the workers of this node have ended."""
         state = self._state
         self._exits = self._generations.reap(state)
-        raised = dict(state.raised)
+        raised = dict(state.raised.errors)
         exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self._exits)
         if (inspected := self._generations.inspected) is not None and inspected.samples:
             from ddplaunch.launcher.look.answers import stacks_at_end  # most jobs do not fail
 
             if (seen := stacks_at_end(state.generation, inspected.samples)) is not None:
                 self._report(seen)
-        self._report(NodeEnd(state.generation, exits, state.start_failure, state.leftovers, self._reporter.traces))
+        self._report(
+            NodeEnd(state.generation, exits, state.start_failure, state.teardown.leftovers, self._reporter.traces)
+        )
 
     def _exit(self, status: int) -> None:
         """Conclude: nothing is left, and this node ends with this status."""
@@ -526,6 +528,6 @@ class Agent:
         if end is None:  # the coordinator did not answer, and the user does not wait for it
             self._link.leave()
         if end is None or (end.why == "signalled" and self._link.coordinator is None and not end.text):
-            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.signum))
+            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.end.signum))
         self._shutdown.conclude(self._state, self._exits, self._link, time.monotonic())
         self._run_socket.ended(end)

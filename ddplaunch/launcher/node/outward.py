@@ -164,7 +164,7 @@ class Look:
         plan = reporter.plan
         if plan is None or not reporter.reports_job:
             return None
-        ages = [now - state.idle_since]
+        ages = [now - state.progress.idle_since]
         known = {exit.rank: exit.progress for exit in state.exits if exit.progress is not None}
         if workers is not None:
             ages += workers.quiet.values()
@@ -181,7 +181,7 @@ class Look:
             started_at=epoch - (reporter.clock() - reporter.began),
             progressed_at=epoch - min(ages),
             progress=self._progress or _by_collectives(link),
-            status=state.status,
+            status=state.end.status,
         )
 
 

@@ -169,10 +169,10 @@ class Reporter:
         if (fields := of_event(event)) is not None:
             self.emit(fields[0], **fields[1])
         match event:
-            case node.SignalReceived() if event.taken_for and (before.signum or not before.is_going):
+            case node.SignalReceived() if event.taken_for and (before.end.signum or not before.is_going):
                 self.print(render_repeated(event, os.getppid()))
             case node.SignalReceived(signum, _, escalates) if signum != signal.SIGWINCH:
-                is_first = before.why is Why.COORDINATOR and not before.signum
+                is_first = before.why is Why.COORDINATOR and not before.end.signum
                 stops = escalates and not is_first and signum in before.policy.stop_signals
                 # Ctrl-C under a debugger goes to its worker, and stops nothing
                 stops = stops and not (signum == signal.SIGINT and before.debugger)
@@ -186,8 +186,8 @@ class Reporter:
                 began, _, farthest = self._generations[-1]
                 if farthest is None or exit.progress.step > farthest.step:
                     self._generations[-1] = began, exit.at, exit.progress
-            case node.Swept(left) if before.last_sweep is not None:
-                self.emit("swept", signal=int(before.last_sweep.signum), left=list(left))
+            case node.Swept(left) if before.teardown.last_sweep is not None:
+                self.emit("swept", signal=int(before.teardown.last_sweep.signum), left=list(left))
 
     def on_action(self, action: node.Action) -> None:
         """Report something that is being done."""
@@ -309,7 +309,7 @@ class Reporter:
         if self._left_after is not None:
             self.emit("left_after_notice", **self._left_after)
         text = plain(text or self._closing).partition("\n")[0].removeprefix("ddplaunch: ").removeprefix("error: ")
-        self.emit("job_ended", status=state.status, why=why, seconds=round(at - self.began, 3), text=text)
+        self.emit("job_ended", status=state.end.status, why=why, seconds=round(at - self.began, 3), text=text)
         ending = summary(state, exits, at - self.began, why, self.job_failure, self._left_after)
         if (to_caller := self._to_caller) is not None:
             to_caller({"type": "outcome", **ending, "workers": ()})

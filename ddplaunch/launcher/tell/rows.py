@@ -73,7 +73,7 @@ def summary(
         first = state.start_failure or state.failure
     return {
         "v": 1,
-        "status": state.status,
+        "status": state.end.status,
         "why": why,
         "seconds": round(seconds, 3),
         "restarts": state.generation,

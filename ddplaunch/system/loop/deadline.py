@@ -11,3 +11,8 @@ def soonest(*deadlines: float | None) -> float | None:
 def is_due(deadline: float | None, at: float) -> bool:
     """Whether this deadline has come."""
     return deadline is not None and at >= deadline
+
+
+def later(deadline: float | None, seconds: float) -> float | None:
+    """Return the deadline moved by so many seconds; None if there is none."""
+    return None if deadline is None else deadline + seconds

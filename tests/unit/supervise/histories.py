@@ -95,9 +95,11 @@ class OneNode:
                 case node.Escalate(signum):
                     self._decide(job.NodeEscalated(SELF_ID, signum, at), at)
                 case node.ReportEnded():
-                    raised = dict(self.node.raised)
+                    raised = dict(self.node.raised.errors)
                     exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self.node.exits)
-                    self._decide(job.NodeEnded(SELF_ID, exits, self.node.start_failure, at, self.node.leftovers), at)
+                    self._decide(
+                        job.NodeEnded(SELF_ID, exits, self.node.start_failure, at, self.node.teardown.leftovers), at
+                    )
                 case node.PauseLimits(paused):
                     self._decide(job.LimitsPaused(SELF_ID, paused), at)
                 case node.Suspend():

@@ -81,7 +81,7 @@ def test_ranks_that_a_debugger_is_attached_to_stop_the_time_and_are_not_still():
     assert one.deadline is None
     last = (*attached, DebuggerDetached(0, 60.0), DebuggerDetached(1, 61.0))
     state, _ = one_node(*last, policy=looking, timeout=99.0)
-    assert state.idle_since == 61.0
+    assert state.progress.idle_since == 61.0
     assert one_node(*last, DeadlineReached(61.5), policy=looking)[1] == [Observe()]
 
 

@@ -69,7 +69,7 @@ def test_workers_that_do_not_move_are_asked_where_they_are_and_stopped_with_123(
     assert actions == [StopWorkers(SIGTERM, ALL)]
     ends = [ended(rank, 6.0, code=None, signal=15, stopped_with=15, stopped_at=5.5) for rank in sorted(ALL)]
     state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksCaptured(5.5), *ends, NOTHING_LEFT, **HUNG)
-    assert state.node.status == 123
+    assert state.node.end.status == 123
 
 
 WAIT = frozenset({0, 2})
@@ -97,9 +97,12 @@ def test_those_that_have_not_moved_then_are_killed_and_the_others_keep_their_tim
 
 
 def test_a_job_that_does_not_hang_and_one_with_a_short_grace_period_kill_nobody_early():
-    assert one_node(*STUCK, **{**HUNG, "policy": replace(LOOKING, grace_period=5.0)})[0].node.stuck_deadline is None
+    assert (
+        one_node(*STUCK, **{**HUNG, "policy": replace(LOOKING, grace_period=5.0)})[0].node.teardown.stuck_deadline
+        is None
+    )
     moving = (*FIRST, *looks(2, 3), *look(4, progressed=True), SignalReceived(SIGINT, 5.0), StacksCaptured(5.5, WAIT))
-    assert one_node(*moving, **LONG)[0].node.stuck_deadline is None
+    assert one_node(*moving, **LONG)[0].node.teardown.stuck_deadline is None
 
 
 INTERRUPTED = (*STARTED, SignalReceived(SIGINT, 5.0), StacksCaptured(5.1, ALL, WAIT))
@@ -109,7 +112,7 @@ def test_after_ctrl_c_those_that_waited_for_others_are_looked_at_again_once_one_
     assert one_node(*INTERRUPTED, **LONG)[0].node.deadline == 10.1
     again = (*INTERRUPTED, DeadlineReached(10.1))
     state, actions = one_node(*again, **LONG)
-    assert (actions, state.node.stuck_deadline) == ([], 15.1)  # the rank that they wait for may be saving
+    assert (actions, state.node.teardown.stuck_deadline) == ([], 15.1)  # the rank that they wait for may be saving
     assert one_node(*again, DeadlineReached(10.1), **LONG)[1] == [NameRunning(ALL, 25.0)]
     assert one_node(*again, ended(1, 11.0), DeadlineReached(15.1), **LONG)[1] == [FindStuck(WAIT)]
     assert one_node(*INTERRUPTED, ended(1, 6.0), DeadlineReached(10.1), **LONG)[1] == [FindStuck(WAIT)]
@@ -119,20 +122,20 @@ def test_so_are_they_once_all_workers_of_another_node_have_ended():
     told = (*STARTED, node.StopOrdered(SIGINT, 5.0), StacksCaptured(5.1, ALL, WAIT))
     ended_elsewhere = node.StopOrdered(SIGINT, 6.0, others_ended=True)
     policy = replace(POLICY, stacks_within=2.0, grace_period=30.0)
-    assert one_node(*told, DeadlineReached(10.1), policy=policy)[0].node.stuck_deadline == 15.1
+    assert one_node(*told, DeadlineReached(10.1), policy=policy)[0].node.teardown.stuck_deadline == 15.1
     assert one_node(*told, ended_elsewhere, DeadlineReached(10.1), policy=policy)[1] == [FindStuck(WAIT)]
 
 
 def test_after_another_signal_of_the_user_they_keep_their_time():
     terminated = (*STARTED, SignalReceived(SIGTERM, 5.0), StacksCaptured(5.1, ALL, WAIT))
-    assert one_node(*terminated, **LONG)[0].node.stuck_deadline is None
+    assert one_node(*terminated, **LONG)[0].node.teardown.stuck_deadline is None
 
 
 def test_what_is_found_of_a_stop_that_is_suspended_kills_nobody_and_the_time_to_look_moves():
     suspended = (*STUCK, SignalReceived(SIGTSTP, 7.5))
     assert one_node(*suspended, StuckFound(frozenset({0}), 8.0), **LONG)[1] == []
     resumed = (*suspended, SignalReceived(SIGCONT, 107.5))
-    assert one_node(*resumed, **LONG)[0].node.stuck_deadline == 110.5
+    assert one_node(*resumed, **LONG)[0].node.teardown.stuck_deadline == 110.5
 
 
 def test_nccl_is_not_asked_why_a_job_ends_that_does_not_hang():
@@ -174,7 +177,7 @@ def test_a_suspended_job_does_not_hang():
     assert one_node(*suspended, **HUNG)[0].node.deadline is None
     resumed = (*suspended, SignalReceived(SIGCONT, 103.5))
     state, _ = one_node(*resumed, **HUNG)
-    assert (state.node.deadline, state.node.idle_since) == (104.0, 101.0)
+    assert (state.node.deadline, state.node.progress.idle_since) == (104.0, 101.0)
     assert one_node(*resumed, *looks(104), **HUNG)[0].node.phase is Phase.RUNNING
     assert one_node(*resumed, *looks(104, 105), **HUNG)[0].node.phase is Phase.STOPPING
 
@@ -183,12 +186,12 @@ def test_what_was_seen_of_a_job_that_was_suspended_meanwhile_does_not_count():
     asked = (*FIRST, *looks(2), DeadlineReached(3.0), SignalReceived(SIGTSTP, 3.1), Observed(False, 3.2))
     state, actions = one_node(*asked, **HUNG)
     assert actions == []
-    assert state.node.idle_since == 3.2
+    assert state.node.progress.idle_since == 3.2
 
 
 def test_a_look_that_comes_late_counts_no_more_than_one_that_comes_in_time():
     late = (*FIRST, *looks(2, 9))  # the machine was slow, or everything was paused for less than the clock notices
-    assert one_node(*late, **HUNG)[0].node.idle_since == 7.0
+    assert one_node(*late, **HUNG)[0].node.progress.idle_since == 7.0
     assert one_node(*late, *looks(10), **HUNG)[0].node.phase is Phase.RUNNING
 
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.node import *
+from ddplaunch.launcher.decide.node.state import End
 from ddplaunch.spec.outcome import StartFailure, Why
 from tests.unit.supervise.histories import ALL, LEFT, LOST, NOTHING_LEFT, POLICY, STARTED, calm, ended
 from tests.unit.supervise.phases import node_step
@@ -62,18 +63,18 @@ def test_what_follows_from_a_failure_only_the_coordinator_says():
     failed = (*FIRST, ended(1, code=3), ENDS[0], ENDS[2], NOTHING_LEFT)
     state, actions = after(*failed, GenerationBegun(1, ALL, 9.0))
     assert actions == [StartWorkers(1)]
-    assert (state.exits, state.raised, state.why) == ((), (), None)
+    assert (state.exits, state.raised.errors, state.why) == ((), (), None)
     state, actions = after(*failed, JobEnded(7, 9.0))
     assert actions == [Exit(7)]
     assert state.phase is Phase.ENDED
 
 
-OUTLIVES = {"abandoned", "front_lost", "halted", "signum", "status"}  # the end of a generation
+OUTLIVES = {"end": End(abandoned=True)}  # the end of a generation
 
 
 @pytest.mark.parametrize("field", [name for name in State.__annotations__ if name != "policy"])
 def test_a_generation_begins_with_nothing_of_the_last_but_what_is_not_of_one_alone(field):
-    of_the_last = object()
+    of_the_last = OUTLIVES.get(field, object())
     state, _ = node.step(replace(node.State(policy=POLICY), **{field: of_the_last}), GenerationBegun(4, SECOND, 1.0))
     assert (getattr(state, field) is of_the_last) is (field in OUTLIVES)
     assert state.policy == replace(POLICY, ranks=SECOND)

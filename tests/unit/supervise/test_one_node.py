@@ -550,7 +550,7 @@ def test_whatever_happens_the_job_ends_once_signals_and_deadlines_have_come(even
         actions = state.take(event)
         exits += sum(isinstance(action, Exit) for action in actions)
         if exits:
-            assert state.status is not None
+            assert state.end.status is not None
         for action in actions:
             if isinstance(action, (StopWorkers, KillWorkers, ForwardSignal)):
                 assert action.ranks <= ALL
@@ -576,11 +576,7 @@ def test_a_job_of_one_node_and_the_only_node_of_an_elastic_job_do_and_end_alike(
     for event in events:
         if can_happen(alone, event):
             assert alone.take(event) == elastic.take(event)
-    assert (alone.status, alone.job.why, alone.job.end.requeue) == (
-        elastic.status,
-        elastic.job.why,
-        elastic.job.end.requeue,
-    )
+    assert (alone.node.end, alone.job.why, alone.job.end) == (elastic.node.end, elastic.job.why, elastic.job.end)
 
 
 # --- a notice of the end

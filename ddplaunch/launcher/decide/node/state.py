@@ -5,11 +5,12 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.first_failure import first_failure
 from ddplaunch.launcher.decide.node.actions import Sweep
 from ddplaunch.spec.outcome import StartFailure, Why, WorkerError, WorkerExit
-from ddplaunch.system.loop.deadline import soonest
+from ddplaunch.system.loop.deadline import later, soonest
 
 
 class Phase(Enum):
@@ -62,57 +63,104 @@ class DelayedStop(Struct, frozen=True, kw_only=True):
     for_stacks: bool = False  # whether it waits for the workers' stacks, not for the cluster
 
 
-class State(Struct, frozen=True, kw_only=True):
-    """Everything that the next step depends on."""
+class End(Struct, frozen=True, kw_only=True):
+    """What is known of the end of the job, from one generation to the next."""
 
-    policy: Policy
-    phase: Phase = Phase.WAITING
-    why: Why | None = None  # why the workers of this generation are to end
-
-    # from one generation to the next
     signum: int = 0  # the signal that asked the job to stop
     abandoned: bool = False  # the user has stopped a job that would be queued again after a notice
     front_lost: bool = False  # while the workers were being stopped: no generation may begin after that
     halted: bool = False  # the coordinator knows that no generation may begin
     status: int | None = None  # of the job, once the coordinator has sent it or is lost
 
-    # of this generation
-    generation: int = 0
-    generation_at: float = 0.0  # when it began
-    alone: bool = False  # no other node takes part
-    pending: frozenset[int] = frozenset()  # ranks that have no process yet
-    alive: frozenset[int] = frozenset()
-    exits: tuple[WorkerExit, ...] = ()  # in order of death
-    raised: tuple[tuple[int, WorkerError], ...] = ()  # exceptions that workers recorded before they ended, by rank
-    causes: frozenset[int] = frozenset()  # ranks in `raised` whose errors do not merely follow another worker's end
-    start_failure: StartFailure | None = None
-    notice: int = 0  # the first of policy.notices that came
-    hosts_store: bool = False  # this node hosts torch's store, because a worker of another node waited for it
-    suspended_at: float | None = None
-    phase_deadline: float | None = None  # when this phase has waited long enough
-    warning_deadline: float | None = None  # when to name the workers that exited early, or that still run in a stop
 
-    # while the workers run
-    raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
-    progress_check_at: float | None = None  # when to check again whether the workers make progress
+class Raised(Struct, frozen=True, kw_only=True):
+    """The exceptions that workers recorded before they ended."""
+
+    errors: tuple[tuple[int, WorkerError], ...] = ()  # by rank
+    causes: frozenset[int] = frozenset()  # ranks whose errors do not merely follow another worker's end
+    deadline: float | None = None  # when a worker that has recorded an exception should have ended
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """What the checks of progress have found while the workers run."""
+
+    check_at: float | None = None  # when to check again whether the workers make progress
     idle_since: float = 0.0  # when a worker last made progress
     is_idle: bool = False  # the last report said that no worker made progress
 
-    # while debuggers hold workers
+
+class Debugging(Struct, frozen=True, kw_only=True):
+    """Which workers are held in debuggers, or wait for one."""
+
     at_terminal: int | None = None  # the rank that failed and has the terminal for its debugger
     was_debugged: bool = False  # that rank has left its debugger, and ends
     queued: tuple[int, ...] = ()  # ranks that failed as well, and wait until that rank has left its debugger
     attached: frozenset[int] = frozenset()  # ranks that `ddplaunch attach` holds, or a client of debugpy
     interrupted: bool = False  # Ctrl-C went to the rank at the terminal
 
-    # while the workers are stopped
+
+class Teardown(Struct, frozen=True, kw_only=True):
+    """How far a stop of the workers has come."""
+
     delayed_stop: DelayedStop | None = None
-    job_hangs: bool = False  # they are stopped because none made progress
+    job_hangs: bool = False  # the workers are stopped because none made progress
     others_ended: bool = False  # all workers of another node have ended since the stop
     compared: frozenset[int] = frozenset()  # ranks whose stacks before the stop are compared with later ones
     stuck_deadline: float | None = None  # when to do that
     last_sweep: Sweep | None = None
     leftovers: tuple[str, ...] = ()  # processes that the last sweep found
+
+    def without_deadlines(self) -> Teardown:
+        """Return the teardown when the phase that its deadlines limit is over."""
+        return replace(self, delayed_stop=None, stuck_deadline=None)
+
+    def later(self, seconds: float) -> Teardown:
+        """Return the teardown after a suspension, which its deadlines do not count."""
+        delayed = self.delayed_stop
+        delayed = replace(delayed, until=delayed.until + seconds) if delayed is not None else None
+        return replace(self, delayed_stop=delayed, stuck_deadline=later(self.stuck_deadline, seconds))
+
+
+class State(Struct, frozen=True, kw_only=True):
+    """Everything that the next step depends on. Times are of this node's clock."""
+
+    policy: Policy
+    phase: Phase = Phase.WAITING
+    phase_deadline: float | None = None  # when this phase has waited long enough
+    warning_deadline: float | None = None  # when to name the workers that exited early, or that still run in a stop
+    suspended_at: float | None = None
+    end: End = End()
+
+    # of this generation
+    why: Why | None = None  # why its workers are to end
+    generation: int = 0
+    generation_at: float = 0.0  # when it began
+    alone: bool = False  # no other node takes part
+    pending: frozenset[int] = frozenset()  # ranks that have no process yet
+    alive: frozenset[int] = frozenset()
+    exits: tuple[WorkerExit, ...] = ()  # in order of death
+    start_failure: StartFailure | None = None
+    notice: int = 0  # the first of policy.notices that came
+    hosts_store: bool = False  # this node hosts torch's store, because a worker of another node waited for it
+    raised: Raised = Raised()
+    progress: Progress = Progress()
+    debugging: Debugging = Debugging()
+    teardown: Teardown = Teardown()
+
+    def resumed(self, at: float) -> State:
+        """Return the state after a suspension: every deadline moves by the time for which it lasted."""
+        seconds = at - (at if self.suspended_at is None else self.suspended_at)
+        progress, raised = self.progress, self.raised
+        check_at, idle_since = later(progress.check_at, seconds), progress.idle_since + seconds
+        return replace(
+            self,
+            suspended_at=None,
+            phase_deadline=later(self.phase_deadline, seconds),
+            warning_deadline=later(self.warning_deadline, seconds),
+            raised=replace(raised, deadline=later(raised.deadline, seconds)),
+            progress=replace(progress, check_at=check_at, idle_since=idle_since),
+            teardown=self.teardown.later(seconds),
+        )
 
     @property
     def deadline(self) -> float | None:
@@ -122,16 +170,16 @@ class State(Struct, frozen=True, kw_only=True):
         return soonest(
             self.phase_deadline,
             None if self.pauses_limits else self.warning_deadline,
-            self.raised_deadline if self.is_working and not self.is_held else None,
-            self.delayed_stop.until if self.delayed_stop else None,
-            self.stuck_deadline,
-            self.progress_check_at if self.checks_progress and self.policy.progress_interval else None,
+            self.raised.deadline if self.is_working and not self.is_held else None,
+            self.teardown.delayed_stop.until if self.teardown.delayed_stop else None,
+            self.teardown.stuck_deadline,
+            self.progress.check_at if self.checks_progress and self.policy.progress_interval else None,
         )
 
     @property
     def rest_until(self) -> float | None:
         """When the agent should wake for a lazy check of progress; it may come late."""
-        return self.progress_check_at if self.checks_progress and not self.policy.progress_interval else None
+        return self.progress.check_at if self.checks_progress and not self.policy.progress_interval else None
 
     @property
     def is_going(self) -> bool:
@@ -156,19 +204,22 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def debugger(self) -> frozenset[int]:
         """The rank whose debugger has the terminal, while it lives: one or none."""
-        return self.alive & {self.policy.debug_rank, None if self.was_debugged else self.at_terminal}
+        return self.alive & {
+            self.policy.debug_rank,
+            None if self.debugging.was_debugged else self.debugging.at_terminal,
+        }
 
     @property
     def is_held(self) -> bool:
         """Whether a debugger may hold any worker now, perhaps at the exception that is to end it."""
-        return bool(self.debugger or self.alive & self.attached)
+        return bool(self.debugger or self.alive & self.debugging.attached)
 
     @property
     def pauses_limits(self) -> bool:
         """Whether a debugger holds any worker. No time limit runs then: the other workers may wait for that one."""
-        return bool(self.alive & {self.policy.debug_rank, self.at_terminal, *self.attached})
+        return bool(self.alive & {self.policy.debug_rank, self.debugging.at_terminal, *self.debugging.attached})
 
     @property
     def failure(self) -> WorkerExit | None:
         """The first failure of this generation."""
-        return first_failure(self.exits, dict(self.raised))
+        return first_failure(self.exits, dict(self.raised.errors))

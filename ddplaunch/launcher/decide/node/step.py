@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.first_failure import follows, import_failure
 from ddplaunch.launcher.decide.node import actions, events, teardown
-from ddplaunch.launcher.decide.node.state import Phase, State
+from ddplaunch.launcher.decide.node.state import Debugging, Phase, Progress, State
 from ddplaunch.launcher.decide.node.teardown import Result
 from ddplaunch.spec.outcome import Why, WorkerExit
 from ddplaunch.system import exitcodes
@@ -29,7 +29,7 @@ def step(state: State, event: events.Event) -> Result:
     """Return the state after `event`, and the actions to carry out."""
     match event:
         # the coordinator orders
-        case events.GenerationBegun(generation) if state.why in _NO_FURTHER or (state.halted and state.signum):
+        case events.GenerationBegun(generation) if state.why in _NO_FURTHER or (state.end.halted and state.end.signum):
             # the order crossed our report, or comes from a coordinator that has not had it
             return replace(state, generation=generation), (actions.ReportEnded(),)
         case events.GenerationBegun():
@@ -39,10 +39,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.KillOrdered(at):
             return teardown.escalate(state, at)
         case events.JobEnded(status, at):
-            state = replace(state, status=status)
-            if state.phase is Phase.WAITING:
-                return teardown.end(state)
-            return teardown.stop(state, Why.JOB_ENDED, SIGTERM, at) if state.is_working else (state, ())
+            return _on_job_ended(state, status, at)
         case events.StoreOrdered():
             hosts = bool(state.alive) and not state.hosts_store
             return (replace(state, hosts_store=True), (actions.HostStore(),)) if hosts else (state, ())
@@ -54,7 +51,7 @@ def step(state: State, event: events.Event) -> Result:
                 return teardown.stop_other_nodes(state, Why.FRONT_LOST, SIGTERM)
             if state.is_going:
                 return teardown.stop(state, Why.FRONT_LOST, SIGTERM, at)
-            return teardown.resume(replace(state, front_lost=True), at)
+            return teardown.resume(replace(state, end=replace(state.end, front_lost=True)), at)
         # workers
         case events.WorkerStarted(rank, at):
             return _on_worker_started(state, rank, at)
@@ -64,7 +61,7 @@ def step(state: State, event: events.Event) -> Result:
                 return teardown.sweep_if_all_ended(state, at)
             return teardown.stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
         case events.ErrorRecorded(at):
-            return (replace(state, raised_deadline=at + END_TIMEOUT) if state.raised_deadline is None else state), ()
+            return _on_error_recorded(state, at), ()
         case events.WorkerRaised():
             return _on_worker_raised(state, event)
         case events.StoreWanted():
@@ -72,7 +69,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.WorkerExited(exit, at):
             return _on_worker_exited(state, exit, at)
         case events.Swept(leftovers):
-            state = replace(state, leftovers=leftovers)
+            state = replace(state, teardown=replace(state.teardown, leftovers=leftovers))
             return (state, ()) if leftovers or state.phase is not Phase.SWEEPING else teardown.swept(state)
         # answers to questions about workers
         case events.Observed(progressed, at):
@@ -80,7 +77,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.StacksCaptured():
             return _on_stacks_captured(state, event)
         case events.StuckFound(ranks):
-            stuck = ranks & state.compared & state.alive
+            stuck = ranks & state.teardown.compared & state.alive
             if not stuck or state.phase is not Phase.STOPPING or state.suspended_at is not None:
                 return state, ()
             return state, (actions.NameStuck(stuck, teardown.HANG_GRACE), actions.KillWorkers(stuck))
@@ -90,11 +87,9 @@ def step(state: State, event: events.Event) -> Result:
         case events.TerminalReturned():
             return _on_terminal_returned(state, event)
         case events.DebuggerAttached(rank):
-            return _with_limits(state, replace(state, attached=state.attached | {rank}))
+            return _on_debugger_attached(state, rank)
         case events.DebuggerDetached(rank, at):
-            end_by = None if state.raised_deadline is None else at + END_TIMEOUT
-            left = replace(state, attached=state.attached - {rank}, idle_since=at, raised_deadline=end_by)
-            return _with_limits(state, left)
+            return _on_debugger_detached(state, rank, at)
         # time
         case events.DeadlineReached(at):
             return _on_deadline(state, at)
@@ -110,22 +105,27 @@ def _on_generation_begun(state: State, begun: events.GenerationBegun) -> Result:
         phase=Phase.RUNNING,
         generation=begun.generation,
         generation_at=begun.at,
-        idle_since=begun.at,
         alone=begun.alone,
         pending=begun.ranks,
-        abandoned=state.abandoned,
-        signum=state.signum,
-        front_lost=state.front_lost,
-        halted=state.halted,
-        status=state.status,
+        progress=Progress(idle_since=begun.at),
+        end=state.end,
     )
     return state, (actions.StartWorkers(begun.generation),)
+
+
+def _on_job_ended(state: State, status: int, at: float) -> Result:
+    """Stop the workers if they run, and end with the status of the job once none is left."""
+    state = replace(state, end=replace(state.end, status=status))
+    if state.phase is Phase.WAITING:
+        return teardown.end(state)
+    return teardown.stop(state, Why.JOB_ENDED, SIGTERM, at) if state.is_working else (state, ())
 
 
 def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     """Stop for something that happened on another node. A worker here that failed because of it may have been seen first."""
     if not state.is_working:
-        return replace(state, others_ended=state.others_ended or event.others_ended), ()
+        others_ended = state.teardown.others_ended or event.others_ended
+        return replace(state, teardown=replace(state.teardown, others_ended=others_ended)), ()
     why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
     explained = event.signum != SIGINT or event.silent >= teardown.SILENCE
     return teardown.stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, explained=explained)
@@ -138,7 +138,8 @@ def _on_signal(state: State, event: events.SignalReceived) -> Result:
     """Suspend, resume, forward or stop, by the signal; first report a signal that decides whether the job is requeued."""
     signum, at = event.signum, event.at
     state, then = _report_notice(state, signum)
-    if event.by_cluster and state.delayed_stop and state.delayed_stop.signum == signum:
+    delayed = state.teardown.delayed_stop
+    if event.by_cluster and delayed is not None and delayed.signum == signum:
         state, stops = teardown.send_stop(state, by_cluster=True)  # the workers have had it
         then = (*then, *stops)
     more: tuple[actions.Action, ...] = ()
@@ -148,7 +149,8 @@ def _on_signal(state: State, event: events.SignalReceived) -> Result:
     elif signum == SIGCONT and state.suspended_at is not None:
         state, more = teardown.resume(state, at)
     elif signum == SIGINT and state.debugger:
-        state, more = replace(state, interrupted=True), (actions.ForwardSignal(signum, state.debugger),)
+        more = (actions.ForwardSignal(signum, state.debugger),)
+        state = replace(state, debugging=replace(state.debugging, interrupted=True))
     elif signum in state.policy.stop_signals:
         state, more = _on_stop_signal(state, event)
     elif state.alive and not event.is_copy and not event.by_cluster:  # else the workers have had it
@@ -159,8 +161,8 @@ def _on_signal(state: State, event: events.SignalReceived) -> Result:
 def _report_notice(state: State, signum: int) -> Result:
     """Report a notice, or that the user has stopped a job that gets notices; what follows for workers is decided elsewhere."""
     policy = state.policy
-    if policy.notices and signum in policy.stop_signals - policy.notices - {SIGTERM} and not state.abandoned:
-        return replace(state, abandoned=True), (actions.ReportNotice(signum),)
+    if policy.notices and signum in policy.stop_signals - policy.notices - {SIGTERM} and not state.end.abandoned:
+        return replace(state, end=replace(state.end, abandoned=True)), (actions.ReportNotice(signum),)
     is_over = state.phase is Phase.ENDED or state.is_sweeping_after_success
     if signum not in policy.notices or state.notice or is_over:
         return state, ()
@@ -178,24 +180,24 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
         return _on_second_signal_without_workers(state, event)
     if state.is_going:
         silent = signum == SIGINT and event.silent >= teardown.SILENCE
-        state = replace(state, signum=signum)
+        state = _with_signal(state, signum)
         return teardown.stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=silent)
     if _may_others_run(state):
         return teardown.stop_other_nodes(
-            replace(state, signum=signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster
+            _with_signal(state, signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster
         )
     if state.is_sweeping_after_success and state.alone:
         return teardown.escalate(state, at) if event.escalates else (state, ())
-    if state.why is Why.COORDINATOR and not state.signum:
+    if state.why is Why.COORDINATOR and not state.end.signum:
         # a scheduler signals all nodes: another node has reported this signal first, so this is no second signal
-        return replace(state, signum=signum, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
+        return teardown.halt(_with_signal(state, signum)), (actions.ReportStopping(Why.SIGNALLED, signum),)
     if event.escalates and not (event.asks_first and state.phase is Phase.STOPPING):
         state, then = teardown.escalate(state, at)
         return state, (*then, actions.Escalate(signum))
-    if state.halted or state.why in _NO_FURTHER:
+    if state.end.halted or state.why in _NO_FURTHER:
         return state, ()
     # the stop goes on, whatever its reason is, and no generation begins after it
-    return replace(state, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
+    return teardown.halt(state), (actions.ReportStopping(Why.SIGNALLED, signum),)
 
 
 def _on_second_signal_without_workers(state: State, event: events.SignalReceived) -> Result:
@@ -205,13 +207,19 @@ def _on_second_signal_without_workers(state: State, event: events.SignalReceived
     escalates = actions.Escalate(event.signum)
     if event.is_decided_here:
         return state, (escalates,)
-    state, then = teardown.end(replace(state, status=exitcodes.of_signal(state.signum)))
+    status = exitcodes.of_signal(state.end.signum)
+    state, then = teardown.end(replace(state, end=replace(state.end, status=status)))
     return state, (escalates, *then)
+
+
+def _with_signal(state: State, signum: int) -> State:
+    """Note the signal that asked the job to stop."""
+    return replace(state, end=replace(state.end, signum=signum))
 
 
 def _may_others_run(state: State) -> bool:
     """Whether the workers of this node have finished while those of other nodes may still run."""
-    return state.is_sweeping_after_success and not state.alone and state.status is None
+    return state.is_sweeping_after_success and not state.alone and state.end.status is None
 
 
 # --- workers
@@ -226,16 +234,26 @@ def _on_worker_started(state: State, rank: int, at: float) -> Result:
     if state.policy.progress_interval:
         return state, (*then, actions.Observe())
     if state.policy.lazy_progress_interval:
-        state = replace(state, progress_check_at=at + state.policy.lazy_progress_interval)
+        check_at = at + state.policy.lazy_progress_interval
+        state = replace(state, progress=replace(state.progress, check_at=check_at))
     return state, then
+
+
+def _on_error_recorded(state: State, at: float) -> State:
+    """Give a worker that has recorded an exception some time to end; the first such worker counts."""
+    if state.raised.deadline is not None:
+        return state
+    return replace(state, raised=replace(state.raised, deadline=at + END_TIMEOUT))
 
 
 def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     """Note the exception of a worker; stop all if the worker lives on, since the other workers wait for it in silence."""
     rank, error = event.rank, event.error
-    causes = state.causes if follows(error) else state.causes | {rank}
-    state = replace(state, raised=(*state.raised, (rank, error)), causes=causes)
-    runs = state.is_working and rank in state.alive - {*state.debugger, *state.queued}
+    raised = replace(state.raised, errors=(*state.raised.errors, (rank, error)))
+    if not follows(error):
+        raised = replace(raised, causes=raised.causes | {rank})
+    state = replace(state, raised=raised)
+    runs = state.is_working and rank in state.alive - {*state.debugger, *state.debugging.queued}
     # without a time torch's `@record` wrote it, which also sees exceptions that the program handles
     if not event.lingers or not runs or error.at is None:
         return state, ()
@@ -247,12 +265,13 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
     """Decide what the end of a worker means for the other workers; resume time limits if it was the last in a debugger."""
     were_paused = state.pauses_limits
-    state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), idle_since=at)
+    progress = replace(state.progress, idle_since=at)
+    state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
     releases = (actions.PauseLimits(False),) if were_paused and not state.pauses_limits else ()
-    had_terminal = exit.rank in (state.policy.debug_rank, state.at_terminal)
-    if state.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
+    had_terminal = exit.rank in (state.policy.debug_rank, state.debugging.at_terminal)
+    if state.debugging.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
         # the program ran, and no prompt was there to take Ctrl-C: it was meant for the job
-        state, then = teardown.stop(replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
+        state, then = teardown.stop(_with_signal(state, SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
     elif not state.is_working:
         state, then = teardown.sweep_if_all_ended(state, at)
     elif exit.status != 0:
@@ -265,7 +284,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
 def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
     """Stop all workers; but wait first if this failure follows another, or if all workers may fail at the same import."""
     all_ended = not state.alive and not state.pending
-    cause_unknown = follows(exit) and not state.causes & state.alive
+    cause_unknown = follows(exit) and not state.raised.causes & state.alive
     # where all have ended here, the cause may still be on another node
     waits_for_cause = cause_unknown and not (all_ended and state.alone)
     # if the others fail at the same import, a restart does not help
@@ -293,19 +312,22 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
     if state.phase is not Phase.RUNNING:
         return state, ()
     interval = state.policy.progress_interval or state.policy.lazy_progress_interval
-    state = replace(state, progress_check_at=at + interval)
+    before, check_at = state.progress, at + interval
     if progressed or not state.checks_progress:
-        then = (actions.ReportIdle(0.0),) if state.is_idle else ()
-        return replace(state, idle_since=at, is_idle=False), then
-    return replace(state, is_idle=True), (actions.ReportIdle(at - state.idle_since),)
+        then = (actions.ReportIdle(0.0),) if before.is_idle else ()
+        return replace(state, progress=Progress(check_at=check_at, idle_since=at)), then
+    progress = replace(before, check_at=check_at, is_idle=True)
+    return replace(state, progress=progress), (actions.ReportIdle(at - progress.idle_since),)
 
 
 def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
-    if state.delayed_stop is None or not state.delayed_stop.for_stacks:
-        return state, ()
+    delayed = state.teardown.delayed_stop
+    if delayed is None or not delayed.for_stacks:
+        return state, ()  # the time for them was up, and the workers have been asked to end
     if state.suspended_at is not None:
         # a stop now would let the workers go on: it is due as soon as they are resumed
-        return replace(state, delayed_stop=replace(state.delayed_stop, until=state.suspended_at)), ()
+        delayed = replace(delayed, until=state.suspended_at)
+        return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), ()
     return teardown.stop_with_stacks(state, event.at, event.known, event.waiting)
 
 
@@ -315,30 +337,50 @@ def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
 def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
     """Lend the terminal to the first worker that has failed; queue the next workers; refuse when the job is about to end."""
     rank = event.rank
-    if not state.is_going or state.was_debugged or rank not in state.alive:
+    if not state.is_going or state.debugging.was_debugged or rank not in state.alive:
         return state, (actions.RefuseTerminal(rank),)
     if state.debugger:
         (holder,) = state.debugger
         line = f"rank {rank} failed, too ({event.what}), and is held while rank {holder} is in the debugger"
-        return replace(state, queued=(*state.queued, rank)), (actions.Print(line),)
+        queued = (*state.debugging.queued, rank)
+        return replace(state, debugging=replace(state.debugging, queued=queued)), (actions.Print(line),)
     line = f"rank {rank} failed ({event.what}): its debugger has the terminal, the others are held"
-    state, holds = _with_limits(state, replace(state, at_terminal=rank))
+    state, holds = _with_debugging(state, replace(state.debugging, at_terminal=rank))
     return state, (actions.Print(line), *holds, actions.LendTerminal(rank))
 
 
 def _on_terminal_returned(state: State, event: events.TerminalReturned) -> Result:
     """Have the workers that failed end, once the user has left the debugger of the first of them."""
-    queued = tuple(rank for rank in state.queued if rank != event.rank)
-    if state.at_terminal != event.rank:
-        return replace(state, queued=queued), ()
-    end_by = None if state.raised_deadline is None else event.at + END_TIMEOUT
+    queued = tuple(rank for rank in state.debugging.queued if rank != event.rank)
+    if state.debugging.at_terminal != event.rank:
+        return replace(state, debugging=replace(state.debugging, queued=queued)), ()
     refusals = tuple(actions.RefuseTerminal(rank) for rank in queued)
-    return replace(state, was_debugged=True, queued=(), raised_deadline=end_by), (actions.ShowOutput(), *refusals)
+    debugging = replace(state.debugging, was_debugged=True, queued=())
+    return replace(_with_time_to_end(state, event.at), debugging=debugging), (actions.ShowOutput(), *refusals)
 
 
-def _with_limits(before: State, after: State) -> Result:
-    """Return the state `after`; time limits stop when the first worker is held in a debugger, and go on after the last."""
-    return after, () if before.pauses_limits == after.pauses_limits else (actions.PauseLimits(after.pauses_limits),)
+def _on_debugger_attached(state: State, rank: int) -> Result:
+    """Note that a debugger holds this worker."""
+    return _with_debugging(state, replace(state.debugging, attached=state.debugging.attached | {rank}))
+
+
+def _on_debugger_detached(state: State, rank: int, at: float) -> Result:
+    """Let the worker go on that a debugger held. If the worker has raised an exception, its time to end begins now."""
+    state = replace(_with_time_to_end(state, at), progress=replace(state.progress, idle_since=at))
+    return _with_debugging(state, replace(state.debugging, attached=state.debugging.attached - {rank}))
+
+
+def _with_time_to_end(state: State, at: float) -> State:
+    """Give a worker that has recorded an exception its full time to end: it was held in a debugger meanwhile."""
+    deadline = None if state.raised.deadline is None else at + END_TIMEOUT
+    return replace(state, raised=replace(state.raised, deadline=deadline))
+
+
+def _with_debugging(before: State, debugging: Debugging) -> Result:
+    """Note which workers are held. Time limits stop when the first worker is held in a debugger, and go on after the last."""
+    state = replace(before, debugging=debugging)
+    is_same = before.pauses_limits == state.pauses_limits
+    return state, () if is_same else (actions.PauseLimits(state.pauses_limits),)
 
 
 # --- time
@@ -351,24 +393,25 @@ def _on_deadline(state: State, at: float) -> Result:
         return state, ()
     warns = is_due(state.warning_deadline, at) and not state.pauses_limits
     match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if is_due(state.raised_deadline, at) and not state.is_held:
-            return replace(state, raised_deadline=None), (actions.FindRaised(),)
+        case Phase.RUNNING | Phase.SETTLING if is_due(state.raised.deadline, at) and not state.is_held:
+            return replace(state, raised=replace(state.raised, deadline=None)), (actions.FindRaised(),)
         case Phase.RUNNING | Phase.SETTLING if warns:
             gone = ", ".join(map(str, sorted(exit.rank for exit in state.exits)))
             ranks = "rank" if len(state.exits) == 1 else "ranks"
             others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
             line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
             return replace(state, warning_deadline=float("inf")), (actions.Print(line),)
-        case Phase.RUNNING if is_due(state.progress_check_at, at):
-            # if the check comes late, all was paused meanwhile: that time does not count as idle
-            late = at - (state.progress_check_at or at)
-            state = replace(state, progress_check_at=None, idle_since=state.idle_since + late)
-            return state, (actions.Observe(asks=bool(state.policy.progress_interval)),)
+        case Phase.RUNNING:
+            return _on_check_due(state, at)
         case Phase.SETTLING:
             return teardown.stop(state, Why.FAILED, SIGTERM, at)
-        case Phase.STOPPING if state.delayed_stop and at >= state.delayed_stop.until:
-            return teardown.stop_with_stacks(state, at) if state.delayed_stop.for_stacks else teardown.send_stop(state)
-        case Phase.STOPPING if is_due(state.stuck_deadline, at):
+        case Phase.STOPPING if state.teardown.delayed_stop and at >= state.teardown.delayed_stop.until:
+            return (
+                teardown.stop_with_stacks(state, at)
+                if state.teardown.delayed_stop.for_stacks
+                else teardown.send_stop(state)
+            )
+        case Phase.STOPPING if is_due(state.teardown.stuck_deadline, at):
             return teardown.look_for_stuck(state, at)
         case Phase.STOPPING if warns and at < (state.phase_deadline or at):
             until_kill = (state.phase_deadline or at) - at
@@ -386,12 +429,22 @@ def _on_deadline(state: State, at: float) -> Result:
     return state, ()
 
 
+def _on_check_due(state: State, at: float) -> Result:
+    """Check whether the workers make progress."""
+    check_at = state.progress.check_at
+    if check_at is None or at < check_at:
+        return state, ()
+    late = at - check_at  # all was paused meanwhile: that time does not count as idle
+    progress = replace(state.progress, check_at=None, idle_since=state.progress.idle_since + late)
+    return replace(state, progress=progress), (actions.Observe(asks=bool(state.policy.progress_interval)),)
+
+
 def _on_sweep_timeout(state: State, at: float) -> Result:
     """Sweep again, harder: with SIGKILL, then without sparing any; then name the processes that nothing can end."""
-    last = state.last_sweep
+    last = state.teardown.last_sweep
     if last is None or last.signum != SIGKILL:
         return teardown.sweep(state, SIGKILL, at + teardown.TIDY_TIMEOUT)
     if last.sparing:
         return teardown.sweep(state, SIGKILL, at + teardown.KILL_TIMEOUT - teardown.TIDY_TIMEOUT, sparing=False)
     state, then = teardown.swept(state)  # they are in uninterruptible sleep
-    return state, (actions.Print(f"could not be ended: {', '.join(state.leftovers)}"), *then)
+    return state, (actions.Print(f"could not be ended: {', '.join(state.teardown.leftovers)}"), *then)

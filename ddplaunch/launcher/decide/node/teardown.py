@@ -50,7 +50,8 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
         return replace(state, why=why), then
     state = _with_grace_period(replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING), at)
     if by_cluster and is_ordered and state.alive:
-        return replace(state, delayed_stop=DelayedStop(signum=signum, until=at + EXPECTED_WITHIN)), resumes
+        delayed = DelayedStop(signum=signum, until=at + EXPECTED_WITHIN)
+        return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), resumes
     captures_stacks = (explained or signum == SIGINT) and why in _EXPLAINED and not by_cluster
     if captures_stacks and state.policy.stacks_within and state.alive and not state.debugger:
         state, captures = _stop_after_stacks(state, signum, at, explained=explained)
@@ -70,9 +71,10 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, explained: bool)
     interval = state.policy.progress_interval
     within = state.policy.stacks_within if explained else min(STACKS_WITHIN, state.policy.stacks_within)
     # an order of the coordinator does not say why; after so long without progress, the reason is that the job hangs
-    hangs = state.why is Why.COORDINATOR and 0 < _LEAST_CHECKS * interval <= at - state.idle_since
+    hangs = state.why is Why.COORDINATOR and 0 < _LEAST_CHECKS * interval <= at - state.progress.idle_since
     delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True)
-    state = replace(_with_grace_period(state, at + within), delayed_stop=delayed, job_hangs=hangs)
+    state = _with_grace_period(state, at + within)
+    state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed, job_hangs=hangs))
     if_joined = explained and state.why in _SOON and not interval
     return state, (actions.CaptureStacks(within, if_joined=if_joined, ras=hangs, silently=not explained),)
 
@@ -86,18 +88,20 @@ def stop_with_stacks(
     still stand there: all in a job that hangs, after Ctrl-C only the waiting ones, where no handler of the signal runs.
     """
     state = _with_grace_period(state, at)
-    is_interrupted = state.delayed_stop is not None and state.delayed_stop.signum == SIGINT
-    compared = known if state.job_hangs else waiting if is_interrupted else frozenset[int]()
+    now = state.teardown
+    is_interrupted = now.delayed_stop is not None and now.delayed_stop.signum == SIGINT
+    compared = known if now.job_hangs else waiting if is_interrupted else frozenset[int]()
     if compared and state.policy.grace_period > HANG_GRACE:
-        state = replace(state, compared=compared, stuck_deadline=at + HANG_GRACE)
+        state = replace(state, teardown=replace(now, compared=compared, stuck_deadline=at + HANG_GRACE))
     return send_stop(state)
 
 
 def send_stop(state: State, *, by_cluster: bool = False) -> Result:
     """End the delay of a stop: ddplaunch sends the signal, unless the workers have it from the cluster."""
-    assert state.delayed_stop is not None
-    stops = actions.StopWorkers(state.delayed_stop.signum, state.policy.ranks, by_cluster)
-    return replace(state, delayed_stop=None), (stops,)
+    delayed = state.teardown.delayed_stop
+    assert delayed is not None
+    stops = actions.StopWorkers(delayed.signum, state.policy.ranks, by_cluster)
+    return replace(state, teardown=replace(state.teardown, delayed_stop=None)), (stops,)
 
 
 def _with_grace_period(state: State, at: float) -> State:
@@ -113,11 +117,12 @@ def look_for_stuck(state: State, at: float) -> Result:
     In a job that does not hang, a rank may wait for a worker that is saving. It waits in vain only once a worker has ended:
     until then, look again later.
     """
-    state = replace(state, stuck_deadline=None)
-    if not (ranks := state.compared & state.alive):
+    now = replace(state.teardown, stuck_deadline=None)
+    state = replace(state, teardown=now)
+    if not (ranks := now.compared & state.alive):
         return state, ()
-    if not (state.job_hangs or state.exits or state.others_ended):
-        return replace(state, stuck_deadline=at + HANG_GRACE), ()
+    if not (now.job_hangs or state.exits or now.others_ended):
+        return replace(state, teardown=replace(now, stuck_deadline=at + HANG_GRACE)), ()
     if state.warning_deadline is not None:
         state = replace(state, warning_deadline=at + SLOW_STOP)  # the others are named once these are killed
     return state, (actions.FindStuck(ranks),)
@@ -128,8 +133,8 @@ def _what_failed(state: State) -> str:
     first = state.failure
     if first is not None:
         return f"rank {first.rank} failed ({first.error.type if first.error else first.how})"
-    if state.raised:
-        rank, error = state.raised[0]
+    if state.raised.errors:
+        rank, error = state.raised.errors[0]
         return f"rank {rank} failed ({error.type})"
     return "a worker could not be started"
 
@@ -145,16 +150,21 @@ def sweep_if_all_ended(state: State, at: float) -> Result:
         return state, ()
     if state.phase is Phase.STOPPING:
         # what the workers left behind gets the rest of the one grace period
-        return sweep(state, state.signum or SIGTERM, state.phase_deadline or at + SWEEP_GRACE)
+        return sweep(state, state.end.signum or SIGTERM, state.phase_deadline or at + SWEEP_GRACE)
     if state.phase is Phase.KILLING:
         return sweep(state, SIGKILL, at + TIDY_TIMEOUT)
     return state, ()
 
 
+def halt(state: State) -> State:
+    """Return the state after which no generation begins."""
+    return replace(state, end=replace(state.end, halted=True))
+
+
 def escalate(state: State, at: float) -> Result:
     """Wait no longer for a stop that has begun: SIGKILL."""
     if not state.is_going:
-        state = replace(state, halted=True)
+        state = halt(state)
     if state.phase is Phase.STOPPING:
         return kill(state, at)
     if state.phase is Phase.SWEEPING:
@@ -172,47 +182,32 @@ def kill(state: State, at: float) -> Result:
 def sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -> Result:
     """End the processes that the workers, which have all ended, left behind."""
     sweeps = actions.Sweep(signum, sparing)
-    state = replace(_without_deadlines(state), phase=Phase.SWEEPING, phase_deadline=deadline, last_sweep=sweeps)
-    return state, (sweeps,)
+    state = _without_deadlines(state)
+    now = replace(state.teardown, last_sweep=sweeps)
+    return replace(state, phase=Phase.SWEEPING, phase_deadline=deadline, teardown=now), (sweeps,)
 
 
 def _without_deadlines(state: State) -> State:
     """Forget the deadlines of a phase that is over."""
-    return replace(state, delayed_stop=None, stuck_deadline=None, warning_deadline=None)
+    return replace(state, warning_deadline=None, teardown=state.teardown.without_deadlines())
 
 
 def swept(state: State) -> Result:
     """Report that nothing of the generation is left, and wait for the coordinator, unless it has ended the job already."""
-    if state.status is not None:
+    if state.end.status is not None:
         return end(state)
-    lost = (actions.ReportStopping(Why.FRONT_LOST, SIGTERM),) if state.front_lost else ()
+    lost = (actions.ReportStopping(Why.FRONT_LOST, SIGTERM),) if state.end.front_lost else ()
     return replace(state, phase=Phase.WAITING, phase_deadline=None), (actions.ReportEnded(), *lost)
 
 
 def end(state: State) -> Result:
     """End the job on this node, with the status that the coordinator has sent."""
-    assert state.status is not None
-    return replace(state, phase=Phase.ENDED, phase_deadline=None), (actions.Exit(state.status),)
+    assert state.end.status is not None
+    return replace(state, phase=Phase.ENDED, phase_deadline=None), (actions.Exit(state.end.status),)
 
 
 def resume(state: State, at: float) -> Result:
     """Let suspended workers go on, and move every deadline by the time of the suspension; else do nothing."""
     if state.suspended_at is None:
         return state, ()
-    pause, delayed = at - state.suspended_at, state.delayed_stop
-
-    def later(deadline: float | None) -> float | None:
-        return None if deadline is None else deadline + pause
-
-    state = replace(
-        state,
-        suspended_at=None,
-        delayed_stop=replace(delayed, until=delayed.until + pause) if delayed else None,
-        stuck_deadline=later(state.stuck_deadline),
-        phase_deadline=later(state.phase_deadline),
-        warning_deadline=later(state.warning_deadline),
-        raised_deadline=later(state.raised_deadline),
-        progress_check_at=later(state.progress_check_at),
-        idle_since=state.idle_since + pause,
-    )
-    return state, (actions.Resume(),)
+    return state.resumed(at), (actions.Resume(),)
