@@ -7,15 +7,16 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.electorate import Electorate, History, Vote
-from ddplaunch.launcher.decide.job import actions, rendezvous
-from ddplaunch.launcher.decide.job.ending import Result, cut_off
+from ddplaunch.launcher.decide.job import actions, events, rendezvous
+from ddplaunch.launcher.decide.job.ending import Result, cut_off, end_job
 from ddplaunch.launcher.decide.job.limits import Limits
 from ddplaunch.launcher.decide.job.members import SELF_ID, FrozenMap, Member, Members, Policy
-from ddplaunch.launcher.decide.job.rendezvous import Rendezvous
+from ddplaunch.launcher.decide.job.rendezvous import NEXT_LINE, Rendezvous
 from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
 from ddplaunch.launcher.decide.job.state import Phase, State
 from ddplaunch.launcher.decide.job.succession import Succession
 from ddplaunch.spec.outcome import Why
+from ddplaunch.system.loop.deadline import is_due
 
 _PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
 
@@ -168,3 +169,43 @@ def take_back(state: State, at: float) -> State:
         generation=replace(state.generation, number=state.generation.number - 1),
         rendezvous=state.rendezvous.without_port(at),
     )
+
+
+# --- nodes that do not come
+
+
+def on_withdrawn(state: State, event: events.Withdrawn) -> Result:
+    """Report that a node will not join; end a job that needs the node, or start if all other nodes are there."""
+    policy, text = state.policy, f"{event.node} does not take part: {event.reason}"
+    if not policy.replaceable and not policy.dispatched:  # a dispatcher sends `NodeGivenUp` for the same node
+        state = with_given_up(state)
+    is_enough = policy.max_nodes - state.rendezvous.given_up >= policy.min_nodes
+    if state.phase is Phase.RENDEZVOUS and (policy.needs_all or not is_enough):
+        return end_job(replace(state, why=Why.NOT_MET), text, event.hint)
+    state, then = start_if_complete(state, event.at)
+    return state, (actions.Print(text), *then)
+
+
+def with_given_up(state: State) -> State:
+    """Wait for one node fewer."""
+    return replace(state, rendezvous=replace(state.rendezvous, given_up=state.rendezvous.given_up + 1))
+
+
+def start_if_complete(state: State, at: float) -> Result:
+    """Start if the job waited for nodes, and no further node can join."""
+    is_complete = state.rendezvous.is_complete(state.policy, state.members)
+    return start(state, at) if state.phase is Phase.RENDEZVOUS and is_complete else (state, ())
+
+
+def on_rendezvous_due(state: State, at: float) -> Result:
+    """End a rendezvous in vain, or print which nodes it waits for."""
+    policy, members = state.policy, state.members
+    if not is_due(state.rendezvous.deadline, at):
+        line = state.rendezvous.waiting(policy, members, at)
+        return replace(state, rendezvous=replace(state.rendezvous, line_at=at + NEXT_LINE)), (actions.Print(line),)
+    joined, missing = rendezvous.joined(policy, members), rendezvous.missing(policy, members)
+    text = f"the rendezvous timed out: {joined}; missing: {missing}"
+    if state.generation.number < 0:
+        return end_job(replace(state, why=Why.NOT_MET), text)
+    hint = "type the same command on another node in time, or allow fewer nodes, as `--nnodes MIN:MAX` does"
+    return end_job(replace(state, why=Why.NODE_LOST), f"too few nodes are left, and {text}", hint)

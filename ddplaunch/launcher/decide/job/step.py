@@ -12,8 +12,17 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.job import actions, events, limits, rendezvous
 from ddplaunch.launcher.decide.job.ending import HARMLESS, MAY_RESTART, Result, end_job, go_on_if_ended, halt, stop
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members
-from ddplaunch.launcher.decide.job.rendezvous import NEXT_LINE
-from ddplaunch.launcher.decide.job.starting import on_acknowledged, start, start_if_enough, take_back, wait_for_nodes
+from ddplaunch.launcher.decide.job.starting import (
+    on_acknowledged,
+    on_rendezvous_due,
+    on_withdrawn,
+    start,
+    start_if_complete,
+    start_if_enough,
+    take_back,
+    wait_for_nodes,
+    with_given_up,
+)
 from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
 from ddplaunch.launcher.decide.job.succession import AT_ONCE
 from ddplaunch.spec.outcome import CUT_OFF, OWN_END, Why
@@ -46,9 +55,9 @@ def step(state: State, event: events.Event) -> Result:
         case events.CoordinatorEnded(at):
             return _on_coordinator_ended(state, at)
         case events.NodeGivenUp(at):
-            return _start_if_complete(_with_given_up(state), at)
+            return start_if_complete(with_given_up(state), at)
         case events.Withdrawn():
-            return _on_withdrawn(state, event)
+            return on_withdrawn(state, event)
         case events.OwnUnfit(reason):
             return _on_own_unfit(state, reason)
         # the generation
@@ -121,30 +130,6 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
         state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
-
-
-def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
-    """Report that a node will not join; end a job that needs the node, or start if all other nodes are there."""
-    policy, text = state.policy, f"{event.node} does not take part: {event.reason}"
-    if not policy.replaceable and not policy.dispatched:  # a dispatcher sends `NodeGivenUp` for the same node
-        state = _with_given_up(state)
-    is_enough = policy.max_nodes - state.rendezvous.given_up >= policy.min_nodes
-    if state.phase is Phase.RENDEZVOUS and (policy.needs_all or not is_enough):
-        return end_job(replace(state, why=Why.NOT_MET), text, event.hint)
-    state, then = _start_if_complete(state, event.at)
-    return state, (actions.Print(text), *then)
-
-
-def _with_given_up(state: State) -> State:
-    """Wait for one node fewer."""
-    rendezvous = state.rendezvous
-    return replace(state, rendezvous=replace(rendezvous, given_up=rendezvous.given_up + 1))
-
-
-def _start_if_complete(state: State, at: float) -> Result:
-    """Start if the job waited for nodes, and no further node can join."""
-    is_complete = state.rendezvous.is_complete(state.policy, state.members)
-    return start(state, at) if state.phase is Phase.RENDEZVOUS and is_complete else (state, ())
 
 
 def _without_surprise(state: State, id: int, answered_at: float) -> State:
@@ -489,7 +474,7 @@ def _on_deadline(state: State, at: float) -> Result:
             return start(state, at)
         return start_if_enough(wait_for_nodes(state, at), at, is_restart=True)
     if state.phase is Phase.RENDEZVOUS:
-        return _on_rendezvous_due(state, at)
+        return on_rendezvous_due(state, at)
     return _on_early_exits_due(state)
 
 
@@ -499,20 +484,6 @@ def _on_gathering_due(state: State, at: float) -> Result:
         return go_on_if_ended(replace(state, succession=state.succession.gathering_ended()), at)
     succession, line = state.succession.waiting(state.members, at)
     return replace(state, succession=succession), (actions.Print(line),)
-
-
-def _on_rendezvous_due(state: State, at: float) -> Result:
-    """End a rendezvous in vain, or print which nodes it waits for."""
-    policy, members = state.policy, state.members
-    if not is_due(state.rendezvous.deadline, at):
-        line = state.rendezvous.waiting(policy, members, at)
-        return replace(state, rendezvous=replace(state.rendezvous, line_at=at + NEXT_LINE)), (actions.Print(line),)
-    joined, missing = rendezvous.joined(policy, members), rendezvous.missing(policy, members)
-    text = f"the rendezvous timed out: {joined}; missing: {missing}"
-    if state.generation.number < 0:
-        return end_job(replace(state, why=Why.NOT_MET), text)
-    hint = "type the same command on another node in time, or allow fewer nodes, as `--nnodes MIN:MAX` does"
-    return end_job(replace(state, why=Why.NODE_LOST), f"too few nodes are left, and {text}", hint)
 
 
 def _on_early_exits_due(state: State) -> Result:
