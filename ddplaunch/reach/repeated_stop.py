@@ -16,9 +16,8 @@ from ddplaunch.system.process.terminal import Standing, standing
 # seconds in which the same signal is one: timeout(1) sends it twice at once, which a busy machine may let us see so much later
 REPEAT_WINDOW = 0.1
 ECHO_WINDOW = 0.5  # seconds in which a wrapper passes on a signal that we have had already: uv waits for 0.2 s
-SAME_REQUEST = (
-    5.0  # seconds in which the same signal, sent by a program, repeats the request: later, the first has not helped
-)
+# seconds in which the same signal, sent by a program, repeats the request: later, the first has not helped
+SAME_REQUEST = 5.0
 POLITE = frozenset({SIGINT, SIGTERM, SIGHUP})  # signals of which a sender tries one after another before it kills
 
 
@@ -26,9 +25,8 @@ class Typed(Enum):
     """Whether a person has typed the signal, as by Ctrl-C or `ddplaunch stop`."""
 
     NO = auto()
-    PERHAPS = (
-        auto()
-    )  # it came to the foreground of a terminal, whose keyboard is not our stdin: wrappers then pass Ctrl-C on
+    # it came to the foreground of a terminal, whose keyboard is not our stdin: wrappers then pass Ctrl-C on
+    PERHAPS = auto()
     YES = auto()
 
 

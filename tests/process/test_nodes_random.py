@@ -22,8 +22,7 @@ from ddplaunch.launcher.job.messages import Hello, NodeFacts
 from ddplaunch.launcher.job.orders import Generation, JobEnd, NodeEnd
 from ddplaunch.launcher.job.questions import Asker
 from ddplaunch.launcher.tell.job_reporter import JobReporter
-from ddplaunch.launcher.tell.paint import Paint
-from ddplaunch.launcher.tell.reporter import Reporter
+from ddplaunch.launcher.tell.reporter import Reporter, Stderr
 from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.plan.devices.node import inspect
 from ddplaunch.plan.make import make_plan
@@ -64,12 +63,8 @@ class Bed:
             max_nodes=3, run_id="job-1", address="127.0.0.1", key=KEY, listen="127.0.0.1", ports=(0,), has_front=False,
             heartbeat_timeout=60.0,
         )  # fmt: skip
-        reporter = Reporter(
-            self.said.append, time.time, verbosity=1, paint=Paint(), cwd="/", home="/", origins={}, program="train.py"
-        )
-        self.coordinator = Coordinator(
-            self.loop, job.begin(policy, self.loop.now()), draft, JobReporter(reporter, spec)
-        )
+        reporter = Reporter(spec, Stderr(put=self.said.append, put_last=self.said.append), time.time)
+        self.coordinator = Coordinator(self.loop, job.begin(policy, self.loop.now()), draft, JobReporter(reporter))
         self.agents = Incoming(self.loop, terms, self.coordinator, self.said.append).agents
         own = self.agents.join(Hello(0, "here", 1, "gloo", "", "127.0.0.1", FACTS))
         self.coordinator.join(self.take, own, self.agents)

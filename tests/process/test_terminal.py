@@ -81,6 +81,7 @@ def test_a_key_reaches_workers_through_ddplaunch_only_and_the_second_one_kills(j
     workers = list(map(int, job.signs("ready", 2)))
     assert {stat(pid)[4] for pid in workers} == {"0"}  # no controlling terminal: the kernel sends them nothing
     terminal.press(key)
+    terminal.sees("Ctrl-C again kills" if key == CTRL_C else "stopping 2 workers, up to 10 min")
     job.signs("got", 2)
     os.kill(terminal.child.pid, signal.SIGUSR1)  # what comes after it shows that nothing came between
     for rank in range(2):

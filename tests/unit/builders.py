@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from ddplaunch.launcher.tell.causes import NO_TRACES, Evidence
 from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
 from ddplaunch.record.seen import Arrivals
 from ddplaunch.record.seen.arrivals import gaps
@@ -24,6 +26,11 @@ def spec(
     """Return a job asked for on the command line, unless `origins` says where else."""
     typed = {name: "--debug" if name == "debug_rank" else f"--{name.replace('_', '-')}" for name in fields}
     return JobSpec(program=program or Program(kind=kind, target=target), origins={**typed, **(origins or {})}, **fields)
+
+
+def of_node(**traces: Any) -> Evidence:
+    """Return evidence that holds these traces of the failed worker's node."""
+    return Evidence(traces=replace(NO_TRACES, **traces))
 
 
 def plan_of(*workers: WorkerPlan, **fields: Any) -> Plan:

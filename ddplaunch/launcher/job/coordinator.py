@@ -17,7 +17,7 @@ from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.first_failure import failed_itself
 from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.job.orders import Forward, Generation, JobEnd, Moved, NodeEnd, Warned
-from ddplaunch.launcher.tell.job_reporter import JobReporter
+from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import ClusterEnding, StartFailure, Traces, Why
@@ -93,7 +93,7 @@ class Coordinator:
             self._carry_out(action)
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
             # once the workers have been asked
-            self._loop.timer(self._loop.now(), lambda: self._reporter.prepare(self.state))
+            self._loop.timer(self._loop.now(), self._reporter.prepare)
         if self._agents is not None:
             self._agents.state_changed()
         for asked in (self._questions, self._streams):
@@ -259,14 +259,14 @@ class Coordinator:
             case job.Refuse(id, reason, status, hint, unfit):
                 self.refuse(id, reason, status, hint)
                 if unfit is not None:
-                    self._reporter.left_out(unfit, reason)
+                    self._reporter.left_out(unfit, reason, self.state.policy.names)
             case job.Release(id, signum):
                 self._has_ended = self._has_ended or id == SELF_ID
                 self.release(id, signum)
             case job.Drop(id) if self._agents is not None:
                 self._agents.connections.drop(id)
             case job.ReportFailure(wait):
-                self._report_when_known(partial(self._reporter.failed, self.state, self._traces, wait))
+                self._report_when_known(lambda findings: self._reporter.failed(findings, wait))
             case job.Print(text):
                 self._reporter.print(text)
             case job.NameIdle(seconds):
@@ -276,9 +276,9 @@ class Coordinator:
             case job.EndJob(status, error, requeue, hint):
                 advice = f"hint: {hint}" if hint else _NOT_MET_HINT
                 if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
-                    self._end(status, text, requeue, ClusterEnding())
+                    self._end(status, requeue, Findings(state=self.state, error=text))
                 else:
-                    self._report_when_known(partial(self._end, status, "", requeue))
+                    self._report_when_known(partial(self._end, status, requeue))
 
     def _report_idle(self, seconds: float) -> None:
         """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where."""
@@ -354,20 +354,22 @@ class Coordinator:
             self._reservation = reserve()
         return self._reservation.port
 
-    def _report_when_known(self, report: Callable[[ClusterEnding], None]) -> None:
+    def _report_when_known(self, report: Callable[[Findings], None]) -> None:
         """Call `report` once two answers are there: where the workers were, and, where that may be, why the cluster ends the job.
 
         Both are found out in children, while the loop goes on: what nodes say of thousands of workers takes long to compare.
         """
         self._report_now()
-        question = self._reporter.question(self.state)
+        question, known = self._reporter.question(self.state), Findings(state=self.state, traces=self._traces)
 
         def explained(found: Whereabouts) -> None:
-            self._reporter.found = found
+            findings = replace(known, found=found)
             if question is None:
-                report(ClusterEnding())
+                report(findings)
             else:
-                self._explaining_end = self._loop.ask(question, ClusterEnding(), report)
+                self._explaining_end = self._loop.ask(
+                    question, ClusterEnding(), lambda ending: report(replace(findings, ending=ending))
+                )
 
         if not self._samples:
             explained(Whereabouts())
@@ -384,15 +386,15 @@ class Coordinator:
             if pending is not None:
                 pending.give_up()
 
-    def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
+    def _end(self, status: int, requeue: int, findings: Findings) -> None:
         """Report how the job ended, and send that to all agents, which have QUIT_TIMEOUT seconds to take note."""
         if self._warnings is not None:
             self._warnings.flush()
         if self.stragglers is not None:
             self.stragglers.end()
-            self._reporter.pace, self._reporter.steps = self.stragglers.last_pace, self.stragglers.last_steps
-            self._reporter.came_last = self.stragglers.last_word
-        text, outcome = self._reporter.ended(self.state, self._traces, error, ending)
+            story, found = self._reporter.story, self.stragglers
+            story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.last_word
+        text, outcome = self._reporter.ended(findings)
         status, why = outcome or (status, self.state.why.value if self.state.why is not None else "failed")
         self._has_ended = True
         self._over.set(self._loop.now() + QUIT_TIMEOUT)

@@ -57,7 +57,7 @@ def coordinate_if_here(
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
     state = job.begin(_policy(request), loop.now())
-    coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter, request.spec))
+    coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter))
     agents = _listen_if_here(request, coordinator, reporter, loop)
     if agents is None:
         return None
@@ -179,7 +179,7 @@ def take_over(
     ended = tuple(vote for one in inheritance.ended for vote in one.votes)
     refused = tuple(vote for one in inheritance.refused for vote in one.votes)
     state = replace(state, succession=replace(state.succession.with_ended(ended), refused=refused))
-    job_reporter = JobReporter(reporter, request.spec)
+    job_reporter = JobReporter(reporter)
     lost = Suspect(told.host, inheritance.lost_address)
     job_reporter.coordinator_lost(lost, inheritance.lost.partition(": ")[2])
     coordinator = Coordinator(loop, state, request.draft, job_reporter)

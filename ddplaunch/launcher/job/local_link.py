@@ -59,7 +59,7 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
 def coordinate_alone(spec: JobSpec, draft: Plan, loop: Loop, reporter: Reporter) -> Link:
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
     state = job.begin(job_policy(spec, 1, 1), loop.now())
-    coordinator = Coordinator(loop, state, draft, JobReporter(reporter, spec))
+    coordinator = Coordinator(loop, state, draft, JobReporter(reporter))
     link = LocalLink(loop, coordinator)
     coordinator.join(
         link.take, Member(id=SELF_ID, host=draft.workers[0].host, workers=len(draft.workers), requested_rank=0)

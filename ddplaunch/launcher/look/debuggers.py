@@ -19,11 +19,13 @@ from msgspec import Struct
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.look.take import has_file, read_status
+from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.record.window.requests import Attach, Attached, Profile, Reply, Unreached, reached_within
 from ddplaunch.system.errors import below
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.acceptor import Acceptor
 from ddplaunch.system.process.child import ATTACH_SIGNAL, RunningWorker
+from ddplaunch.system.words import compress
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.tell.reporter import Reporter
@@ -150,9 +152,7 @@ class Debuggers:
     def _announce(self) -> None:
         """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
         if self._ports.keys() >= {*self._debugpy_ranks}:
-            from ddplaunch.launcher.tell.launch_json import announcement  # few jobs have one
-
-            self._reporter.write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
+            self._reporter.stderr.write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
 
     def _drop(self, sock: socket.socket, rank: int) -> None:
         """Close the connection of a worker's debugger, and post that it holds the worker no more."""
@@ -261,3 +261,25 @@ def _why_deadly(worker: RunningWorker) -> str:
     if not has_file(worker.pid, worker.stacks) or not status.catches(ATTACH_SIGNAL):
         return "is about to end, runs another program, or has taken the signals by which a debugger would get in"
     return ""
+
+
+def announcement(ports: Mapping[int, int]) -> str:
+    """Say which ranks wait for a client of debugpy, with the file that VS Code needs; `ports` are those of debugpy, by rank."""
+    who = f"rank {compress(list(ports))} waits" if len(ports) == 1 else f"ranks {compress(list(ports))} wait"
+    what = "for a client of debugpy; for VS Code, this is .vscode/launch.json"
+    return f"ddplaunch: {who} {what}:\n{_launch_json(ports)}\n"
+
+
+def _launch_json(ports: Mapping[int, int]) -> str:
+    """Write VS Code's launch.json: a configuration for each rank, and, for several ranks, one that attaches to all."""
+    import json  # a job that is debugged otherwise needs none
+
+    names = [f"rank {rank}" for rank in ports]
+    configurations = [
+        {"name": name, "type": "debugpy", "request": "attach", "connect": {"host": LOOPBACK, "port": port}}
+        for name, port in zip(names, ports.values(), strict=True)
+    ]
+    data: dict[str, object] = {"version": "0.2.0", "configurations": configurations}
+    if len(names) > 1:
+        data["compounds"] = [{"name": "all ranks", "configurations": names, "stopAll": False}]
+    return json.dumps(data, indent=2)

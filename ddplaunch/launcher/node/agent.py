@@ -107,7 +107,7 @@ class Agent:
                 self._link = link = connect(self._loop, self._reporter)
             except LaunchError as error:
                 self._loop.handle = self._handle_without_coordinator
-                self._reporter.write(error.render())
+                self._reporter.stderr.write(error.render())
                 self._shutdown.leave_early(self._state)
                 return error.status
             if self._job.inputs.allocation.has_one_screen:
@@ -145,7 +145,7 @@ class Agent:
         if spec.stop_file:
             from ddplaunch.launcher.node import notices  # few jobs need it
 
-            notices.watch_stop_file(self._loop, spec.stop_file, reporter.clock() - reporter.began)
+            notices.watch_stop_file(self._loop, spec.stop_file, reporter.clock() - reporter.story.began)
 
     def _watch_for_notices(self) -> None:
         """Have the file and the command watched that may announce the end of the job, or of this node."""

@@ -322,7 +322,7 @@ class RunClients(Clients):
             folder=piece((folder.path or "") if folder is not None else ""),
             command=piece(shlex.join(Redactor(self._context.known_secrets).argv((program.target, *program.args)))),
             phase="suspended" if state.limits.suspended_at is not None else state.phase.name.lower(),
-            seconds=max(0.0, time.monotonic() - self._context.began),
+            seconds=max(0.0, time.monotonic() - self._context.reporter.story.began),
             world_size=sum(member.workers for member in members),
             nnodes=len(members),
             generation=max(0, state.generation.number),

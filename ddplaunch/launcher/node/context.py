@@ -18,7 +18,7 @@ from ddplaunch.launcher.node.job import JobInputs
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.sinks import Output
 from ddplaunch.launcher.tell.paint import Paint
-from ddplaunch.launcher.tell.reporter import Reporter
+from ddplaunch.launcher.tell.reporter import CallerReporter, Reporter, Stderr, Surroundings
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import is_shown_as_it_is
 from ddplaunch.plan.variables import of_terminal
@@ -35,7 +35,7 @@ from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
 from ddplaunch.system.errors import visible
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.child import ATTACH_SIGNAL
-from ddplaunch.system.redaction import literals
+from ddplaunch.system.redaction import Redactor, literals
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
 
@@ -81,7 +81,6 @@ class AgentContext:
         self.queue = queue  # to the front
         self.known_secrets = literals({**inputs.env, **dict(inputs.spec.env)})  # hidden wherever they stand
         self.reporter = self._reporter()
-        self.began = time.monotonic()
         self.draft = inputs.draft
         self.folder: RunFolder | None = None
         self.files = files
@@ -201,31 +200,37 @@ class AgentContext:
 
     def _reporter(self) -> Reporter:
         """Return the reporter of this node, with the readers and the colours that fit where the job was started."""
-        inputs, queue = self.inputs, self.queue
+        inputs, screen, queue, to_caller = self.inputs, self.inputs.screen, self.queue, self.inputs.reports_to_caller
         ours = OURS if inputs.allocation.start else STDERR
-        return Reporter(
-            lambda text: queue.put(ours, visible(text).encode(errors="surrogateescape")),
+
+        def put(text: str) -> None:
+            queue.put(ours, visible(text).encode(errors="surrogateescape"))
+
+        reporter = Reporter(
+            inputs.spec,
+            Stderr(
+                put=put,
+                put_last=partial(_send_last, queue) if inputs.allocation.start else put,
+                # what becomes an exception elsewhere has no colours
+                paint=Paint() if to_caller else Paint(Stream.ERR in screen.colour, screen.links),
+                columns=screen.columns,
+                redactor=Redactor(self.known_secrets),
+            ),
             time.monotonic,
-            readers=(partial(_notify, queue),) if inputs.notifies_starter else (),
-            verbosity=inputs.spec.verbosity,
-            # what becomes an exception elsewhere has none
-            paint=Paint()
-            if inputs.reports_to_caller
-            else Paint(Stream.ERR in inputs.screen.colour, inputs.screen.links),
-            cwd=working_directory() or "",  # removed meanwhile: no path lies below it
-            home=inputs.env.get("HOME", ""),
-            origins=inputs.spec.origins,
-            program=inputs.spec.program.target,
+            around=Surroundings(
+                cwd=working_directory() or "",  # removed meanwhile: no path lies below it
+                home=inputs.env.get("HOME", ""),
+                cluster=inputs.cluster,
+                slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
+                bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
+                has_front=inputs.allocation.has_front,
+            ),
             reports_job=inputs.reports_job,
-            reports_loss=not inputs.allocation.has_front,
-            reply=partial(_send, queue) if inputs.reports_to_caller else None,
-            write_last=partial(_send_last, queue) if inputs.allocation.start else None,
-            cluster=inputs.cluster,
-            slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
-            columns=inputs.screen.columns,
-            bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
-            known=self.known_secrets,
+            caller=CallerReporter(partial(_send, queue)) if to_caller else None,
         )
+        if inputs.notifies_starter:
+            reporter.also_tell(partial(_notify, queue))
+        return reporter
 
 
 def _notify(queue: OutputQueue, event: Event) -> None:

@@ -48,8 +48,8 @@ def begin(loop: Loop, context: AgentContext, now: Now) -> list[Errands]:
     spec, reporter, found = context.inputs.spec, context.reporter, []
     if spec.notify:
         notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
-        if reporter.plan is not None:  # this node has taken over
-            notifier.begin(reporter.plan.run_id, spec.program.target)
+        if reporter.story.plan is not None:  # this node has taken over
+            notifier.begin(reporter.story.plan.run_id, spec.program.target)
         reporter.also_tell(lambda event: notifier(event) if reporter.reports_job else None)
         found.append(notifier.errands)
     if spec.metrics_file:
@@ -161,7 +161,7 @@ class Look:
         """Return the figures for the file of --metrics-file; None before the workers are started."""
         state, workers, link = self._now()
         reporter, now, epoch = self._context.reporter, self._loop.now(), time.time()
-        plan = reporter.plan
+        plan = reporter.story.plan
         if plan is None or not reporter.reports_job:
             return None
         ages = [now - state.progress.idle_since]
@@ -178,7 +178,7 @@ class Look:
             world_size=plan.world_size,
             nnodes=plan.nnodes,
             restarts=state.generation,
-            started_at=epoch - (reporter.clock() - reporter.began),
+            started_at=epoch - (reporter.clock() - reporter.story.began),
             progressed_at=epoch - min(ages),
             progress=self._progress or _by_collectives(link),
             status=state.end.status,

@@ -43,7 +43,7 @@ class Shutdown:
         end = link.end
         assert end is not None
         if end.requeue:
-            self._reporter.left_after(end.requeue)
+            self._reporter.story.note_left_after(end.requeue)
         if self._own_requeue(link) is None:
             self._reporter.write_summary(state, exits, end.why, end.text, at)
             self._reporter.print_end(end.why, end.text)
@@ -72,7 +72,7 @@ class Shutdown:
             decision, at = self._signals.wait_for(asked), time.monotonic()
             self._reporter.print_end(end.why, end.text)
             failed = self._submit(requeue, decision, state)
-            self._reporter.left_after(end.requeue, decision, failed)
+            self._reporter.story.note_left_after(end.requeue, decision, failed)
             self._reporter.write_summary(state, exits, end.why, end.text, at)
         self.leave_early(state)
 

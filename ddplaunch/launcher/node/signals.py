@@ -96,6 +96,8 @@ class SignalDeduplicator:
             signum,
             at,
             escalates=escalates and source is SignalOrigin.FRONT,
+            # a process of ddplaunch that has decided does not say so, and passes on what is typed
+            is_typed=typed is not Typed.NO or decided is not None,
             asks_first=meaning is Meaning.FIRST and signum in POLITE and typed is not Typed.YES,
             taken_for=self._requests.first if meaning is Meaning.SAME and decided is None else 0,
         )

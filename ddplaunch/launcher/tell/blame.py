@@ -1,12 +1,12 @@
-"""Which machine is at fault where nodes of a job have lost each other, and whose word its name is. Pure."""
+"""Which machines of a job are at fault, also where nodes have lost each other, and whose word their names are. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from ddplaunch.launcher.decide.job import SELF_ID, Member
+from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Member, Phase, State
 
 # how reasons begin for which an agent is lost, but for what it has sent
 KINDS = {"silent for": "lost", "connection": "lost", "its health check failed": "unfit"}
@@ -56,3 +56,34 @@ def blamed(own: Suspect, others: int, losses: Sequence[Loss]) -> dict[Suspect, s
     if in_contact == 1 < out and not have_ended:
         return {own: f"it lost all {out} others: {losses[0].reason}"}
     return {}
+
+
+class Faults:
+    """The machines that seem to be at fault, as a coordinator learns of them: for each a kind of record/bad_nodes.py, and why."""
+
+    def __init__(self) -> None:
+        self.found: dict[Suspect, tuple[str, str]] = {}
+        self._losses: dict[int, tuple[int, list[Loss]]] = {}  # by generation: how many others it had, which were lost
+        self.predecessor: tuple[Suspect, str] | None = None  # from which this coordinator has taken over, and why
+
+    def note_loss(self, member: Member, lost: AgentLost, before: State) -> None:
+        """Note the loss of a node for which a machine may be at fault."""
+        is_running, suspect = before.phase is Phase.RUNNING, suspect_of(member, before.policy.names)
+        match kind_of(lost.reason):
+            case "unfit":
+                self.found.setdefault(suspect, ("unfit", lost.reason))
+            case "lost" if is_running or before.generation.number in self._losses:
+                _, losses = self._losses.setdefault(before.generation.number, (len(before.members) - 1, []))
+                losses.append(Loss(suspect, lost.reason, is_running, lost.silent, lost.has_ended))
+
+    def at_end(self, state: State) -> Mapping[Suspect, tuple[str, str]]:
+        """Return the faults, now that the job has ended."""
+        own = suspect_of(state.members[SELF_ID], state.policy.names)
+        for others, losses in self._losses.values():
+            for suspect, why in blamed(own, others, losses).items():
+                self.found.setdefault(suspect, ("lost", why))
+        if self.predecessor is not None and not state.succession.took_over and not state.end.is_cut_off:
+            suspect, why = self.predecessor
+            if kind := kind_of(why):
+                self.found.setdefault(suspect, (kind, why))
+        return self.found

@@ -12,7 +12,7 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SI
 from msgspec import Struct
 
 from ddplaunch.launcher.decide.first_failure import failure_text, follows, searchable
-from ddplaunch.spec.outcome import WorkerExit
+from ddplaunch.spec.outcome import OUT_OF_WALLTIME, PREEMPTED, Traces, WorkerExit
 from ddplaunch.system.net.addresses import WITHOUT_INTERFACE
 from ddplaunch.system.words import count, signal_name, size
 
@@ -20,16 +20,15 @@ _HANDLED = "\nDuring handling of the above exception, another exception occurred
 _FRAME = r'^  File "[^"\n]{1,999}", line \d{1,9}.*\n(?:    .*\n)*'
 _RENDEZVOUS = r'torch/distributed/rendezvous\.py"|\bDist(?:Network|Store)Error: |\[c10d\]|\bTCPStore\('
 _PORT = r"\bport: (\d{1,5})\b|connect to \([^()\n]{1,99}, (\d{1,5})\)"
+NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 _SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container by default
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
     """What is known about the node of the first failure."""
 
-    oom_kills: int = 0  # processes that the kernel killed for memory since the job began
-    oom_kills_of_machine: bool = False  # not of the job's cgroup alone, which does not tell
-    shm_size: int | None = None  # bytes of /dev/shm; None: not known
-    shm_free: int | None = None  # bytes, when the worker had ended
+    traces: Traces = NO_TRACES
+    ended_by: str = ""  # why the cluster has ended the job: PREEMPTED, OUT_OF_WALLTIME or others
     interpreter: str | None = None  # that ran the workers
     workers: int = 1  # of the job
     program: str = "SCRIPT"  # that each runs, with its arguments, as it is typed
@@ -37,18 +36,16 @@ class Evidence(Struct, frozen=True, kw_only=True):
     port_given: bool = False  # the user has chosen it
     debugging: bool = False  # a worker has the terminal (--debug)
     chaos: bool = False  # --chaos was to kill this worker
-    preempted: bool = False  # the scheduler has preempted the job
-    walltime_over: bool = False  # the time that the scheduler granted is over
 
     @property
     def shm_full(self) -> bool:
         """Whether /dev/shm is full."""
-        return self.shm_free is not None and self.shm_size is not None and self.shm_free < self.shm_size / 50
+        return self.traces.shm is not None and self.traces.shm[1] < self.traces.shm[0] / 50
 
     @property
     def shm_small(self) -> bool:
         """Whether /dev/shm is so small that it may have been full: a dead worker's part of it is free again at once."""
-        return self.shm_size is not None and self.shm_size <= _SMALL_SHM
+        return self.traces.shm is not None and self.traces.shm[0] <= _SMALL_SHM
 
 
 Found = Mapping[str, str]  # values for the advice
@@ -187,19 +184,19 @@ _OF_PACKAGES = r"lib(?:amdhip|c10|cu|gomp-|hip|hsa|iomp|mkl|nccl|nv|python|rccl|
 
 CAUSES: tuple[Row, ...] = (
     # the scheduler
-    Row("preempted", all_of(fact(lambda facts: facts.preempted), no_exception),
+    Row("preempted", all_of(fact(lambda facts: facts.ended_by == PREEMPTED), no_exception),
         "the scheduler preempted the job: requeue it and continue from the last checkpoint"),
-    Row("out of walltime", all_of(fact(lambda facts: facts.walltime_over), no_exception),
+    Row("out of walltime", all_of(fact(lambda facts: facts.ended_by == OUT_OF_WALLTIME), no_exception),
         "the time limit of the allocation was reached; ask for more time, or save a checkpoint before it ends"),
     # memory
     Row("out of memory",
-        all_of(killed_by(SIGKILL), fact(lambda facts: facts.oom_kills > 0 and not facts.oom_kills_of_machine)),
+        all_of(killed_by(SIGKILL), fact(lambda facts: facts.traces.oom_kills > 0 and not facts.traces.oom_kills_of_machine)),
         "the kernel's OOM killer ended it (its peak was {memory}; its cgroup counts {kills}): ask for more, "
         "or use fewer DataLoader workers"),
-    Row("out of memory", all_of(killed_by(SIGKILL), fact(lambda facts: facts.oom_kills > 0)),
+    Row("out of memory", all_of(killed_by(SIGKILL), fact(lambda facts: facts.traces.oom_kills > 0)),
         "the kernel's OOM killer was at work on this machine meanwhile ({kills}; the peak of this worker was {memory}): "
         "ask for more, or use fewer DataLoader workers", fault="memory"),
-    Row("out of memory in a child process", all_of(matches(_CHILD_KILLED), fact(lambda facts: facts.oom_kills > 0)),
+    Row("out of memory in a child process", all_of(matches(_CHILD_KILLED), fact(lambda facts: facts.traces.oom_kills > 0)),
         "the kernel's OOM killer ended a child process ({kills} meanwhile): ask for more memory, or use fewer of them "
         "(num_workers of a DataLoader)"),
     Row("device out of memory",
@@ -382,6 +379,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
     """Return the cause of a failure by the first row of the table that fits; None if no row fits."""
+    shm_size, shm_free = facts.traces.shm or (0, 0)
     general = {
         "device": end.device,
         "rank": end.rank,
@@ -390,9 +388,9 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
         "full": end.device if end.device != "cpu" else "a GPU, which ddplaunch gave no worker,",
         "signal": signal_name(end.signal or 0),
         "memory": size(end.peak_rss),
-        "kills": count(facts.oom_kills, "kill"),
+        "kills": count(facts.traces.oom_kills, "kill"),
         "interpreter": facts.interpreter or "the workers' Python",
-        "shm": f"{size(facts.shm_free or 0)} of {size(facts.shm_size or 0)} free",
+        "shm": f"{size(shm_free)} of {size(shm_size)} free",
     }
     for row in CAUSES:
         if (found := row.predicate(end, facts)) is not None:

@@ -64,10 +64,10 @@ def render_start_failure(who: str, failure: StartFailure) -> str:
     return f"error: {who} could not be started: {below(failure.reason)}\n" + (f"\nhint: {hint}\n" if hint else "")
 
 
-def render_stopping(signum: int, grace_period: float, running: int, nnodes: int) -> str:
-    """Say what is being stopped; how many workers of other nodes still run is not known on this one."""
+def render_stopping(grace_period: float, running: int, nnodes: int, *, is_ctrl_c: bool) -> str:
+    """Say what is being stopped, and that Ctrl-C kills if a person types it again; of other nodes no number is known."""
     what = count(running, "worker") if nnodes == 1 else f"the workers on {nnodes} nodes"
-    return f"stopping {what}, up to {duration(grace_period)}{'; Ctrl-C again kills' if signum == SIGINT else ''}"
+    return f"stopping {what}, up to {duration(grace_period)}{'; Ctrl-C again kills' if is_ctrl_c else ''}"
 
 
 def render_repeated(event: SignalReceived, front: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself, follows, searchable
 from ddplaunch.launcher.tell.causes import Cause
@@ -14,7 +15,7 @@ from ddplaunch.launcher.tell.paint import CODE, STRONG, WEAK, Line, Paint, Words
 from ddplaunch.record.seen import stack
 from ddplaunch.record.seen.dump import FATAL, NOISE, Crash, parse_crash
 from ddplaunch.record.seen.stack import frames_of, location, short
-from ddplaunch.spec.outcome import Frame, WorkerExit
+from ddplaunch.spec.outcome import Frame, WorkerError, WorkerExit
 from ddplaunch.system.errors import ERROR, HINT, below
 from ddplaunch.system.words import count, duration, signal_name, size, these_ranks, tilde
 
@@ -22,6 +23,10 @@ _MESSAGE_LINES = 20  # of an exception's message, besides the first
 _STDERR_LINES = 12
 _STACK_FRAMES = 12
 _LONGEST = 400  # characters of a line that is not ours
+_RAISED_FROM = (
+    "\nThe above exception was the direct cause of the following exception:\n"  # as Python prints `raise ... from`
+)
+_MOST_CAUSES = 3
 _MOST_FAILURES = 5  # later failures with a line of their own
 _LONGEST_LATER = 120  # characters of a later failure's message
 # of torch 2.1 to 2.13: ProcessGroupNCCL.cpp
@@ -110,8 +115,21 @@ def _where(report: FailureReport) -> list[Line]:
     for frame in (own, inner):
         if frame is not None:
             lines += [(_where_is(frame, cwd),), *_source([f"  {line}" for line in stack.source_lines(error, frame)])]
+    lines += _raised_from(error, cwd)
     if what_failed(first) == first.how and (last_output := _last_stderr(first.stderr_tail)):
         lines += ["", *last_output] if lines else last_output
+    return lines
+
+
+def _raised_from(error: WorkerError, cwd: str) -> list[Line]:
+    """Return a line for each exception from which this one was raised, the nearest first: what it was, and where."""
+    lines: list[Line] = []
+    for text in error.traceback.split(_RAISED_FROM)[-2::-1][:_MOST_CAUSES]:
+        after_header = text.rpartition("Traceback (most recent call last):\n")[2].split("\n")
+        what = next((line for line in after_header if line and not line.startswith(" ")), "")  # its frames are indented
+        frame = next(filter(None, stack.relevant_frames(frames_of(replace(error, frames=(), traceback=text)))), None)
+        where = f"   ({location(frame, cwd)})" if frame is not None else ""
+        lines += [f"raised from {_cut(what)}{where}"] if what else []
     return lines
 
 

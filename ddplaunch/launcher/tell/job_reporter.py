@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from signal import SIGINT, SIGKILL, SIGTERM
+
+from msgspec import Struct
 
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Member, State
 from ddplaunch.launcher.tell import closing
-from ddplaunch.launcher.tell.blame import Loss, Suspect, blamed, kind_of, suspect_of
+from ddplaunch.launcher.tell.blame import Faults, Suspect, suspect_of
 from ddplaunch.launcher.tell.paint import plain
 from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.record.seen import Whereabouts
-from ddplaunch.spec.job import JobSpec, Program, ProgramKind
-from ddplaunch.spec.outcome import OUT_OF_WALLTIME, OWN_END, PREEMPTED, ClusterEnding, Traces, Why, WorkerExit
+from ddplaunch.spec.job import Program, ProgramKind
+from ddplaunch.spec.outcome import OWN_END, ClusterEnding, Traces, Why, WorkerExit
 from ddplaunch.system.errors import below
 from ddplaunch.system.fields import piece
 from ddplaunch.system.redaction import Redactor
@@ -24,36 +26,34 @@ from ddplaunch.system.words import count, duration
 
 _WITHOUT_LOST = "to go on without a node that was lost, `--nnodes MIN:MAX` or `--spares`"
 _LONGEST_PROGRAM = 60  # characters of a program with its arguments, in a hint
-_NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
+
+
+class Findings(Struct, frozen=True, kw_only=True):
+    """What the coordinator knows of the end of a job, or of a generation."""
+
+    state: State
+    traces: Mapping[int, Traces] = {}  # of the nodes, by rank
+    found: Whereabouts = Whereabouts()  # where the workers were
+    ending: ClusterEnding = ClusterEnding()
+    error: str = ""  # why the job could not go on, with its hint: it explains the end better than the state
 
 
 class JobReporter:
     """Reports what concerns all nodes of a job, be they one or many."""
 
-    def __init__(self, reporter: Reporter, spec: JobSpec) -> None:
+    def __init__(self, reporter: Reporter) -> None:
         """Report the job through this node's `reporter`."""
         self._reporter = reporter
-        self._spec = spec
+        self.story = reporter.story
+        self._spec = reporter.spec
         self.print = reporter.print
-        self.cwd = reporter.cwd
-        self.keep_collectives = reporter.keep_collectives if not spec.no_sample else lambda _: 0
-        self.found = Whereabouts()  # the workers of the generation that ended
-        # the rank that the others waited for until the end
-        self.came_last: tuple[str, Mapping[str, object]] | None = None
-        self.pace: float | None = None  # steps in a second
-        self.steps: int | None = None  # about how many the last generation has made
-        self._prepared = False
-        self._signalled_at: float | None = None  # when a signal has ended the job, if this has said so
-        # of the machines: a kind of record/bad_nodes.py, and why
-        self._faults: dict[Suspect, tuple[str, str]] = {}
-        self._losses: dict[int, tuple[int, list[Loss]]] = {}  # by generation: how many others it had, which were lost
-        self._names: tuple[str, ...] = ()  # of the hosts by node rank, from who has started the agents
-        self._predecessor: tuple[Suspect, str] | None = None  # from which this coordinator has taken over, and why
+        self.cwd = reporter.around.cwd
+        self.keep_collectives = reporter.keep_collectives if not reporter.spec.no_sample else lambda _: 0
+        self._faults = Faults()
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
         emit = self._reporter.emit
-        self._names = before.policy.names
         if isinstance(event, job.BeginFailed):
             failed = event.failure
             emit("worker_start_failed", rank=failed.rank, reason=failed.reason, status=failed.status)
@@ -63,16 +63,17 @@ class JobReporter:
         if before.policy.max_nodes == 1:
             return
         match event:
-            case job.NodeIdle() if after.why is Why.HUNG is not before.why:
-                emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="hung")
-            case job.DeadlineReached() if after.why is Why.TIMED_OUT is not before.why:
-                emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="timed_out")
+            case job.NodeIdle() | job.DeadlineReached() if after.why is not before.why and after.why in (
+                Why.HUNG,
+                Why.TIMED_OUT,
+            ):
+                emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why=after.why.value)
             case job.Joined(member, _) if not member.is_known:
                 emit("node_joined", host=member.host, workers=member.workers, node_rank=member.requested_rank)
             case job.AgentLost(id, reason, _) if id in before.members:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
-                self._note_loss(member, event, before)
+                self._faults.note_loss(member, event, before)
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
                 emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.name.lower())
@@ -83,25 +84,14 @@ class JobReporter:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
 
-    def left_out(self, member: Member, reason: str) -> None:
-        """Report that the job goes on without a node whose machine seems to be at fault."""
+    def left_out(self, member: Member, reason: str, names: Sequence[str]) -> None:
+        """Report that the job goes on without a node whose machine seems to be at fault; `names` are those of `suspect_of`."""
         self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
-        self._faults.setdefault(suspect_of(member, self._names), ("unfit", reason))
+        self._faults.found.setdefault(suspect_of(member, names), ("unfit", reason))
 
     def coordinator_lost(self, suspect: Suspect, reason: str) -> None:
         """Note that this node has taken over from one whose machine may be at fault, or this one's: who goes on will tell."""
-        self._predecessor = (suspect, reason)
-
-    def _note_loss(self, member: Member, lost: job.AgentLost, before: State) -> None:
-        """Note the loss of a node for which a machine may be at fault."""
-        is_running = before.phase is job.Phase.RUNNING
-        match kind_of(lost.reason):
-            case "unfit":
-                self._faults.setdefault(suspect_of(member, self._names), ("unfit", lost.reason))
-            case "lost" if is_running or before.generation.number in self._losses:
-                _, losses = self._losses.setdefault(before.generation.number, (len(before.members) - 1, []))
-                suspect = suspect_of(member, self._names)
-                losses.append(Loss(suspect, lost.reason, is_running, lost.silent, lost.has_ended))
+        self._faults.predecessor = suspect, reason
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Say that the job stops by a signal which came to another node, or to the command that has started the agents.
@@ -118,10 +108,10 @@ class JobReporter:
                 pass
             case _:
                 return
-        self._signalled_at = self._reporter.clock()
+        self.story.signalled_at = self._reporter.clock()
         running = [before.members[id] for id in before.members.running] or [*before.members.values()]
         workers = sum(member.workers for member in running)
-        self.print(closing.render_stopping(signum, self._spec.grace_period, workers, len(running)))
+        self.print(closing.render_stopping(self._spec.grace_period, workers, len(running), is_ctrl_c=signum == SIGINT))
 
     def idle(self, seconds: float, why: str) -> None:
         """Report that no worker has made progress for so long, and why if that is known."""
@@ -142,33 +132,34 @@ class JobReporter:
         self.print(text)
 
     def question(self, state: State) -> Callable[[], ClusterEnding] | None:
-        """What gives the `ending` of `failed` and `ended`: it asks the cluster, from which the signal that ended them may be.
+        """What gives the `ending` of `Findings`: it asks the cluster, from which the signal that ended them may be.
 
         Of a job that has finished after a restart it asks only for the time in the queue.
         """
-        if state.why is Why.FINISHED and not state.end.requeue and self._reporter.time_spent() is not None:
-            return self._reporter.cluster.time_in_queue
+        cluster, has_finished = self._reporter.around.cluster, state.why is Why.FINISHED and not state.end.requeue
+        if has_finished and self.story.time_spent(self._reporter.clock()) is not None:
+            return cluster.time_in_queue
         failure = state.generation.failure if state.why is Why.FAILED else None
         signum = failure.signal if failure is not None else None
         signum = state.signum if state.why is Why.SIGNALLED else signum
-        return self._reporter.cluster.why_ending if signum in (SIGTERM, SIGKILL) else None
+        return cluster.why_ending if signum in (SIGTERM, SIGKILL) else None
 
-    def prepare(self, state: State) -> None:
+    def prepare(self) -> None:
         """Import what reports a failure while the workers are ending: 5 ms of tables and patterns, which only that needs."""
-        if state.why is Why.FAILED and not self._prepared:
-            self._prepared = True
-            with suppress(Exception):  # what uses it raises that again, and makes do without
-                from ddplaunch.launcher.tell import failure  # noqa: F401
+        with suppress(Exception):  # what uses it raises that again, and makes do without
+            from ddplaunch.launcher.tell import failure  # noqa: F401
 
-    def failed(self, state: State, traces: Mapping[int, Traces], wait: float, ending: ClusterEnding) -> None:
+    def failed(self, findings: Findings, wait: float) -> None:
         """Report that a generation failed and another follows after `wait` seconds."""
+        state = findings.state
         if state.why in (Why.FAILED, Why.HUNG):
             number, failure = state.generation.number, state.generation.failure
             rank = failure.rank if failure is not None else None
             self._reporter.emit("generation_failed", generation=number, rank=rank, wait=wait)
             spec, used = self._spec, len(state.restarts.spent)
             # the restart that follows is counted already
-            self._reporter.write(self._reporter.paint.labels(self._failure(state, traces, ending, used - 1)))
+            stderr = self._reporter.stderr
+            stderr.write(stderr.paint.labels(self._failure(findings, used - 1)))
             self.print(
                 closing.starting_again(wait, state.restarts.number, used, spec.max_restarts, spec.restart_window)
             )
@@ -178,49 +169,52 @@ class JobReporter:
         when = f", once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else ""
         self.print(f"all workers start again on {count(nodes, 'node')}{when}")
 
-    def ended(
-        self, state: State, traces: Mapping[int, Traces], error: str, ending: ClusterEnding
-    ) -> tuple[str, tuple[int, str] | None]:
-        """Report how the job ended; return the text for the other nodes, and the status and `why` if the cluster decides these.
-
-        `error`, if any, is reported as it is, with its hint: it explains the end better than the state.
-        """
-        if error:
-            self._reporter.report(self._reporter.paint.labels(error))
-            return error, None
-        text, outcome = self._ended(state, traces, ending)
+    def ended(self, findings: Findings) -> tuple[str, tuple[int, str] | None]:
+        """Report how the job ended; return the text for the other nodes, and the status and `why` if the cluster decides them."""
+        state, ending = findings.state, findings.ending
+        if findings.error:
+            self._say_end(findings.error, is_report=True)
+            return findings.error, None
+        self.story.queued = ending.queued or 0.0
+        if self.story.straggler is not None:
+            self.print(self.story.straggler[0])
+        text = self._close(findings)
         self._remember_faults(state)
-        return text, outcome
+        return text, None if state.end.requeue else ending.outcome  # after a notice the status speaks of the notice
 
-    def _ended(
-        self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding
-    ) -> tuple[str, tuple[int, str] | None]:
-        """Print the closing line of the job, or the report of its failure; return what `ended` does."""
-        self._reporter.pace, self._reporter.steps, self._reporter.queued = self.pace, self.steps, ending.queued or 0.0
-        if self.came_last is not None:
-            text, self._reporter.came_last = self.came_last
-            self.print(text)
-        if state.end.requeue:  # the status speaks of the notice
-            ending = ClusterEnding(ending.text)
-        line = self._closing(state, ending)
+    def _close(self, findings: Findings) -> str:
+        """Print the closing line of the job, or the report of its failure; return the text for the other nodes."""
+        state = findings.state
+        line = self._closing(state, findings.ending)
         if line is not None:
             explained = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
             if explained and not state.end.without_workers:
-                for location in self.found.locations:
+                for location in findings.found.locations:
                     self.print(location)
-            self._reporter.print_closing(line)
-            return f"ddplaunch: {line}\n", ending.outcome
-        report = self._reporter.paint.labels(self._failure(state, traces, ending, len(state.restarts.spent)))
+            self._say_end(line, is_report=False)
+            return f"ddplaunch: {line}\n"
+        report = self._failure(findings, len(state.restarts.spent))
         if state.why is Why.FAILED:
-            self._reporter.job_failure = state.generation.start_failure or state.generation.failure
-        self._reporter.report(report)
+            self.story.first_failure = state.generation.start_failure or state.generation.failure
+        self._say_end(report, is_report=True)
         if state.why is not Why.FRONT_LOST:  # by which nobody sees the report here
             report = report[: report.find("\n") + 1]  # which will do for the other nodes
-        return plain(report), ending.outcome  # their stderr may have no colours
+        return plain(report)  # their stderr may have no colours
+
+    def _say_end(self, text: str, *, is_report: bool) -> None:
+        """Say to the user how the job ended, in a report or in one line; to a caller too, for whom the user sees no report."""
+        self.story.closing = text
+        caller, stderr = self._reporter.caller, self._reporter.stderr
+        if caller is not None:
+            caller.closed(text)
+        if is_report and caller is None:
+            stderr.write_last(stderr.paint.labels(text))
+        elif not is_report and self._spec.verbosity >= 0:
+            stderr.write_last(f"ddplaunch: {text}\n")
 
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
         """Return the line that closes a job which did not fail; None if the job failed."""
-        now, began, taking_part = self._reporter.clock(), self._reporter.began, state.members.taking_part
+        now, began, taking_part = self._reporter.clock(), self.story.began, state.members.taking_part
         exits, requeue = state.generation.exits, state.end.requeue
         stopped_now = () if state.end.without_workers else exits
         match state.why:
@@ -228,16 +222,16 @@ class JobReporter:
                 return closing.render_after_notice(len(exits), requeue, now - began, nodes=len(taking_part))
             case Why.FINISHED:
                 workers = sum(member.workers for member in taking_part)
-                plan, nodes = self._reporter.plan, len(taking_part)
+                plan, nodes = self.story.plan, len(taking_part)
                 if plan is not None and nodes > 1:
                     nodes = plan.nnodes  # where a command was started for each rank, each takes part
                 text = closing.render_finished(workers, now - began, restarts=state.restarts.number, nodes=nodes)
-                spent = self._reporter.time_spent()
+                spent = self.story.time_spent(now)
                 return text if spent is None else f"{text}, {spent}"
             case Why.SIGNALLED:
                 stopped = (end.stopped_at for end in stopped_now if end.stopped_at is not None)
                 # the workers may have been asked to end before, as after the loss of a node
-                at = min(stopped, default=now) if self._signalled_at is None else self._signalled_at
+                at = min(stopped, default=now) if self.story.signalled_at is None else self.story.signalled_at
                 after = at - began if state.has_begun else None
                 reason = f"{ending.text}: " if ending.text else ""
                 return reason + closing.render_stopped(state.signum, after, stopped_now)
@@ -245,11 +239,13 @@ class JobReporter:
                 return closing.render_timeout(self._spec.timeout or 0.0, stopped_now)
         return None
 
-    def _failure(self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int) -> str:
+    def _failure(self, findings: Findings, restarts: int) -> str:
         """Return the report that fits how the job failed: a hang, a failed start, a lost node, or the first failure."""
+        state = findings.state
         first, start_failure = state.generation.failure, state.generation.start_failure
         if state.why is Why.HUNG:
-            return closing.render_hang(self.found, self._spec.hang_timeout or 0.0, state, traces, self._reporter.home)
+            timeout, home = self._spec.hang_timeout or 0.0, self._reporter.around.home
+            return closing.render_hang(findings.found, timeout, state, findings.traces, home)
         if start_failure is not None:
             on = f" on {start_failure.host}" if len(state.members) > 1 else ""
             return closing.render_start_failure(f"rank {start_failure.rank}{on}", start_failure)
@@ -261,80 +257,61 @@ class JobReporter:
             hint = f"\nhint: {_WITHOUT_LOST}\n" if alone and not state.policy.has_successors else ""
             return f"error: the ddplaunch {whose} was killed\n{hint}"
         try:
-            return self._full_report(first, state, traces, ending, restarts)
+            return self._full_report(first, findings, restarts)
         except Exception as error:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
             return closing.render_short(first, f"{type(error).__name__}: {error}")
 
-    def _full_report(
-        self, first: WorkerExit, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int
-    ) -> str:
+    def _full_report(self, first: WorkerExit, findings: Findings, restarts: int) -> str:
         """Return the full report of a first failure, with its cause as far as the evidence shows it."""
-        from ddplaunch.launcher.tell.causes import Evidence, classify  # most jobs do not fail
+        from ddplaunch.launcher.tell.causes import NO_TRACES, Evidence, classify  # most jobs do not fail
         from ddplaunch.launcher.tell.failure import FailureReport, render
 
-        plan, spec, of_node = self._reporter.plan, self._spec, traces.get(first.rank, _NO_TRACES)
-        shm_size, shm_free = of_node.shm or (None, None)
+        plan, spec, state = self.story.plan, self._spec, findings.state
         facts = Evidence(
-            oom_kills=of_node.oom_kills,
-            oom_kills_of_machine=of_node.oom_kills_of_machine,
-            shm_size=shm_size,
-            shm_free=shm_free,
+            traces=findings.traces.get(first.rank, NO_TRACES),
+            ended_by=findings.ending.text,
             interpreter=plan.interpreter if plan is not None else None,
             workers=len(state.generation.exits),
             program=_as_typed(spec.program),
-            master_port=self._reporter.master_port,
+            master_port=self.story.master_port,
             port_given=plan is not None and plan.master_port is not None,
             debugging=spec.debug_rank is not None or spec.debug_on_error,
             chaos=any(fault.kind == "kill" and fault.target == first.rank for fault in spec.chaos),
-            preempted=ending.text == PREEMPTED,
-            walltime_over=ending.text == OUT_OF_WALLTIME,
         )
         cause = classify(first, facts)
         if cause is not None and cause.fault:
-            by_node = state.generation.node_exits
-            ids = [id for id, exits in by_node.items() if first in exits and id in state.members]
-            suspects = [suspect_of(state.members[id], self._names) for id in ids]
-            self._faults.update(dict.fromkeys(suspects, (cause.fault, cause.line or cause.name)))
+            ids = [id for id, exits in state.generation.node_exits.items() if first in exits and id in state.members]
+            suspects = [suspect_of(state.members[id], state.policy.names) for id in ids]
+            self._faults.found.update(dict.fromkeys(suspects, (cause.fault, cause.line or cause.name)))
         report = FailureReport(
             first=first,
             exits=tuple(state.generation.exits),
             cause=cause,
-            ended_by=ending.text,
-            cwd=self._reporter.cwd,
-            home=self._reporter.home,
+            ended_by=facts.ended_by,
+            cwd=self.cwd,
+            home=self._reporter.around.home,
             restarts=restarts,
             max_restarts=spec.max_restarts,
-            log_folder=of_node.log_folder,
+            log_folder=facts.traces.log_folder,
             is_simulated=spec.simulate is not None,
-            locations=self.found.locations,
+            locations=findings.found.locations,
         )
-        return render(report, self._reporter.paint)
+        return render(report, self._reporter.stderr.paint)
 
     def _remember_faults(self, state: State) -> None:
         """Remember the machines that have failed. All workers have ended."""
-        for others, losses in self._losses.values():
-            for suspect, why in blamed(suspect_of(state.members[SELF_ID], self._names), others, losses).items():
-                self._faults.setdefault(suspect, ("lost", why))
-        if self._predecessor is not None and not state.succession.took_over and not state.end.is_cut_off:
-            suspect, why = self._predecessor
-            if kind := kind_of(why):
-                self._faults.setdefault(suspect, (kind, why))
-        path, run_id = self._reporter.bad_nodes, self._reporter.plan.run_id if self._reporter.plan is not None else ""
-        if not self._faults or not path or self._spec.chaos:
+        faults, around, plan = self._faults.at_end(state), self._reporter.around, self.story.plan
+        if not faults or not around.bad_nodes or self._spec.chaos:
             return
         from ddplaunch.record.bad_nodes import Failure, remember_suspects
 
-        now, in_slurm = time.time(), bool(self._reporter.slurm_job)
-        failures = [
-            (
-                Failure(
-                    host=suspect.host, kind=kind, at=now, run=run_id, why=piece(Redactor().text(why)), in_slurm=in_slurm
-                ),
-                suspect.address,
-            )
-            for suspect, (kind, why) in self._faults.items()
-        ]
-        remember_suspects(path, failures, now)
+        def failure(host: str, kind: str, why: str) -> Failure:
+            run_id, why = plan.run_id if plan is not None else "", piece(Redactor().text(why))
+            return Failure(host=host, kind=kind, at=now, run=run_id, why=why, in_slurm=bool(around.slurm_job))
+
+        now = time.time()
+        failures = [(failure(suspect.host, *fault), suspect.address) for suspect, fault in faults.items()]
+        remember_suspects(around.bad_nodes, failures, now)
 
 
 def _as_typed(program: Program) -> str:

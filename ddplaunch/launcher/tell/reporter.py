@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct, field
 
 from ddplaunch import __version__
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.node import State
 from ddplaunch.launcher.tell.closing import render_repeated, render_stopped, render_stopping
 from ddplaunch.launcher.tell.paint import Paint, plain
-from ddplaunch.launcher.tell.rows import left_after, of_action, of_event, summary
+from ddplaunch.launcher.tell.story import Story, row_of
 from ddplaunch.plan import Plan
 from ddplaunch.plan.devices import sysfs
 from ddplaunch.record.events import Event, Reader
 from ddplaunch.record.folders import short
 from ddplaunch.record.run_folder import COLLECTIVES, RunFolder
-from ddplaunch.spec.outcome import ClusterQuestions, StartFailure, Traces, Why, WorkerExit
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.outcome import ClusterQuestions, Traces, Why, WorkerExit
 from ddplaunch.system.errors import below
 from ddplaunch.system.process.clock import Pause
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import count, duration, tilde
-
-if TYPE_CHECKING:  # few jobs need it
-    from ddplaunch.record.time_spent import Spent
-    from ddplaunch.spec.outcome import Intent, Progress
 
 _LONGEST_PROGRAM = 1000  # characters in an event
 _NAMES = ("run_id", "host", "master_addr", "name", "ranks")  # fields of events by which others find things: no secrets
@@ -39,77 +38,79 @@ _NO_TOKEN = (
 )
 
 
+class Stderr(Struct, frozen=True, kw_only=True):
+    """Where this node writes its lines for people, and how they look there."""
+
+    put: Callable[[str], None]
+    put_last: Callable[[str], None]  # takes what closes the job: the command that started the agents may print it last
+    paint: Paint = Paint()
+    columns: int = 0  # of the terminal; 0: there is none, or its size is not known
+    redactor: Redactor = field(default_factory=Redactor)  # hides secrets in whatever is written
+
+    def write(self, text: str) -> None:
+        """Write a text, but for its secrets."""
+        self.put(self.redactor.text(text))
+
+    def write_last(self, text: str) -> None:
+        """Write what closes the job, behind the last output of all nodes."""
+        self.put_last(self.redactor.text(text))
+
+
+class Surroundings(Struct, frozen=True, kw_only=True):
+    """What is around a run on this node."""
+
+    cwd: str = ""  # paths below it are shown relative to it
+    home: str = ""  # the user's folder, for ~
+    cluster: ClusterQuestions = ClusterQuestions()
+    slurm_job: str = ""  # the id of the job in Slurm, "" outside of it
+    bad_nodes: str = ""  # the file that remembers the machines that failed; "": nothing is remembered
+    has_front: bool = False  # a command has started all agents, and says itself that node 0 was lost
+
+
+class CallerReporter:
+    """Reports to the program that called `launch()` how the job ended, in place of the user."""
+
+    def __init__(self, send: Callable[[Mapping[str, Any]], None]) -> None:
+        self._send = send
+
+    def closed(self, text: str) -> None:
+        """Report why the job ended: the failure report, or the line that closes a job which did not fail."""
+        self._send({"type": "failure_text", "text": text})
+
+    def ended(self, outcome: Mapping[str, Any]) -> None:
+        """Report how the job ended, as `Story.outcome` returns it, but for the workers: one message may be too short for all."""
+        self._send({"type": "outcome", **outcome, "workers": ()})
+
+
 class Reporter:
     """Turns events and actions of the agent into public events and lines for the user."""
 
     def __init__(
         self,
-        write: Callable[[str], None],
+        spec: JobSpec,
+        stderr: Stderr,
         clock: Callable[[], float],
         *,
-        readers: Iterable[Reader] = (),
-        verbosity: int,
-        paint: Paint,
-        cwd: str,
-        home: str,
-        origins: Mapping[str, str],
-        program: str = "",
+        around: Surroundings = Surroundings(),  # noqa: B008 - it is frozen
         reports_job: bool = True,
-        reports_loss: bool = True,
-        reply: Callable[[Mapping[str, Any]], None] | None = None,
-        write_last: Callable[[str], None] | None = None,
-        cluster: ClusterQuestions = ClusterQuestions(),  # noqa: B008 - it is frozen
-        slurm_job: str = "",
-        columns: int = 0,
-        bad_nodes: str = "",
-        known: Sequence[str] = (),
+        caller: CallerReporter | None = None,
     ) -> None:
-        """Prepare to report on a run of `program`.
+        """Prepare to report on a run of `spec`; `clock` gives CLOCK_MONOTONIC seconds.
 
-        `reports_job` is whether this node reports the job as a whole, as the only or first one does.
-        `reports_loss` is whether it says that node 0 was lost, as no command that has started the agents does.
-        `reply`, if a Python caller has asked for the job, takes how it ended, in place of stderr.
-        `write_last`, if a command that started the agents prints last, takes what closes the job.
-        `slurm_job` is the id of the job in Slurm, "" outside of it.
-        `columns` are those of the terminal; 0: there is none, or its size is not known.
-        `bad_nodes` is the file that remembers them; "": nothing is remembered.
-        `known` are secrets that are hidden wherever they stand, in whatever is written.
+        `reports_job` is whether this node reports the job as a whole, as the only or first one does. `caller`, if a program has
+        called `launch()`, takes how the job ended, in place of stderr.
         """
-        self._known = tuple(known)
-        self._redactor = Redactor(self._known)
-        self.write = self._hiding(write)
+        self.spec = spec
+        self.stderr = stderr
         self.clock = clock
-        self.paint = paint
-        self.cwd = cwd
-        self.home = home
-        self.bad_nodes = bad_nodes
-        self.began = clock()
-        self.plan: Plan | None = None  # of the generation that runs, or of the last one
-        self._folder: RunFolder | None = None
-        self._readers = tuple(readers)
-        # of each generation: its start, and the end and progress of the worker of this node that came farthest
-        self._generations: list[tuple[float, float, Progress | None]] = []
-        self._early: list[Event] = []  # from before there was a folder
-        self._verbosity = verbosity
-        self._origins = origins
-        self._program = program[:_LONGEST_PROGRAM]
+        self.around = around
         self.reports_job = reports_job
-        self._reports_loss = reports_loss
-        self._reply = reply
-        self._write_last = self._hiding(write if write_last is None else write_last)
-        self.cluster = cluster
-        self.queued = 0.0  # seconds in the queue of the cluster, as far as known
-        self.slurm_job = slurm_job
-        self._columns = columns
+        self._caller = caller
+        self.story = Story(began=clock())
+        self._folder: RunFolder | None = None
+        self._readers: tuple[Reader, ...] = ()
+        self._early: list[Event] = []  # from before there was a folder
         self._has_terminal = False
-        self.job_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
-        self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
-        self.came_last: Mapping[str, Any] | None = None  # what it says of a rank that the others waited for
-        self.pace: float | None = None  # steps in a second, as the collectives show
-        self.steps: int | None = None  # and about how many the last generation has made
-        self._closing = ""  # what was printed of the end
-        self._is_announced = False
-        self.master_port: int | None = None  # of the last generation
         self._kept_plan: Plan | None = None  # the one that the folder shows
         self._has_warned = False
         # has node 0 say something about this node, if node 0 shows the output of all nodes, and whether it is a warning
@@ -132,9 +133,9 @@ class Reporter:
         self.print(text)
 
     @property
-    def _to_caller(self) -> Callable[[Mapping[str, Any]], None] | None:
-        """What takes how the job ended, if a Python caller has asked for the job and this node reports it."""
-        return self._reply if self.reports_job else None
+    def caller(self) -> CallerReporter | None:
+        """What takes how the job ended, if a program has called `launch()` and this node reports the job."""
+        return self._caller if self.reports_job else None
 
     def also_tell(self, reader: Reader) -> None:
         """Pass all events from now on to this reader, too."""
@@ -142,7 +143,7 @@ class Reporter:
 
     def use(self, plan: Plan, folder: RunFolder) -> None:
         """Take the plan that is carried out, and the folder that keeps its record."""
-        self.plan = plan
+        self.story.plan = plan
         self._has_terminal = any(worker.terminal for worker in plan.workers)
         if self._folder is None:
             self._folder = folder
@@ -166,52 +167,50 @@ class Reporter:
 
     def on_event(self, event: node.Event, before: State) -> None:
         """Report an event of this node's decision: its public event, and a line where the user has to know at once."""
-        if (fields := of_event(event)) is not None:
-            self.emit(fields[0], **fields[1])
+        self._emit_row(event)
         match event:
             case node.SignalReceived() if event.taken_for and (before.end.signum or not before.is_going):
                 self.print(render_repeated(event, os.getppid()))
-            case node.SignalReceived(signum, _, escalates) if signum != signal.SIGWINCH:
-                is_first = before.why is Why.COORDINATOR and not before.end.signum
-                stops = escalates and not is_first and signum in before.policy.stop_signals
-                # Ctrl-C under a debugger goes to its worker, and stops nothing
-                stops = stops and not (signum == signal.SIGINT and before.debugger)
-                if stops and before.phase is node.Phase.STOPPING:
-                    self.print("killing the workers at once")
-                elif stops and before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self.reports_job:
-                    assert self.plan is not None
-                    running = self.plan.world_size - len(before.exits)
-                    self.print(render_stopping(signum, before.policy.grace_period, running, self.plan.nnodes))
-            case node.WorkerExited(exit, _) if exit.progress is not None and self._generations:
-                began, _, farthest = self._generations[-1]
-                if farthest is None or exit.progress.step > farthest.step:
-                    self._generations[-1] = began, exit.at, exit.progress
+            case node.SignalReceived() if event.escalates and event.signum in before.policy.stop_signals:
+                self._on_stop_signal(event, before)
+            case node.WorkerExited(exit, _):
+                self.story.note_exit(exit)
             case node.Swept(left) if before.teardown.last_sweep is not None:
                 self.emit("swept", signal=int(before.teardown.last_sweep.signum), left=list(left))
 
+    def _on_stop_signal(self, event: node.SignalReceived, before: State) -> None:
+        """Say that the workers are stopped, or killed at once, by a signal that came to this node."""
+        plan = self.story.plan
+        is_first = before.why is Why.COORDINATOR and not before.end.signum
+        is_of_debugger = event.signum == signal.SIGINT and before.debugger  # it goes to that worker, and stops nothing
+        if is_first or is_of_debugger:
+            return
+        if before.phase is node.Phase.STOPPING:
+            self.print("killing the workers at once")
+        elif before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self.reports_job and plan is not None:
+            running, is_ctrl_c = plan.world_size - len(before.exits), event.signum == signal.SIGINT and event.is_typed
+            self.print(render_stopping(before.policy.grace_period, running, plan.nnodes, is_ctrl_c=is_ctrl_c))
+
     def on_action(self, action: node.Action) -> None:
         """Report something that is being done."""
-        if (fields := of_action(action)) is not None:
-            self.emit(fields[0], **fields[1])
+        self._emit_row(action)
         if isinstance(action, node.Print):
-            if self._has_terminal and self._verbosity >= 0:
-                self.write("\n")  # the worker that has it may be asking something at the end of the line
+            if self._has_terminal and self.spec.verbosity >= 0:
+                self.stderr.write("\n")  # the worker that has it may be asking something at the end of the line
             self.print(action.text)
 
     def generation_started(self, number: int, port: int) -> None:
         """Report that all workers are being started."""
-        plan, folder = self.plan, self._folder
-        self.master_port = port
-        self._generations.append((self.clock(), 0.0, None))
+        plan, folder = self.story.plan, self._folder
+        self.story.begin_generation(self.clock(), port)
         assert plan is not None
         assert folder is not None
         if plan is not self._kept_plan:  # the nodes may have agreed on another one
-            self._kept_plan = plan
-            here = {"agent_pid": os.getpid(), "slurm_job": self.slurm_job}
-            folder.write("plan.json", {**plan.data(self._origins, self._known), **here})
-        if not self._is_announced:
-            self._is_announced = True
-            self._announce(plan, folder)
+            is_first, self._kept_plan = self._kept_plan is None, plan
+            here = {"agent_pid": os.getpid(), "slurm_job": self.around.slurm_job}
+            folder.write("plan.json", {**plan.data(self.spec.origins, self.stderr.redactor.known), **here})
+            if is_first:
+                self._announce(plan, folder)
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
 
     def _announce(self, plan: Plan, folder: RunFolder) -> None:
@@ -219,7 +218,7 @@ class Reporter:
         self.emit(
             "job_started",
             run_id=plan.run_id,
-            program=self._program,
+            program=self.spec.program.target[:_LONGEST_PROGRAM],
             world_size=plan.world_size,
             host=plan.workers[0].host,
             backend=plan.backend,
@@ -243,41 +242,38 @@ class Reporter:
 
     def _where_output_goes(self, plan: Plan, folder: RunFolder) -> str:
         """Return "logs in FOLDER", or which rank has the terminal; "" if there is nothing to say."""
-        # homes need not be shared, and the user may be on another host
-        where = (
-            ""
-            if folder.path is None or not folder.is_made
-            else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
-        )
+        where = ""
+        if folder.path is not None and folder.is_made:  # homes need not be shared, and the user may be on another host
+            where = f"{tilde(folder.path, self.around.home)}{self._on(plan.workers[0].rank)}"
         text = f"logs in {where}" if where else ""
         if self._has_terminal and plan.world_size == 1:
             text = ""
         elif self._has_terminal:
             rank = next(worker.rank for worker in plan.workers if worker.terminal)
             text = f"rank {rank} has the terminal" + (f", the others print to {where}" if where else "")
-        if where and 0 < self._columns < len(f"ddplaunch: {text}"):
+        if where and 0 < self.stderr.columns < len(f"ddplaunch: {text}"):
             text = text.replace(f" {where}", f"\n{where}")  # a path that wraps cannot be copied
         return text
 
     def worker_started(self, rank: int, pid: int) -> None:
         """Report that a worker runs."""
         self.emit("worker_started", rank=rank, pid=pid)
-        if self._verbosity > 0:
+        if self.spec.verbosity > 0:
             self.print(f"rank {rank}{self._on(rank)} is pid {pid}")
 
     def to_be_typed(self, verb: str) -> str:
         """Return the line that looks into this run from where its user may be: in Slurm that is mostly on another host."""
-        plan = self.plan
+        plan = self.story.plan
         name = short(plan.run_id) if plan is not None else ""
-        if plan is None or not self.slurm_job:
+        if plan is None or not self.around.slurm_job:
             return f"ddplaunch {verb} {name}"
         from ddplaunch.reach import other_host  # few jobs need it
 
-        return other_host.line(plan.workers[0].host, self.slurm_job, (verb, name))
+        return other_host.line(plan.workers[0].host, self.around.slurm_job, (verb, name))
 
     def _on(self, rank: int) -> str:
         """Name the host of a rank in a job of several nodes."""
-        plan = self.plan
+        plan = self.story.plan
         hosts = [worker.host for worker in plan.workers if worker.rank == rank] if plan and plan.nnodes > 1 else []
         return f" on {hosts[0]}" if hosts else ""
 
@@ -287,7 +283,7 @@ class Reporter:
         if new:
             self.emit("output_dropped", bytes=new)
             line = f"{new:,} bytes of output are not shown here, because nothing read them; they are in the logs"
-            self.write(f"ddplaunch: {line}\n")
+            self.stderr.write(f"ddplaunch: {line}\n")
 
     def paused(self, pause: Pause | None) -> None:
         """Report, if it is another than before, that this node did not run for a while."""
@@ -300,75 +296,37 @@ class Reporter:
 
     # --- the end
 
-    def left_after(self, notice: int, intent: Intent | None = None, failed: str | None = None) -> None:
-        """Note that all workers left after a notice, and whether the job was requeued; None: another process does that."""
-        self._left_after = left_after(notice, intent, failed)
-
     def write_summary(self, state: State, exits: list[WorkerExit], why: str, text: str, at: float) -> None:
         """Record how the job ended; `why` and `text` are the coordinator's."""
-        if self._left_after is not None:
-            self.emit("left_after_notice", **self._left_after)
-        text = plain(text or self._closing).partition("\n")[0].removeprefix("ddplaunch: ").removeprefix("error: ")
-        self.emit("job_ended", status=state.end.status, why=why, seconds=round(at - self.began, 3), text=text)
-        ending = summary(state, exits, at - self.began, why, self.job_failure, self._left_after)
-        if (to_caller := self._to_caller) is not None:
-            to_caller({"type": "outcome", **ending, "workers": ()})
+        story = self.story
+        if story.left_after is not None:
+            self.emit("left_after_notice", **story.left_after)
+        text = plain(text or story.closing).partition("\n")[0].removeprefix("ddplaunch: ").removeprefix("error: ")
+        self.emit("job_ended", status=state.end.status, why=why, seconds=round(at - story.began, 3), text=text)
+        outcome = story.outcome(state, exits, why, at)
+        if (caller := self.caller) is not None:
+            caller.ended(outcome)
         if self._folder is not None:
-            dropped = self._folder.files.dropped_lines
-            steps: dict[str, Any] = {"steps": self.steps, "steps_per_second": self.pace, "straggler": self.came_last}
-            spent = self.time_spent()
-            steps["time_spent"] = spent.data() if spent is not None else None
-            told = self._redactor.data({**ending, **steps, "dropped_log_lines": dropped})
-            self._folder.write("summary.json", told)
+            dropped = {"dropped_log_lines": self._folder.files.dropped_lines}
+            whole = {**outcome, **story.training(self.clock()), **dropped}
+            self._folder.write("summary.json", self.stderr.redactor.data(whole))
 
     def keep_collectives(self, row: Mapping[str, Any]) -> int:
         """Record when ranks came to their collectives, and return the bytes of that."""
         return self._folder.keep_sample(COLLECTIVES, row) if self._folder is not None else 0
 
-    def time_spent(self) -> Spent | None:
-        """Return where the time of a job with restarts went; None without a restart, or if no worker said its steps."""
-        if len(self._generations) < 2:
-            return None
-        try:
-            from ddplaunch.record.time_spent import Attempt, attempt, time_spent  # most jobs have no restart
-        except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
-            return None
-        now = self.clock()
-        ends = [*(began for began, _, _ in self._generations[1:]), now]
-        attempts = [
-            attempt(began, end, at, reached) if reached is not None else Attempt(began, end)
-            for (began, at, reached), end in zip(self._generations, ends, strict=True)
-        ]
-        return time_spent(attempts, self.began, now, self.queued)
-
     def print_end(self, why: str, text: str) -> None:
         """Print the coordinator's text about the end; on its own node it has printed more."""
         if why == "lost":
-            if self._reports_loss:
-                self._write_last(text)
-        elif (self.reports_job or why in _OF_THIS_NODE) and (text.startswith("error:") or self._verbosity >= 0):
-            self.write(text)
+            if not self.around.has_front:
+                self.stderr.write_last(text)
+        elif (self.reports_job or why in _OF_THIS_NODE) and (text.startswith("error:") or self.spec.verbosity >= 0):
+            self.stderr.write(text)
 
     def stopped(self, signum: int) -> str:
         """Return the line for a node that the user has stopped while no coordinator answered."""
-        after = None if self.plan is None else self.clock() - self.began
+        after = None if self.story.plan is None else self.clock() - self.story.began
         return f"ddplaunch: {render_stopped(signum, after, ())}\n"
-
-    def report(self, text: str) -> None:
-        """Print why the job failed."""
-        self._closing = text
-        if (to_caller := self._to_caller) is None:
-            self._write_last(text)
-        else:
-            to_caller({"type": "failure_text", "text": text})
-
-    def print_closing(self, text: str) -> None:
-        """Print in one line how a job ended that did not fail by itself."""
-        self._closing = text
-        if (to_caller := self._to_caller) is not None:
-            to_caller({"type": "failure_text", "text": text})
-        if self._verbosity >= 0:
-            self._write_last(f"ddplaunch: {text}\n")
 
     def warn(self, what: str) -> None:
         """Warn of what this node has to do without."""
@@ -376,16 +334,16 @@ class Reporter:
 
     def tell(self, what: str, *, is_warning: bool = False) -> None:
         """Print what holds for this node; where node 0 shows the output of all nodes, it says so once for all of them."""
-        if self.plan is None:
+        if self.story.plan is None:
             self._untold.append((what, is_warning))
-        elif self.plan.nnodes > 1 and self.tell_all is not None:
+        elif self.story.plan.nnodes > 1 and self.tell_all is not None:
             self.tell_all(what, is_warning)
         else:
             self.print(f"warning: {what}" if is_warning else what)
 
     def report_folder(self, *, leaves: bool = False) -> None:
         """Report what there is to say of the run folder, and was not said yet; `leaves`: what could not be written in the end."""
-        folder, plan = self._folder, self.plan
+        folder, plan = self._folder, self.story.plan
         if folder is None or plan is None:
             return
         if folder.problem and not self._has_warned:  # once for the whole job
@@ -402,20 +360,20 @@ class Reporter:
 
     # ---
 
+    def _emit_row(self, happening: node.Event | node.Action) -> None:
+        if (row := row_of(happening)) is not None:
+            self.emit(row[0], **row[1])
+
     def emit(self, kind: str, /, **fields: Any) -> None:
         """Pass an event to all readers."""
         named = {name: value for name, value in fields.items() if name in _NAMES}
-        event = Event(kind, self.clock(), {**self._redactor.data(fields), **named})
+        event = Event(kind, self.clock(), {**self.stderr.redactor.data(fields), **named})
         if self._folder is None:
             self._early.append(event)
         for reader in self._readers:
             reader(event)
 
-    def _hiding(self, write: Callable[[str], None]) -> Callable[[str], None]:
-        """Return what writes a text without secrets."""
-        return lambda text: write(self._redactor.text(text))
-
     def print(self, text: str) -> None:
         """Print a line of ours, unless -q was given."""
-        if self._verbosity >= 0:
-            self.write(f"ddplaunch: {below(text)}\n")
+        if self.spec.verbosity >= 0:
+            self.stderr.write(f"ddplaunch: {below(text)}\n")

@@ -66,6 +66,15 @@ def test_the_first_request_of_a_program_says_so_and_no_other_one_does(signum, ty
     assert (first.asks_first, second.asks_first) == (asks, False)
 
 
+@pytest.mark.parametrize(
+    ("typed", "decided", "is_typed"),
+    [(Typed.YES, None, True), (Typed.PERHAPS, None, True), (Typed.NO, None, False), (Typed.NO, True, True)],
+    ids=["at the terminal", "at a terminal", "by a program", "as another process of ddplaunch has decided"],
+)
+def test_a_signal_that_a_person_may_have_typed_says_so(typed, decided, is_typed):
+    assert SignalDeduplicator(STOPS).take(SIGINT, 1.0, FRONT, typed=typed, decided=decided).is_typed is is_typed
+
+
 def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
     assert hurries((1.0, SIGINT, FRONT), (9.0, SIGINT, PROCESS)) == [True, False]
 

@@ -19,6 +19,8 @@ from ddplaunch.launcher.decide.job.state import End
 from ddplaunch.launcher.decide.job.succession import Succession
 from ddplaunch.launcher.tell.blame import Loss, Suspect, blamed, suspect_of
 from ddplaunch.launcher.tell.job_reporter import JobReporter
+from ddplaunch.launcher.tell.reporter import Surroundings
+from ddplaunch.launcher.tell.story import Story
 from ddplaunch.record import bad_nodes
 
 OWN = Suspect("a", None)
@@ -103,8 +105,14 @@ class Remembered:
     def __init__(self, path: str) -> None:
         self._path = path
         nothing = lambda *_, **__: None  # noqa: E731
-        of_node = SimpleNamespace(print=nothing, cwd="/", emit=nothing, bad_nodes=path, plan=None, slurm_job="")
-        self.reporter = JobReporter(cast(Any, of_node), cast(Any, SimpleNamespace(chaos=(), no_sample=True)))
+        of_node = SimpleNamespace(
+            spec=SimpleNamespace(chaos=(), no_sample=True),
+            story=Story(began=0.0),
+            around=Surroundings(bad_nodes=path),
+            print=nothing,
+            emit=nothing,
+        )
+        self.reporter = JobReporter(cast(Any, of_node))
         members = Members.of([member(SELF_ID, "a", 0), *(member(id, "lies", id) for id in range(1, 4))])
         policy = job.Policy(min_nodes=4, max_nodes=4, names=tuple("abcd"))
         self.state = job.State(policy=policy, phase=job.Phase.RUNNING, generation=Generation(number=0), members=members)

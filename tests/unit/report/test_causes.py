@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.first_failure import follows
 from ddplaunch.launcher.tell.causes import CAUSES, Evidence, classify
-from ddplaunch.spec.outcome import WorkerError, WorkerExit
-from tests.unit.builders import worker_exit
+from ddplaunch.spec.outcome import OUT_OF_WALLTIME, PREEMPTED, WorkerError, WorkerExit
+from tests.unit.builders import of_node, worker_exit
 
 GIB = 1024**3
 
@@ -41,13 +41,13 @@ def _argparse(message: str) -> WorkerExit:
 
 
 ROWS: list[tuple[Any, ...]] = [  # a cause, a death, and the facts where there are any
-    ("preempted", end(signal=SIGTERM), Evidence(preempted=True)),
-    ("out of walltime", end(signal=SIGKILL), Evidence(walltime_over=True)),
-    ("out of memory", end(signal=SIGKILL), Evidence(oom_kills=1)),
-    ("out of memory", end(signal=SIGKILL), Evidence(oom_kills=1, oom_kills_of_machine=True)),
+    ("preempted", end(signal=SIGTERM), Evidence(ended_by=PREEMPTED)),
+    ("out of walltime", end(signal=SIGKILL), Evidence(ended_by=OUT_OF_WALLTIME)),
+    ("out of memory", end(signal=SIGKILL), of_node(oom_kills=1)),
+    ("out of memory", end(signal=SIGKILL), of_node(oom_kills=1, oom_kills_of_machine=True)),
     ("out of memory in a child process",
         raised("RuntimeError", "DataLoader worker (pid(s) 7100) exited unexpectedly",
-        "RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. "), Evidence(oom_kills=1)),
+        "RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. "), of_node(oom_kills=1)),
     ("device out of memory",
         raised("torch.OutOfMemoryError",
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.10 GiB of which 1.02 GiB"
@@ -58,8 +58,8 @@ ROWS: list[tuple[Any, ...]] = [  # a cause, a death, and the facts where there a
         " allocate 4503599627370496 bytes. Error code 12 (Cannot allocate memory)")),
     ("host out of memory",
         raised("numpy._core._exceptions._ArrayMemoryError", "Unable to allocate 8.00 EiB for an array")),
-    ("full /dev/shm", end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=4096)),
-    ("small /dev/shm", end(signal=SIGBUS), Evidence(shm_size=64 * 1024**2, shm_free=60 * 1024**2)),
+    ("full /dev/shm", end(signal=SIGBUS), of_node(shm=(8 * GIB, 4096))),
+    ("small /dev/shm", end(signal=SIGBUS), of_node(shm=(64 * 1024**2, 60 * 1024**2))),
     ("bus error in a DataLoader worker",
         raised("RuntimeError",
         "DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are"
@@ -217,7 +217,7 @@ ROWS: list[tuple[Any, ...]] = [  # a cause, a death, and the facts where there a
         raised("RuntimeError",
         "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
         " [127.0.0.1]:9634.")),
-    ("bus error", end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=7 * GIB)),
+    ("bus error", end(signal=SIGBUS), of_node(shm=(8 * GIB, 7 * GIB))),
     ("crash of torch's own checks",
         end(signal=SIGSEGV,
         tail="Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f1470fc6b80 (most recent call first):\n"
@@ -276,16 +276,17 @@ def test_an_exception_is_not_explained_by_an_abort_on_the_way_out() -> None:
 
 
 def test_an_exception_is_not_explained_by_a_preemption() -> None:
-    assert classify(raised("ValueError", "boom"), Evidence(preempted=True, walltime_over=True)) is None
+    for why in (PREEMPTED, OUT_OF_WALLTIME):
+        assert classify(raised("ValueError", "boom"), Evidence(ended_by=why)) is None
 
 
 @pytest.mark.parametrize(
     ("worker", "facts", "words"),
     [
-        (end(signal=SIGKILL), Evidence(oom_kills=2), "its peak was 61 GiB; its cgroup counts 2 kills"),
-        (end(signal=SIGKILL), Evidence(oom_kills=1, oom_kills_of_machine=True), "on this machine meanwhile (1 kill;"),
+        (end(signal=SIGKILL), of_node(oom_kills=2), "its peak was 61 GiB; its cgroup counts 2 kills"),
+        (end(signal=SIGKILL), of_node(oom_kills=1, oom_kills_of_machine=True), "on this machine meanwhile (1 kill;"),
         (end(signal=SIGKILL), Evidence(), "SIGKILL came from outside"),
-        (end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=4096), "4 KiB of 8 GiB free"),
+        (end(signal=SIGBUS), of_node(shm=(8 * GIB, 4096)), "4 KiB of 8 GiB free"),
         (raised("torch.OutOfMemoryError", "CUDA out of memory."), Evidence(), "cuda:3 is full"),
         (raised("ModuleNotFoundError", "No module named 'torchvision'"), Evidence(interpreter="/opt/venv/bin/python"),
             "/opt/venv/bin/python has no module `torchvision`"),
@@ -308,7 +309,7 @@ def test_a_cause_names_the_line_that_told_it_and_none_where_facts_did() -> None:
         "DataLoader worker (pid(s) 7100) exited unexpectedly",
         "first\nRuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. \nlast",
     )
-    told = [classify(killed, Evidence(oom_kills=1)), classify(end(signal=SIGKILL), Evidence(oom_kills=1))]
+    told = [classify(killed, of_node(oom_kills=1)), classify(end(signal=SIGKILL), of_node(oom_kills=1))]
     assert [cause and cause.line for cause in told] == [
         "RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. ",
         "",

@@ -12,9 +12,9 @@ from ddplaunch.launcher.decide.first_failure import first_failure
 from ddplaunch.launcher.tell.causes import Cause, Evidence, classify
 from ddplaunch.launcher.tell.failure import FailureReport, render
 from ddplaunch.launcher.tell.paint import Paint, Words, plain
-from ddplaunch.spec.outcome import Frame, Progress, WorkerError, WorkerExit
+from ddplaunch.spec.outcome import OUT_OF_WALLTIME, Frame, Progress, WorkerError, WorkerExit
 from ddplaunch.system.errors import visible
-from tests.unit.builders import worker_exit
+from tests.unit.builders import of_node, worker_exit
 
 CWD = "/home/ada/digits"
 PEER_LOST = (
@@ -104,6 +104,25 @@ def test_an_exception_on_one_node() -> None:
     """)
 
 
+def test_what_an_exception_was_raised_from_is_named_with_its_place_and_what_was_handled_before_is_not() -> None:
+    def trace(line: int, function: str, last: str) -> str:
+        return f'Traceback (most recent call last):\n  File "{CWD}/data.py", line {line}, in {function}\n    go()\n{last}\n'
+
+    caused = "\nThe above exception was the direct cause of the following exception:\n\n"
+    handled = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    first, second = trace(9, "look", "OSError: gone"), trace(12, "load", "KeyError: 'loss'\nnote")
+    whole = (
+        f"{first}{handled}{second}{caused}{trace(30, 'read', 'ValueError: bad')}{caused}{trace(88, 'step', 'E: boom')}"
+    )
+    failed = end(0, error=error("E", "boom", STEP, traceback=whole))
+    assert report(failed).splitlines()[2:6] == [
+        "  train.py:88 in train_step",
+        "    loss = model(batch)",
+        "  raised from ValueError: bad   (data.py:30 in read)",
+        "  raised from KeyError: 'loss'   (data.py:12 in load)",
+    ]
+
+
 def test_the_only_worker() -> None:
     assert report(end(0, error=error("KeyError", "'loss'", MAIN))) == expect("""
     error: rank 0 failed: KeyError: 'loss'   (exit status 1, after 4 s)
@@ -157,7 +176,7 @@ def test_an_exit_status() -> None:
 
 def test_why_the_cluster_ends_the_job_stands_first() -> None:
     first = end(2, signal=SIGTERM)
-    cause = classify(first, Evidence(walltime_over=True))
+    cause = classify(first, Evidence(ended_by=OUT_OF_WALLTIME))
     text = render(FailureReport(first=first, exits=(first,), cause=cause, ended_by="out of walltime"))
     assert text.startswith("error: out of walltime: rank 2 failed: killed by SIGTERM   (after ")
     assert "hint: the time limit of the allocation was reached" in text
@@ -246,7 +265,7 @@ def test_the_step_is_named_that_the_failed_worker_has_said_last(total: int | Non
 
 def test_a_kill_by_the_kernel_for_memory() -> None:
     killed = replace(end(2, signal=SIGKILL, tail="epoch 1:  10%\repoch 1:  90%\n"), peak_rss=61 * 1024**3 + 2**28)
-    assert report(killed, stopped(0), stopped(1), facts=Evidence(oom_kills=1)) == expect("""
+    assert report(killed, stopped(0), stopped(1), facts=of_node(oom_kills=1)) == expect("""
     error: rank 2 failed: killed by SIGKILL   (after 4 s)
 
       last stderr output:
@@ -265,7 +284,7 @@ def test_the_line_that_told_the_cause_is_quoted_where_it_is_not_shown() -> None:
     gone = error(
         "RuntimeError", "DataLoader worker (pid(s) 7100) exited unexpectedly", MAIN, traceback=f"{killed}\n...\n"
     )
-    assert report(end(0, error=gone), facts=Evidence(oom_kills=1)) == expect("""
+    assert report(end(0, error=gone), facts=of_node(oom_kills=1)) == expect("""
     error: rank 0 failed: RuntimeError: DataLoader worker (pid(s) 7100) exited unexpectedly   (exit status 1, after 4 s)
 
       train.py:120

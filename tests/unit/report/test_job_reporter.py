@@ -8,10 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Event, NodeStopping, StopRequested, step
-from ddplaunch.launcher.tell.job_reporter import JobReporter
-from ddplaunch.launcher.tell.paint import Paint
-from ddplaunch.launcher.tell.reporter import Reporter
-from ddplaunch.spec.outcome import ClusterEnding, Why
+from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
+from ddplaunch.launcher.tell.reporter import Reporter, Stderr
+from ddplaunch.spec.outcome import Why
 from tests.unit.builders import spec
 from tests.unit.supervise.job_histories import ELASTIC, THREE, end, ended, history, met
 
@@ -26,10 +25,8 @@ SIGNALS = {
 @pytest.mark.parametrize("event", SIGNALS.values(), ids=SIGNALS.keys())
 def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
     clock, said = [100.0], []
-    reporter = Reporter(
-        said.append, lambda: clock[0], verbosity=0, paint=Paint(), cwd="/", home="/", origins={}, program="train.py"
-    )
-    told = JobReporter(reporter, spec(grace_period=30.0))
+    stderr = Stderr(put=said.append, put_last=said.append)
+    told = JobReporter(Reporter(spec(grace_period=30.0), stderr, lambda: clock[0]))
     before, _ = history(policy, [*met(), AgentLost(2, "connection closed", 2.0)])
     before = replace(before, policy=replace(policy, has_successors=policy is ELASTIC))
 
@@ -47,7 +44,7 @@ def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
     for id, host in enumerate("ab"):
         killed = end(id, host, 110.0, code=None, signal=9, stopped_with=9, stopped_at=102.0)
         happens(ended(id, 10.0, killed), 10.0)
-    told.ended(before, {}, "", ClusterEnding())
+    told.ended(Findings(state=before))
     if policy is ELASTIC:
         took = "2 workers ended in 8 s, ranks 0-1 by SIGKILL"
         assert said[1:] == [f"ddplaunch: stopped by SIGINT (Ctrl-C) after 4 s; {took}\n"]

@@ -65,13 +65,10 @@ class SignalReceived(Struct, frozen=True):
     signum: int
     at: float
     escalates: bool = True  # a second signal kills; False for a copy of the first
-    asks_first: bool = (
-        False  # a program's first request to stop, which leaves a stop that has another reason its grace period
-    )
+    asks_first: bool = False  # a program's first request to stop: a stop for another reason keeps its grace period
+    is_typed: bool = False  # a person may have typed it, as by Ctrl-C
     is_copy: bool = False  # another process of ddplaunch has passed it on
-    taken_for: int = (
-        0  # the signal whose request to stop it repeats, in place of making a second one; 0: it repeats none
-    )
+    taken_for: int = 0  # the signal whose request to stop it repeats, in place of making a second one; 0: none
     quit_kills: bool = False  # SIGQUIT would kill the workers now: it is neither ignored nor without that meaning
     by_cluster: bool = False  # it was sent to all processes of the job, so the workers have had it
     silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything

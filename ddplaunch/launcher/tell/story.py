@@ -1,0 +1,166 @@
+"""The story of a run: what has happened so far, and what the public record says of it: rows of events, `summary.json`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from signal import SIGWINCH
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from ddplaunch.launcher.decide import node
+from ddplaunch.plan import Plan
+from ddplaunch.record.events import progress_data
+from ddplaunch.spec.outcome import Progress, StartFailure, Why, WorkerExit
+from ddplaunch.system.words import compress, signal_name
+
+if TYPE_CHECKING:  # few jobs need it
+    from ddplaunch.record.time_spent import Spent
+    from ddplaunch.spec.outcome import Intent
+
+
+class Story(Struct, kw_only=True):
+    """What has happened in a run, as this node knows it: who learns something writes it here, and the reporters say it."""
+
+    began: float  # CLOCK_MONOTONIC seconds of this node, as all times here
+    plan: Plan | None = None  # of the generation that runs, or of the last one
+    master_port: int | None = None  # of that generation
+    # of each generation: its start, and the end and progress of the worker of this node that came farthest
+    generations: list[tuple[float, float, Progress | None]] = []
+    signalled_at: float | None = None  # when a signal ended the job, if the job's reporter has said so
+    first_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
+    left_after: Mapping[str, Any] | None = None  # the notice after which all workers left, as the public record has it
+    steps: int | None = None  # about how many the last generation has made, as the collectives show
+    pace: float | None = None  # and how many in a second
+    straggler: tuple[str, Mapping[str, Any]] | None = None  # whom the others waited for: in a sentence, and as data
+    queued: float = 0.0  # seconds in the queue of the cluster, as far as known
+    closing: str = ""  # what this node has printed of the end
+
+    def begin_generation(self, at: float, port: int) -> None:
+        """Note that all workers are being started, at this MASTER_PORT."""
+        self.master_port = port
+        self.generations.append((at, 0.0, None))
+
+    def note_exit(self, exit: WorkerExit) -> None:
+        """Note how far a worker of this node came, if no other one of its generation came farther."""
+        if exit.progress is None or not self.generations:
+            return
+        began, _, farthest = self.generations[-1]
+        if farthest is None or exit.progress.step > farthest.step:
+            self.generations[-1] = began, exit.at, exit.progress
+
+    def note_left_after(self, notice: int, intent: Intent | None = None, failed: str | None = None) -> None:
+        """Note that all workers left after a notice, and whether the job was requeued; None: another process does that."""
+        self.left_after = {
+            "signal": signal_name(notice),
+            "job": intent.job if intent else None,
+            "sent": intent.requeues and failed is None if intent else None,
+            "text": (failed or intent.text) if intent else None,
+        }
+
+    def time_spent(self, now: float) -> Spent | None:
+        """Return where the time of a job with restarts went; None without a restart, or if no worker said its steps."""
+        if len(self.generations) < 2:
+            return None
+        try:
+            from ddplaunch.record.time_spent import Attempt, attempt, time_spent  # most jobs have no restart
+        except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
+            return None
+        ends = [*(began for began, _, _ in self.generations[1:]), now]
+        attempts = [
+            attempt(began, end, at, reached) if reached is not None else Attempt(began, end)
+            for (began, at, reached), end in zip(self.generations, ends, strict=True)
+        ]
+        return time_spent(attempts, self.began, now, self.queued)
+
+    def outcome(self, state: node.State, exits: Sequence[WorkerExit], why: str, at: float) -> dict[str, Any]:
+        """Return how the job ended, as plain data: what a caller of `launch()` gets, and the first part of summary.json.
+
+        `exits` are those of the last generation, `why` is the coordinator's, and `at` is when this node knew.
+        """
+        first = self.first_failure
+        if first is None and why == "failed" and self.left_after is None and state.why is Why.FAILED:
+            first = state.start_failure or state.failure
+        return {
+            "v": 1,
+            "status": state.end.status,
+            "why": why,
+            "seconds": round(at - self.began, 3),
+            "restarts": state.generation,
+            "first_failure": _first_failure(first),
+            "left_after": self.left_after,
+            "workers": [
+                {
+                    "rank": exit.rank,
+                    "pid": exit.pid,
+                    "status": exit.status,
+                    "how": exit.how,
+                    "seconds": round(exit.seconds, 3),
+                    "peak_rss": exit.peak_rss,
+                    "cpu_seconds": round(exit.cpu_seconds, 3),
+                    "progress": progress_data(exit.progress),
+                }
+                for exit in sorted(exits, key=lambda exit: exit.rank)
+            ],
+        }
+
+    def training(self, now: float) -> dict[str, Any]:
+        """Return what summary.json says of the training: its steps, whom they waited for, and where the time went."""
+        spent = self.time_spent(now)
+        return {
+            "steps": self.steps,
+            "steps_per_second": self.pace,
+            "straggler": self.straggler[1] if self.straggler is not None else None,
+            "time_spent": spent.data() if spent is not None else None,
+        }
+
+
+Named = tuple[str, Mapping[str, "Any"]]  # the name of an event and its fields
+
+
+def row_of(happening: node.Event | node.Action) -> Named | None:
+    """Return the public event for an event or an action of the decision; None if other parts report it, or nobody does."""
+    match happening:
+        case node.WorkerRaised(rank, error, _):
+            return "worker_raised", {"rank": rank, "type": error.type, "message": error.message}
+        case node.StartFailed(failure, _):
+            return "worker_start_failed", {"rank": failure.rank, "reason": failure.reason, "status": failure.status}
+        case node.WorkerExited(exit, _):
+            return "worker_exited", {
+                "rank": exit.rank,
+                "pid": exit.pid,
+                "status": exit.status,
+                "how": exit.how,
+                "seconds": round(exit.seconds, 3),
+                "stopped_with": exit.stopped_with,
+                "progress": progress_data(exit.progress),
+            }
+        case node.SignalReceived(signum, _, _) if signum != SIGWINCH:
+            return "signal_received", {"signal": int(signum), "name": signal_name(signum)}
+        case node.FrontLost():
+            return "front_lost", {}
+        case node.ForwardSignal(signum, ranks) if signum != SIGWINCH:
+            return "signal_forwarded", {"signal": int(signum), "name": signal_name(signum), "ranks": compress(ranks)}
+        case node.StopWorkers(signum, ranks):
+            return "stop_sent", {"signal": int(signum), "name": signal_name(signum), "ranks": compress(ranks)}
+        case node.KillWorkers(ranks):
+            return "kill_sent", {"ranks": compress(ranks)}
+        case node.Suspend():
+            return "job_suspended", {}
+        case node.Resume():
+            return "job_resumed", {}
+        case node.Print(text):
+            return "notice", {"text": text}
+    return None
+
+
+def _first_failure(first: WorkerExit | StartFailure | None) -> dict[str, Any] | None:
+    """Return the first failure as summary.json holds it; None if no worker failed."""
+    if first is None:
+        return None
+    names = ("rank", "host", "local_rank", "pid", "status", "signal", "how", "error")
+    if isinstance(first, StartFailure):
+        how = f"could not be started: {first.reason}"
+        return {**dict.fromkeys(names), "rank": first.rank, "status": first.status, "how": how}
+    error = f"{first.error.type}: {first.error.message}" if first.error else None
+    return {**{name: getattr(first, name) for name in names}, "error": error}
