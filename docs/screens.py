@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pexpect
 
+from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.page import page
-from ddplaunch.tools.page.record import read
 from tests.emulator import Emulator
 from tests.recorded import BEGAN, ended, event, exited, generation, recorded, sampled, started, worker
 

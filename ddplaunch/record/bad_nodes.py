@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 
 from ddplaunch.plan.cluster.endpoints import is_same_host
 from ddplaunch.record.folders import BAD_NODES, make_all
+from ddplaunch.record.run import lines_of
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Host, Piece
 from ddplaunch.system.net.resolver import leads_to
@@ -52,9 +53,6 @@ class Failure(Struct, frozen=True, kw_only=True):
     run: Piece = ""  # its name; "" if the doctor has found it
     why: Piece = ""  # in a line: "silent for 10 s"
     in_slurm: bool = False
-
-
-_decoder = msgspec.json.Decoder(Failure)
 
 
 def read(path: str, now: float) -> list[Failure]:
@@ -90,11 +88,7 @@ def _unusable(path: str, why: str) -> LaunchError:
 
 
 def _decoded(text: bytes) -> list[Failure]:
-    found = []
-    for line in text.splitlines():
-        with suppress(ValueError, RecursionError):
-            found.append(_decoder.decode(line))
-    return found
+    return [one for one in lines_of(text, Failure) if one is not None]
 
 
 def _recent(failures: Sequence[Failure], now: float) -> list[Failure]:

@@ -136,13 +136,19 @@ def lock(events: int) -> None:
 
 
 def parts_of(run: str) -> list[str]:
-    """Return the folders of a run that hold events: those of its nodes, or its own."""
+    """Return the folders of a run that hold events: those of its nodes, by node rank, or its own."""
     try:
         with os.scandir(run) as entries:
             own = [entry for entry in entries if entry.name.startswith(OF_A_NODE)]
-            return [entry.path for entry in own if entry.is_dir(follow_symlinks=False)] or [run]
+            parts = [entry.path for entry in own if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return [run]
+    return sorted(parts, key=_by_number) or [run]
+
+
+def _by_number(part: str) -> tuple[list[int], str]:
+    """Return what sorts node-2 before node-10."""
+    return [int(number) for number in re.findall(r"\d{1,9}", os.path.basename(part))], part
 
 
 def goes_on(run: str) -> bool:
@@ -152,8 +158,7 @@ def goes_on(run: str) -> bool:
 
 def first_that_goes_on(run: str) -> str | None:
     """Return the folder of the first node whose agent still runs; None, too, where the file system has no locks to tell by."""
-    by_rank = sorted(parts_of(run), key=lambda part: (len(part), part))  # node-2, node-10
-    return next((part for part in by_rank if _is_written(part, for_sure=True)), None)
+    return next((part for part in parts_of(run) if _is_written(part, for_sure=True)), None)
 
 
 def _is_written(part: str, *, for_sure: bool) -> bool:

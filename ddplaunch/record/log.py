@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 
-from ddplaunch.system.process.files import open_regular
+from ddplaunch.system.process.files import content
 
 DEFAULT_LIMIT = 2**30  # bytes
 _PIECE = 2**20  # bytes copied at once
@@ -209,12 +209,9 @@ def offset_at(folder: str, name: str, at: float) -> int:
 def _offsets_at(folder: str, at: float) -> Mapping[bytes, int]:
     """Return how long each log was at a time, by name, as the file of times says."""
     offsets: dict[bytes, int] = {}
-    try:
-        with open_regular(f"{folder}/{TIMES}") as file:
-            for line in file.read(_MOST).split(b"\n"):
-                match line.split(b" ", 2):
-                    case [when, size, name] if when.isdigit() and size.isdigit() and int(when) <= at:
-                        offsets[name] = max(offsets.get(name, 0), int(size))
-    except (OSError, ValueError):  # ValueError: a number of thousands of digits
-        pass
+    for line in (content(f"{folder}/{TIMES}", _MOST) or b"").split(b"\n"):
+        with suppress(ValueError):  # a number of thousands of digits
+            match line.split(b" ", 2):
+                case [when, size, name] if when.isdigit() and size.isdigit() and int(when) <= at:
+                    offsets[name] = max(offsets.get(name, 0), int(size))
     return offsets

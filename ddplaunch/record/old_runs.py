@@ -13,7 +13,6 @@ be confirmed by a job on a later day.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import stat
 import time
@@ -23,8 +22,9 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.record.folders import goes_on, parts_of, short
-from ddplaunch.system.process.files import open_regular, remove, replaced, time_of_disk
+from ddplaunch.record.folders import goes_on, short
+from ddplaunch.record.run import Run
+from ddplaunch.system.process.files import content, remove, replaced, time_of_disk
 from ddplaunch.system.words import count, duration
 
 DAY = 86400.0  # seconds
@@ -39,18 +39,14 @@ _COUNTS_FOR = 256 << 10  # bytes, at least: so many that they are slow to list a
 _LONG = 600.0  # seconds
 _FREE = 1 << 30  # bytes that should be free on the disk, or a twentieth of it if that is less
 _WORTH_IT = 1 << 20  # bytes: smaller runs do not make room
-_HEAD = 1 << 14  # bytes of a file of events in which the start of the job stands
-_SUMMARY = 1 << 20  # bytes
 _WELL = ("finished", "signalled")
-# what JSON raises, and the use of what it holds, where a program has written into our files
-_NO_EVENT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 _GOING = ".removed-"  # how the name of a run begins that is being removed; no name of a run begins with a dot
 _LIST = "removed-runs"
 _LONGEST_LIST = 1 << 20  # bytes
 
 
-class Run(Struct, frozen=True, kw_only=True):
-    """A run in the folder of all runs."""
+class Candidate(Struct, frozen=True, kw_only=True):
+    """A run that may go."""
 
     name: str
     written: float  # when, in seconds since 1970
@@ -178,72 +174,44 @@ def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
     return gone
 
 
-def _last_to_go(run: Run) -> tuple[bool, float]:
+def _last_to_go(run: Candidate) -> tuple[bool, float]:
     return not run.matters, -run.written
 
 
-def look(runs: str, name: str) -> Run | None:
+def look(runs: str, name: str) -> Candidate | None:
     """Return the run in the folder of this name; None if that is not a run."""
     folder = f"{runs}/{name}"
     if os.path.islink(folder) or not os.path.isdir(folder):  # a link may lead to where the user has moved a run
         return None
     began, written, ended_well = [], [], []
     is_named = short(name) != name  # a name that we make; any other may be what a user has renamed a run to
-    for part in parts_of(folder):
-        head, at = _read(f"{part}/events.jsonl", _HEAD)
-        written.append(at)
-        if head or not at:  # else a node was killed before it wrote anything
-            start = _start(head, name)
-            if start is None:
+    for node in Run(folder).nodes:
+        try:
+            events = os.lstat(f"{node.folder}/events.jsonl")
+        except OSError:
+            return None
+        if events.st_uid != os.geteuid() or not stat.S_ISREG(events.st_mode):
+            return None
+        written.append(events.st_mtime)
+        if not events.st_size:  # a node was killed before it wrote anything
+            continue
+        if not node.head or not node.head[0].is_ours:
+            return None
+        if node.start is not None:
+            # the second folder of one name has a number behind it; any other name is one that the user has given
+            base, _, number = name.rpartition(".")
+            if node.start.run_id != name and not (number.isdecimal() and node.start.run_id == base):
                 return None
-            began.append(start.at)
-            is_named = is_named or start.is_named
-            try:
-                ended_well.append(json.loads(_read(f"{part}/summary.json", _SUMMARY)[0])["why"] in _WELL)
-            except _NO_EVENT:
-                ended_well.append(False)
+            is_named = True
+        began.append(node.head[0].at)
+        ended_well.append(node.object("summary").get("why") in _WELL)
     if not began or not is_named:
         return None
     matters = not all(ended_well) or max(written) - min(began) >= _LONG
-    return Run(name=name, written=max(written), matters=matters)
+    return Candidate(name=name, written=max(written), matters=matters)
 
 
-class _Start(Struct, frozen=True):
-    at: float  # of the first event, in seconds since 1970
-    is_named: bool  # whether an event says that the run has the name of its folder
-
-
-def _start(head: bytes, name: str) -> _Start | None:
-    """Return how the events of a run start; None if they are malformed, or those of a run with another name."""
-    first = None
-    try:
-        for line in head.split(b"\n")[:-1]:
-            event = json.loads(line)
-            if first is None and isinstance(event["event"], str) and event["v"] >= 1 and event["mono"] >= 0:
-                first = float(event["at"])
-            if first is None:
-                return None
-            if event["event"] == "job_started":
-                # the second folder of one name has a number behind it; any other name is one that the user has given
-                base, _, number = name.rpartition(".")
-                is_own = event["run_id"] == name or (number.isdecimal() and event["run_id"] == base)
-                return _Start(first, is_named=True) if is_own else None
-    except _NO_EVENT:
-        pass
-    return None if first is None else _Start(first, is_named=False)
-
-
-def _read(path: str, limit: int) -> tuple[bytes, float]:
-    """Return the first bytes of a regular file of ours and when it was written; 0 if there is none."""
-    try:
-        with open_regular(path) as file:
-            found = os.fstat(file.fileno())
-            return (file.read(limit), found.st_mtime) if found.st_uid == os.geteuid() else (b"", 0.0)
-    except OSError:
-        return b"", 0.0
-
-
-def _measure(runs: str, run: Run) -> Generator[None, None, Run]:
+def _measure(runs: str, run: Candidate) -> Generator[None, None, Candidate]:
     """Return the run with its size and the time of the last write to any of its files; yield after each file.
 
     Recent writes show that a job of another host goes on, whose lock may not be seen here.
@@ -262,7 +230,7 @@ def _measure(runs: str, run: Run) -> Generator[None, None, Run]:
     return replace(run, size=max(size, _COUNTS_FOR), written=written)
 
 
-def _remove(runs: str, run: Run, why: str) -> Generator[None, None, bool]:
+def _remove(runs: str, run: Candidate, why: str) -> Generator[None, None, bool]:
     """Remove a run and note why in the list of removed runs; yield between files. Return False for one that stays: it goes on."""
     if goes_on(f"{runs}/{run.name}"):  # a job of the same name may have begun since the run was looked at
         return False
@@ -291,7 +259,7 @@ def _is_full(folder: str) -> bool:
 def removals(runs: str) -> Mapping[str, Removal]:
     """Return the latest removals in this folder by the name of the run."""
     found = {}
-    for line in _read(_list(runs), 2 * _LONGEST_LIST)[0].decode(errors="replace").splitlines():
+    for line in (content(_list(runs), 2 * _LONGEST_LIST) or b"").decode(errors="replace").splitlines():
         date, _, rest = line.partition(" ")
         name, _, why = rest.partition(" ")
         found[name] = Removal(name, date, why)
@@ -300,10 +268,10 @@ def removals(runs: str) -> Mapping[str, Removal]:
 
 def _shorten_list(runs: str) -> None:
     """Forget the older half of a long list."""
-    content, _ = _read(_list(runs), 2 * _LONGEST_LIST)
-    if len(content) > _LONGEST_LIST:
+    lines = content(_list(runs), 2 * _LONGEST_LIST) or b""
+    if len(lines) > _LONGEST_LIST:
         with replaced(_list(runs), 0o600) as file:
-            file.write(content[-_LONGEST_LIST // 2 :].partition(b"\n")[2])
+            file.write(lines[-_LONGEST_LIST // 2 :].partition(b"\n")[2])
 
 
 def _list(runs: str) -> str:

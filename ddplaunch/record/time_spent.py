@@ -7,25 +7,16 @@ the script says its steps (`ddplaunch.progress()`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from ddplaunch.system.words import duration
 
-
-class Reached(Protocol):
-    """How far a worker was when it ended, and how long it took from its first call of `progress()` to its last."""
-
-    @property
-    def step(self) -> int: ...  # noqa: D102
-    @property
-    def first_step(self) -> int: ...  # noqa: D102
-    @property
-    def seconds(self) -> float: ...  # noqa: D102
-    @property
-    def age(self) -> float: ...  # noqa: D102 - seconds from the last call to its end
+if TYPE_CHECKING:
+    from ddplaunch.record.run import Reached
+    from ddplaunch.spec.outcome import Progress
 
 
 class Attempt(Struct, frozen=True):
@@ -39,7 +30,7 @@ class Attempt(Struct, frozen=True):
     last_step: int = 0
 
 
-def attempt(began: float, ended: float, exit: float, reached: Reached) -> Attempt:
+def attempt(began: float, ended: float, exit: float, reached: Progress | Reached) -> Attempt:
     """Return the generation whose farthest worker ended at `exit`, and how far that worker was."""
     last_call = exit - reached.age
     return Attempt(began, ended, last_call - reached.seconds, last_call, reached.first_step, reached.step)

@@ -12,6 +12,8 @@ from ddplaunch.system.process.ask import AskedEnded, ask
 
 def test_the_answer_and_the_error_are_those_of_the_question():
     assert ask(lambda: {"a": [1, b"x" * 200_000]}, 60) == {"a": [1, b"x" * 200_000]}
+    assert ask(lambda: (signal.SIGTERM, None), 60) == (signal.SIGTERM, None)
+    assert isinstance(ask(lambda: signal.SIGTERM, 60), signal.Signals)  # and no plain number
     with pytest.raises(ValueError, match="boom"):
         ask(lambda: int("boom"), 60)
 

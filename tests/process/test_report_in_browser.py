@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.page import page
-from ddplaunch.tools.page.record import read
 from tests.browser import CHROMIUM, FLAGS, NO_SCRIPTS, chromium
 from tests.conftest import PATIENCE
 from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, sampled, started, worker

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import selectors
 import signal
@@ -19,6 +20,7 @@ from ddplaunch.system.process.linux import detach, end_within, signal_at_end_of
 T = TypeVar("T")
 FIRST = 4  # the number that the first descriptor of a question has in the child
 _SIZE = 8  # bytes before the answer: how long that is
+_PLAIN = b"m"  # before an answer of plain data, which needs no import; a pickle begins with another byte
 
 
 class AskedEnded(Exception):
@@ -89,7 +91,9 @@ def unpack(received: bytes) -> Any:
     """
     if not received or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
         raise AskedEnded
-    import pickle  # few jobs ask anything
+    if received.startswith(_PLAIN, _SIZE):
+        return marshal.loads(received[_SIZE + 1 :])
+    import pickle  # few questions have an answer that is no plain data
 
     found, error = pickle.loads(received[_SIZE:])
     if error is not None:
@@ -117,13 +121,20 @@ def _answer(parent: int, question: Callable[[], object], kept: Sequence[int], wi
         if within is not None:
             end_within(within)
         try:
-            answer: tuple[object, BaseException | None] = (question(), None)
+            data = _packed(question(), None)
         except Exception as error:  # noqa: BLE001 - it is raised in the parent
-            answer = (None, error)
-        import pickle
-
+            data = _packed(None, error)
         with open(3, "wb") as file:
-            data = pickle.dumps(answer)
             file.write(len(data).to_bytes(_SIZE, "little") + data)
     finally:
         os._exit(0)
+
+
+def _packed(answer: Any, error: BaseException | None) -> bytes:
+    """Return what `unpack` takes: plain data as marshal writes it, which takes no import, and anything else as a pickle."""
+    if error is None:
+        with suppress(ValueError):
+            return _PLAIN + marshal.dumps(answer)
+    import pickle
+
+    return pickle.dumps((answer, error))

@@ -34,6 +34,15 @@ def open_regular(path: str, *, dir_fd: int | None = None) -> BinaryIO:
     return open(fd, "rb")
 
 
+def content(path: str, most: int) -> bytes | None:
+    """Return the first bytes of a regular file; None if the file cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(most)
+    except OSError:
+        return None
+
+
 def check_replaceable(path: str) -> None:
     """Refuse what a new file must not take the place of.
 

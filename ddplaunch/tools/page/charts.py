@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil, floor, log10
 
 from ddplaunch.system.words import duration, size
+from ddplaunch.tools.page.history import History
 from ddplaunch.tools.page.markup import Html, scrolling, table, tag
-from ddplaunch.tools.page.record import Run
 from ddplaunch.tools.page.samples import Curve, Point
 
 _LEFT, _WIDTH, _TOP, _HEIGHT, _RIGHT = 90, 900, 10, 110, 10  # units of the picture, as wide as the timeline
@@ -17,7 +17,7 @@ _MOST_ROWS = 1024
 _PARTS = 300  # of the time, which the band of many ranks has points for
 
 
-def charts(run: Run) -> Html | None:
+def charts(run: History) -> Html | None:
     """Return a chart for each figure, and the same as a table; None without samples."""
     if not run.curves:
         return None
@@ -39,7 +39,7 @@ def charts(run: Run) -> Html | None:
     )
 
 
-def _rows(run: Run, ranks: Sequence[int]) -> Iterator[list[str]]:
+def _rows(run: History, ranks: Sequence[int]) -> Iterator[list[str]]:
     for rank in ranks[:_MOST_ROWS]:
         cells = [str(rank)]
         for curve in run.curves:
@@ -56,7 +56,7 @@ _SHOW: dict[str, Callable[[float], str]] = {
 }
 
 
-def _chart(run: Run, curve: Curve) -> Html:
+def _chart(run: History, curve: Curve) -> Html:
     """Draw a figure over time: a line for each rank, or, for many ranks, a band."""
     span = max(run.ended - run.began, 1e-3)
     largest = max(point.value for points in curve.ranks.values() for point in points)
@@ -101,7 +101,7 @@ def _line(points: Sequence[Point], place: Callable[[Point], tuple[float, float]]
     return "".join(words)
 
 
-def _band(run: Run, curve: Curve, x: Callable[[float], float], y: Callable[[float], float]) -> Iterator[Html]:
+def _band(run: History, curve: Curve, x: Callable[[float], float], y: Callable[[float], float]) -> Iterator[Html]:
     """Return the band between the lowest and the highest rank, and the line of the median."""
     width = max(run.ended - run.began, 1e-3) / _PARTS
     parts: dict[tuple[int, int], list[float]] = {}

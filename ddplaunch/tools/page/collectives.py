@@ -1,10 +1,10 @@
-"""Reads collectives.jsonl: when ranks came to the same collectives, and who kept the others waiting."""
+"""The lines of collectives.jsonl joined: when ranks came to the same collectives, and who kept the others waiting. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ddplaunch.system.fields import Piece, Seconds, Size
 from ddplaunch.system.words import ranges_of
-from ddplaunch.tools.page.samples import MOST_RANKS, first_ranks, lines_of
+from ddplaunch.tools.page.samples import MOST_RANKS, first_ranks
 
 _MOST = 200_000  # times of ranks that are kept, the later ones
 _MOST_NUMBERS = 10_000  # of a line
@@ -84,7 +84,9 @@ class Waits(Struct, frozen=True):
     waited: float  # seconds for which it waited for the last one, in sum
 
 
-class _Row(Struct):
+class CallsRow(Struct):
+    """A line of collectives.jsonl: when ranks of a group came to some of its collectives."""
+
     mono: Seconds
     group: Piece
     ranks: Annotated[str, Meta(max_length=MOST_RANKS)]
@@ -101,20 +103,19 @@ class _Gathered(Struct):
     operation: str = ""
 
 
-def collectives(files: Sequence[tuple[str, float]], began: Sequence[tuple[float, int]]) -> tuple[list[Collective], int]:
-    """Return the collectives in the order of their times, and how many lines could not be read.
+def collectives(
+    read: Iterable[tuple[Iterable[CallsRow], float]], began: Sequence[tuple[float, int]]
+) -> list[Collective]:
+    """Return the collectives in the order of their times.
 
-    `files` are the paths of the nodes, each with what is to be added to its clock to give seconds since 1970. `began` says when
+    `read` are the lines of the nodes, each with what is to be added to its clock to give seconds since 1970. `began` says when
     each generation began, in its order: the numbers of collectives start again with each.
     """
     found: OrderedDict[tuple[int, str, str, int], _Gathered] = OrderedDict()  # the first ones leave first
     moments = [at for at, _ in began]
-    damaged = times = 0
-    for path, offset in files:
-        for row in lines_of(path, _Row):
-            if row is None:
-                damaged += 1
-                continue
+    times = 0
+    for rows, offset in read:
+        for row in rows:
             base = row.mono + offset
             ranks = first_ranks(row.ranks, max(map(len, row.came), default=0))
             place = bisect_right(moments, base) - 1
@@ -136,21 +137,13 @@ def collectives(files: Sequence[tuple[str, float]], began: Sequence[tuple[float,
     last = {key[:3]: key[3] for key in sorted(found)}
     made = []
     for (generation, group, members, number), one in found.items():
-        made.append(
-            Collective(
-                group=group,
-                members=members,
-                number=number,
-                operation=one.operation,
-                generation=generation,
-                came=one.came,
-            )
+        each = Collective(
+            group=group, members=members, number=number, operation=one.operation, generation=generation, came=one.came
         )
         # operations are known of workers that had to end; a look while they run may come before some ranks do
         is_last = last[generation, group, members] == number
-        if one.operation and is_last and made[-1].missing:
-            made[-1] = replace(made[-1], is_open=True)
-    return sorted(made, key=lambda one: min(one.came.values())), damaged
+        made.append(replace(each, is_open=True) if one.operation and is_last and each.missing else each)
+    return sorted(made, key=lambda one: min(one.came.values()))
 
 
 def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:

@@ -10,21 +10,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import msgspec
 
+from ddplaunch.record import log_reader
 from ddplaunch.record.folders import short
 from ddplaunch.record.time_spent import Spent, attempt, time_spent
 from ddplaunch.system.fields import Duration, Size
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.redaction.diffs import diff
 from ddplaunch.system.words import compress, count, duration, size
-from ddplaunch.tools.page import logs
 from ddplaunch.tools.page.charts import charts
 from ddplaunch.tools.page.collectives import waits
+from ddplaunch.tools.page.history import History, Life
 from ddplaunch.tools.page.markup import Html, clean, join, scrolling, styles, table, tag
-from ddplaunch.tools.page.record import Life, Run
 from ddplaunch.tools.page.timeline import timeline
 
 _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
@@ -47,8 +48,8 @@ _SHOWN_PACKAGES = (
 _LONGEST, _LONGEST_MARK = 1000, 300  # characters of a cell
 
 
-def page(run: Run, now: float, redactor: Redactor | None = None, *, shows_diff: bool = False) -> str:
-    """Return the page of a run as it is at `now`; `redactor` has hidden what `record.read` found.
+def page(run: History, now: float, redactor: Redactor | None = None, *, shows_diff: bool = False) -> str:
+    """Return the page of a run as it is at `now`; `redactor` has hidden what `history.read` found.
 
     Changes of the code in which something is hidden are on it only with `shows_diff`.
     """
@@ -90,7 +91,7 @@ def _css() -> str:
         return file.read()
 
 
-def _sections(run: Run, redactor: Redactor, *, shows_diff: bool) -> Iterator[tuple[str, str, Html | None]]:
+def _sections(run: History, redactor: Redactor, *, shows_diff: bool) -> Iterator[tuple[str, str, Html | None]]:
     """Return the sections by their order: identifier, title and content, None where there is nothing to say."""
     yield "timeline", "Timeline", _timeline(run)
     yield "curves", "CPU, memory, GPU and steps", charts(run)
@@ -107,7 +108,7 @@ def _sections(run: Run, redactor: Redactor, *, shows_diff: bool) -> Iterator[tup
     yield "machine", "Versions and machines", _machine(run)
 
 
-def _verdict(run: Run) -> Html:
+def _verdict(run: History) -> Html:
     """Say in a sentence what happened."""
     if run.goes_on:
         kind, text = "running", f"The run goes on. It began {duration(run.ended - run.began)} ago."
@@ -124,7 +125,7 @@ def _verdict(run: Run) -> Html:
     return tag("p", text, where, class_=f"verdict {kind}")
 
 
-def _timeline(run: Run) -> Html:
+def _timeline(run: History) -> Html:
     key = [(tag("i", class_=kind), text) for kind, text in (("good", "ended with 0"), ("stopped", "stopped by ddplaunch"),
            ("failed", "failed (with a cross)"), ("running", "running, or its end is not known"))]  # fmt: skip
     rows = list(_ends_by_generation(run))
@@ -136,18 +137,18 @@ def _timeline(run: Run) -> Html:
     )  # fmt: skip
 
 
-def _ends_by_generation(run: Run) -> Iterator[tuple[str, ...]]:
+def _ends_by_generation(run: History) -> Iterator[tuple[str, ...]]:
     """Return a row for all ranks of a generation that ended equally."""
     alike: dict[tuple[int, str], list[Life]] = {}
     for life in run.lives:
         alike.setdefault((life.generation, life.how or "running"), []).append(life)
     for (generation, how), lives in sorted(alike.items(), key=lambda item: item[0])[: _MOST_GENERATIONS * 2]:
         took = [life.ended - life.began for life in lives if life.ended is not None]
-        spans = sorted({duration(min(took)), duration(max(took))}, key=len) if took else []
+        spans = dict.fromkeys((duration(min(took)), duration(max(took)))) if took else ()
         yield str(generation), compress(life.rank for life in lives)[:_LONGEST], how[:_LONGEST], " to ".join(spans)
 
 
-def _restarts(run: Run) -> Html | None:
+def _restarts(run: History) -> Html | None:
     if len(run.generations) < 2:
         return None
     rows = []
@@ -167,7 +168,7 @@ def _restarts(run: Run) -> Html | None:
     )
 
 
-def _time_spent(run: Run) -> Html | None:
+def _time_spent(run: History) -> Html | None:
     """Show what the time went to, if the script said its steps."""
     spent = _summarized_time(run) or _time_by_events(run)
     if spent is None:
@@ -182,7 +183,7 @@ def _time_spent(run: Run) -> Html | None:
     )
 
 
-def _summarized_time(run: Run) -> Spent | None:
+def _summarized_time(run: History) -> Spent | None:
     """Return what the last line of the job said; None if the job has no summary, or one that cannot be read."""
     for node in run.nodes:
         if "time_spent" in node.summary:
@@ -191,7 +192,7 @@ def _summarized_time(run: Run) -> Spent | None:
     return None
 
 
-def _time_by_events(run: Run) -> Spent | None:
+def _time_by_events(run: History) -> Spent | None:
     """Return where the time went as the events tell: of a job that runs, or was killed."""
     farthest: dict[int, Life] = {}
     for life in run.lives:
@@ -207,7 +208,7 @@ def _time_by_events(run: Run) -> Spent | None:
     return time_spent(attempts, run.began, run.ended)
 
 
-def _failure(run: Run, redactor: Redactor) -> Html | None:
+def _failure(run: History, redactor: Redactor) -> Html | None:
     """Show the first failure with its exception, and the stacks of all workers at that moment."""
     found = next(
         (failure for node in run.nodes if isinstance(failure := node.summary.get("first_failure"), dict)), None
@@ -216,16 +217,17 @@ def _failure(run: Run, redactor: Redactor) -> Html | None:
         return None
     rank, local_rank = (number if isinstance(number := found.get(name), int) else -1 for name in ("rank", "local_rank"))
     generation = max((life.generation for life in run.lives), default=0)
-    texts = (logs.exception(node.folder, generation, rank, local_rank) for node in run.nodes)
+    texts = (log_reader.exception(node.folder, generation, rank, local_rank) for node in run.nodes)
     traceback = redactor.text(clean(next(filter(None, texts), "")))
     where = f" on {found['host']}" if isinstance(found.get("host"), str) else ""
     what = f"Rank {rank}{where}: {found.get('error') or found.get('how') or ''}"[:_LONGEST]
-    own_log = redactor.text(clean(logs.end_of_rank(run.folder, rank, _FAILED_LOG)))
+    of_rank = [log for log in log_reader.logs_of(run.folder) if log.rank == rank]
+    own_log = redactor.text(clean(dict(log_reader.ends_of(of_rank, _FAILED_LOG)).get(rank, "")))
     share = max(_STACKS // 10, min(_STACKS, _ALL_STACKS // max(len(run.nodes), 1)))
     kept = [
         (node, text)
         for node in run.nodes[:32]
-        if (text := redactor.text(clean(logs.stacks(node.folder, generation, share))))
+        if (text := redactor.text(clean(log_reader.stacks(node.folder, generation, share))))
     ]
     return join(
         tag("p", what),
@@ -238,7 +240,7 @@ def _failure(run: Run, redactor: Redactor) -> Html | None:
     )
 
 
-def _collectives(run: Run) -> Html | None:
+def _collectives(run: History) -> Html | None:
     """Show who kept the others waiting, and to which collectives not all came."""
     tables = []
     for (group, members), ranks in list(waits(run.collectives).items())[:_MOST_GROUPS]:
@@ -262,7 +264,7 @@ def _collectives(run: Run) -> Html | None:
     return join(tables) if tables else None
 
 
-def _events(run: Run) -> Html | None:
+def _events(run: History) -> Html | None:
     marks: Sequence[Any] = run.marks
     left_out = len(marks) - _MOST_MARKS
     if left_out > 0:
@@ -278,20 +280,10 @@ def _events(run: Run) -> Html | None:
     )
 
 
-def _workers(run: Run) -> Html | None:
+def _workers(run: History) -> Html | None:
     """Show the last generation of each rank."""
-    facts = {
-        worker["rank"]: worker
-        for node in run.nodes
-        for worker in _objects(node.summary.get("workers"))
-        if isinstance(worker.get("rank"), int)
-    }
-    planned = {
-        worker["rank"]: worker
-        for node in run.nodes
-        for worker in _objects(node.plan.get("workers"))
-        if isinstance(worker.get("rank"), int)
-    }
+    facts = _workers_by_rank(node.summary for node in run.nodes)
+    planned = _workers_by_rank(node.plan for node in run.nodes)
     last = {life.rank: life for life in run.lives}
     rows = []
     for rank, life in sorted(last.items())[:_MOST_WORKERS]:
@@ -308,14 +300,21 @@ def _workers(run: Run) -> Html | None:
     return table(f"Each rank in its last generation{more}", head, cut) if rows else None
 
 
-def _logs(run: Run, redactor: Redactor) -> Html | None:
+def _workers_by_rank(files: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Return what plans or summaries of the nodes say of each worker."""
+    workers = [worker for file in files for worker in _objects(file.get("workers"))]
+    return {worker["rank"]: worker for worker in workers if isinstance(worker.get("rank"), int)}
+
+
+def _logs(run: History, redactor: Redactor) -> Html | None:
     ranks = {life.rank for life in run.lives}
     share = min(20_000, _ALL_LOGS // max(len(ranks), 1))
-    found = logs.ends(run.folder, share, most=_MOST_WORKERS).items()
-    return join([_text(f"rank {rank}", redactor.text(clean(text)), share) for rank, text in found]) if found else None
+    found = islice(log_reader.ends_of(log_reader.logs_of(run.folder), share), _MOST_WORKERS)
+    shown = [_text(f"rank {rank}", redactor.text(clean(text)), share) for rank, text in found]
+    return join(shown) if shown else None
 
 
-def _plan(run: Run) -> Html | None:
+def _plan(run: History) -> Html | None:
     plan = run.nodes[0].plan
     reasons, origins = (
         dict(found) if isinstance(found := plan.get(name), dict) else {} for name in ("reasons", "origins")
@@ -330,7 +329,7 @@ def _plan(run: Run) -> Html | None:
     return join(command, table("What was decided, and why", ("what", "value", "why"), _cut(rows))) if rows else None
 
 
-def _environment(run: Run) -> Html | None:
+def _environment(run: History) -> Html | None:
     """Show the variables that ddplaunch set for the first worker."""
     worker = next(_objects(run.nodes[0].plan.get("workers")), {})
     variables = worker.get("variables")
@@ -340,7 +339,7 @@ def _environment(run: Run) -> Html | None:
     return table(f"Variables that ddplaunch set for rank {worker.get('rank', 0)}", ("name", "value"), _cut(rows))
 
 
-def _machine(run: Run) -> Html:
+def _machine(run: History) -> Html:
     about = run.nodes[0].about
     packages = found if isinstance(found := about.get("packages"), dict) else {}
     rows = [("ddplaunch", run.version or "not known"), ("Python", str(about.get("python") or "not known"))]
@@ -377,7 +376,7 @@ def _counted(names: Iterable[str]) -> str:
     return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
 
 
-def _code(run: Run, redactor: Redactor, *, shows_diff: bool) -> Html | None:
+def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
     """Show the commit of the code, and what was changed since."""
     code = run.nodes[0].about.get("code")
     if not isinstance(code, dict):

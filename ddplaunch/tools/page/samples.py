@@ -1,25 +1,18 @@
-"""Reads samples.jsonl into curves: what each rank used over time, in few points. Opens nothing but that file.
-
-A file may be damaged, from another version, or written by anybody: a line that does not fit is left out and counted.
-"""
+"""The lines of samples.jsonl as curves: what each rank used over time, in few points. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby, islice
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.system.fields import Number, Seconds
-from ddplaunch.system.process.files import open_regular
 from ddplaunch.system.words import ranges_of
 
-_LONGEST = 64 << 20  # bytes that are read of one node
 MOST_RANKS = 65_536
 _MIB = 1 << 20
-T = TypeVar("T")
 
 Figures = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e12)] | None, ...], Meta(max_length=MOST_RANKS)]
 
@@ -40,7 +33,9 @@ class Curve(Struct, frozen=True):
     ranks: Mapping[int, Sequence[Point]]
 
 
-class _Row(Struct):
+class SampleRow(Struct):
+    """A line of samples.jsonl: what the workers of a node used at a moment."""
+
     mono: Seconds
     ranks: Annotated[str, Meta(max_length=MOST_RANKS)]
     generation: Number = 0
@@ -73,21 +68,19 @@ _MEMORY = ("Memory", "GPU memory")  # of several values in a point the largest c
 _FIGURES = (("CPU", "cpu"), (_MEMORY[0], "memory"), ("GPU", "gpu"), (_MEMORY[1], "gpu_memory"))  # and the fields
 
 
-def curves(files: Sequence[tuple[str, float]], began: float, ended: float, points: int) -> tuple[list[Curve], int]:
-    """Return the curves of a run with at most so many points for each rank, and how many lines could not be read.
+def curves(
+    sampled: Iterable[tuple[Iterable[SampleRow], float]], began: float, ended: float, points: int
+) -> list[Curve]:
+    """Return the curves of a run with at most so many points for each rank.
 
-    `files` are the paths of the nodes, each with what is to be added to its clock to give seconds since 1970.
+    `sampled` are the lines of the nodes, each with what is to be added to its clock to give seconds since 1970.
     """
     width = max(ended - began, 1e-3) / points
     found: dict[str, dict[int, list[Point]]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}
     steps: dict[int, _Steps] = {}
-    damaged = 0
-    for path, offset in files:
-        read = list(lines_of(path, _Row))
-        rows = [row for row in read if row is not None]
-        damaged += len(read) - len(rows)
+    for rows, offset in sampled:
 
-        def part(row: _Row, offset: float = offset) -> tuple[int, int, str]:
+        def part(row: SampleRow, offset: float = offset) -> tuple[int, int, str]:
             """Return in which part of the time a row lies, and of which workers it tells."""
             return max(0, min(int((row.mono + offset - began) / width), points)), row.generation, row.ranks
 
@@ -108,8 +101,7 @@ def curves(files: Sequence[tuple[str, float]], began: float, ended: float, point
                 if took is not None:
                     found[_STEP_TIME].setdefault(rank, []).append(Point(at, took, generation))
     units = dict.fromkeys(_MEMORY, "B") | {_STEP_TIME: "s"}
-    made = [Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in found.items() if ranks]
-    return made, damaged
+    return [Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in found.items() if ranks]
 
 
 def _joined(rows: Sequence[Sequence[float | None]], *, largest: bool) -> Sequence[float | None]:
@@ -123,19 +115,3 @@ def _joined(rows: Sequence[Sequence[float | None]], *, largest: bool) -> Sequenc
 def first_ranks(text: str, most: int) -> list[int]:
     """Return the first ranks of a text, only so many as there are values for: it may name all ranks with few values."""
     return list(islice(chain.from_iterable(ranges_of(text, MOST_RANKS)), most))
-
-
-def lines_of(path: str, kind: type[T]) -> Iterator[T | None]:
-    """Yield the lines of a file as values of this type; None for a line that is none."""
-    try:
-        with open_regular(path) as file:
-            content = file.read(_LONGEST)
-    except OSError:
-        return
-    *lines, _ = content.split(b"\n")  # the last one may be half written
-    decode = msgspec.json.Decoder(kind).decode
-    for text in lines:
-        try:
-            yield decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            yield None

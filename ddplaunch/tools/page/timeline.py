@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from ddplaunch.system.words import duration
+from ddplaunch.tools.page.history import History, Life
 from ddplaunch.tools.page.markup import Html, join, tag
-from ddplaunch.tools.page.record import Life, Run
 
 _LEFT, _WIDTH, _TOP = 90, 900, 30  # units of the picture: room for names, for bars, and for the axis
 _MOST_BARS = 30_000
@@ -19,7 +19,7 @@ _MOST_LINES = 200  # of generations
 _KINDS = ("good", "stopped", "failed", "running")  # the later ones are drawn over the earlier ones
 
 
-def timeline(run: Run) -> Html:
+def timeline(run: History) -> Html:
     """Return the picture; its text alternative is the table of generations."""
     rows = [list(lives) for _, lives in groupby(run.lives, key=lambda life: life.rank)][:_MOST_ROWS]
     if not rows:

@@ -14,8 +14,8 @@ from typing import Any
 
 from ddplaunch.record.folders import short
 from ddplaunch.system.words import ranks_of
+from ddplaunch.tools.page.history import Gap, History, Life, read
 from ddplaunch.tools.page.markup import clean
-from ddplaunch.tools.page.record import Gap, Life, Run
 
 _JOB = 1  # the process of the job; that of node n is n + 2
 _TRACK = 1  # of the job's process; in a node rank r has track r + 1, because 0 is the idle task to Perfetto
@@ -30,19 +30,27 @@ _UNITS = {"%": (1, "%"), "B": (2**-20, "MiB"), "s": (1000, "ms")}  # of curves: 
 Entry = Mapping[str, Any]
 
 
-def trace(run: Run) -> str:
+def trace(run: History) -> str:
     """Return the trace of a run."""
     about = {"run": run.run_id, "program": clean(run.program), "problems": list(map(clean, run.problems))}
     lines = ",\n".join(json.dumps(entry) for entry in entries(run))
     return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n{lines}\n]}}\n'
 
 
-def entries(run: Run) -> list[Entry]:
+def entries(run: History) -> list[Entry]:
     """Return the entries of the trace of a run."""
     return [*_names(run), *_job(run), *_workers(run), *_collectives(run), *_marks(run), *_counters(run)]
 
 
-def _names(run: Run) -> Iterator[Entry]:
+def entries_of(folder: str) -> list[Entry]:
+    """Return the entries of the trace of the run in this folder, in microseconds since 1970; none if that holds no run."""
+    run = read(folder)
+    began = run.began * 1e6 if run is not None else 0.0
+    made = entries(run) if run is not None else []
+    return [{**entry, "ts": entry["ts"] + began} if "ts" in entry else entry for entry in made]
+
+
+def _names(run: History) -> Iterator[Entry]:
     """Name processes and tracks, and put them in order."""
     yield from _named("process", short(run.run_id), 0, pid=_JOB, tid=_TRACK)
     yield from _named("thread", "generations", 0, pid=_JOB, tid=_TRACK)
@@ -57,7 +65,7 @@ def _named(what: str, name: str, order: int, *, pid: int, tid: int) -> Iterator[
     yield {"ph": "M", "name": f"{what}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": order}}
 
 
-def _job(run: Run) -> Iterator[Entry]:
+def _job(run: History) -> Iterator[Entry]:
     """Return a slice for each generation, and one for the time from its end to the next."""
     ends: dict[int, float] = {}
     for life in run.lives:
@@ -70,7 +78,7 @@ def _job(run: Run) -> Iterator[Entry]:
             yield _slice(run, "restart", end, then, _JOB, _TRACK, {"pause": one.wait})
 
 
-def _workers(run: Run) -> Iterator[Entry]:
+def _workers(run: History) -> Iterator[Entry]:
     """Return the slices of each worker, without the times in which its node did not run."""
     for life in run.lives:
         about: dict[str, Any] = {"pid": life.pid, "end": clean(life.how[:_LONGEST]) or "running", "status": life.status}
@@ -80,7 +88,7 @@ def _workers(run: Run) -> Iterator[Entry]:
             yield _slice(run, f"generation {life.generation}", began, ended, life.node + 2, life.rank + 1, about)
 
 
-def _life_pieces(run: Run, life: Life) -> Iterator[tuple[float, float]]:
+def _life_pieces(run: History, life: Life) -> Iterator[tuple[float, float]]:
     return _pieces(life, run.ended, [gap for gap in run.gaps if gap.node == life.node])
 
 
@@ -95,7 +103,7 @@ def _pieces(life: Life, until: float, gaps: Sequence[Gap]) -> Iterator[tuple[flo
     yield at, max(at, end)
 
 
-def _collectives(run: Run) -> Iterator[Entry]:
+def _collectives(run: History) -> Iterator[Entry]:
     """Return who waited in which collective, on the track of each rank, and arrows from the last rank to those that waited.
 
     A slice ends when the last rank has come. If its rank calls the next collective before that, the slice ends there and has no
@@ -132,15 +140,8 @@ def _collectives(run: Run) -> Iterator[Entry]:
             if following < len(calls[rank]):
                 end = min(end, calls[rank][following])
             track = {"pid": node + 2, "tid": rank + 1}
-            yield {
-                "ph": "X",
-                "name": clean(str(one)[:_LONGEST]),
-                "cat": "collective",
-                "ts": at,
-                "dur": end - at,
-                "args": about,
-                **track,
-            }
+            name = clean(str(one)[:_LONGEST])
+            yield {"ph": "X", "name": name, "cat": "collective", "ts": at, "dur": end - at, "args": about, **track}
             if not one.is_open and end == last_came + _TICK:
                 ends[rank] = track
         if (start := ends.pop(one.last, None)) is not None:
@@ -157,7 +158,7 @@ def _piece_at(pieces: list[tuple[int, int, int]], at: int) -> tuple[int, int, in
     return pieces[before - 1] if before else _NOWHERE
 
 
-def _counters(run: Run) -> Iterator[Entry]:
+def _counters(run: History) -> Iterator[Entry]:
     """Return what each rank used over time."""
     nodes = {life.rank: life.node for life in run.lives}
     for curve in run.curves:
@@ -171,7 +172,7 @@ def _counters(run: Run) -> Iterator[Entry]:
                     yield {"ph": "C", "name": name, "ts": _ts(run, point.at), "pid": pid, "args": value}
 
 
-def _marks(run: Run) -> Iterator[Entry]:
+def _marks(run: History) -> Iterator[Entry]:
     """Return what happened at a moment: on the tracks of the ranks that it concerns, else on that of the job."""
     tracks = {life.rank: life.node for life in run.lives}
     most = max(tracks, default=0) + 1
@@ -179,33 +180,17 @@ def _marks(run: Run) -> Iterator[Entry]:
         ranks = [rank for rank in ranks_of(mark.ranks, most) if tracks.get(rank) == mark.node]
         places = [(mark.node + 2, rank + 1) for rank in ranks] or [(_JOB, _TRACK)]
         for pid, tid in places:
-            about = {"text": clean(mark.text[:_LONGEST])}
-            yield {
-                "ph": "i",
-                "s": "t",
-                "name": mark.name,
-                "ts": _ts(run, mark.at),
-                "pid": pid,
-                "tid": tid,
-                "args": about,
-            }
+            about, at = {"text": clean(mark.text[:_LONGEST])}, _ts(run, mark.at)
+            yield {"ph": "i", "s": "t", "name": mark.name, "ts": at, "pid": pid, "tid": tid, "args": about}
 
 
-def _slice(run: Run, name: str, began: float, ended: float, pid: int, tid: int, about: Mapping[str, Any]) -> Entry:
+def _slice(run: History, name: str, began: float, ended: float, pid: int, tid: int, about: Mapping[str, Any]) -> Entry:
     """Return a slice of the trace from `began` to `ended`, on the track `tid` of the process `pid`."""
     start = _ts(run, began)
     length = max(_ts(run, ended) - start, 0)
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": "ddplaunch",
-        "ts": start,
-        "dur": length,
-        "pid": pid,
-        "tid": tid,
-        "args": about,
-    }
+    track = {"pid": pid, "tid": tid}
+    return {"ph": "X", "name": name, "cat": "ddplaunch", "ts": start, "dur": length, "args": about, **track}
 
 
-def _ts(run: Run, at: float) -> int:
+def _ts(run: History, at: float) -> int:
     return max(round((at - run.began) * 1e6), 0)

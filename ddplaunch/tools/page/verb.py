@@ -12,10 +12,10 @@ from ddplaunch.system.process.apart import waiting
 from ddplaunch.system.process.files import replaced
 from ddplaunch.system.redaction import Redactor, literals
 from ddplaunch.system.words import count, why_failed
+from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.page import page
-from ddplaunch.tools.page.record import read
 from ddplaunch.tools.page.trace import trace
-from ddplaunch.tools.runs.logs import kept_run
+from ddplaunch.tools.runs import find
 
 _NAME = "report.html"  # in the folder of the run
 _POINTS, _TRACED = 300, 1000  # points of a curve on the page, and in a trace
@@ -41,7 +41,10 @@ def write(
     """
     if trace_file is not None and (opens or out is not None):
         raise LaunchError("--trace FILE writes a trace and no page", hint="leave --open and --out out, or --trace")
-    known = kept_run(env, named, "report")
+    known, _ = find.kept(env, named, "report")
+    if known.keeps_elsewhere:
+        hint = f"type `ddplaunch report {known.name}` there"
+        raise LaunchError(f"the folder of {known.name} is on the hosts of its nodes", hint=hint)
     redactor = Redactor(literals(env))
     if (run := read(known.folder, _POINTS if trace_file is None else _TRACED, redactor)) is None:
         raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")

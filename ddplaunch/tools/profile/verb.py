@@ -23,7 +23,6 @@ from ddplaunch.system.process.ending import after_cleanup
 from ddplaunch.system.process.files import replaced
 from ddplaunch.system.words import count, duration, size, these_ranks, why_failed
 from ddplaunch.tools.page import trace
-from ddplaunch.tools.page.record import read as read_run
 from ddplaunch.tools.profile.division import Division, Joined, Last, divide, join
 from ddplaunch.tools.profile.merged import write
 from ddplaunch.tools.profile.ranks import LONGEST_TRACE, Alignment, Rank, Wish, align, record
@@ -86,7 +85,7 @@ def show(
     asked = find.ranks_meant(ranks)
     run = find.choose(env, named, "profile", *(["-r", ranks] if ranks is not None else []))
     assert run.replies is not None
-    hosts = {worker.rank: node.host for node, worker in find.workers_of(run.replies)}
+    hosts = {worker.rank: node.host for node, worker in run.replies.workers}
     silent = find.silent(run.replies.nodes)
     chosen = _chosen(run, asked, hosts, silent)
     for problem in silent:
@@ -112,7 +111,7 @@ def show(
             "clocks": _clocks(profiled),
             "left out": {str(one.rank.rank): one.rank.why for one in profiled if one.rank.why},
         }
-        write(file, found, joined, _of_run(run), about)
+        write(file, found, joined, trace.entries_of(run.folder) if run.folder else [], about)
         memory = _keep_memory(profiled, path) if wish.memory else []
     parts = [
         _table(divisions, hosts),
@@ -197,15 +196,6 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
             if one.found.clock_moved > _MOVED:
                 one.alignment = Alignment(best.ahead, best.error, steady=False)
     return profiled
-
-
-def _of_run(run: Known) -> list[dict[str, Any]]:
-    """Return our own events, as entries in microseconds since 1970; none where the folder of the run is not here."""
-    known = read_run(run.folder) if run.folder and os.path.isdir(run.folder) else None
-    if known is None:
-        return []
-    began = known.began * 1e6
-    return [{**entry, "ts": entry["ts"] + began} if "ts" in entry else dict(entry) for entry in trace.entries(known)]
 
 
 def _keep_memory(profiled: Sequence[_Profiled], path: str) -> list[str]:

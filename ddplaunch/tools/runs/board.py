@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ddplaunch.record.window.questions import NodeStatus, WorkerStatus
+from ddplaunch.record.window.questions import WorkerStatus
 from ddplaunch.system.console.tables import NAME, NOTE, ODD, Words, line
 from ddplaunch.system.fields import line as printable
 from ddplaunch.system.words import count, duration, size
@@ -204,12 +204,7 @@ class Board:
 def rows_of(replies: RunReplies, before: Sequence[Row], passed: float) -> list[Row]:
     """Return the workers of all nodes, compared with what they were so many seconds before."""
     known = {row.worker.rank: row.worker for row in before}
-    return [
-        _row(node.host, worker, known.get(worker.rank), passed)
-        for node in replies.nodes
-        if isinstance(node.answer, NodeStatus)
-        for worker in node.answer.workers
-    ]
+    return [_row(node.host, worker, known.get(worker.rank), passed) for node, worker in replies.workers]
 
 
 def _row(host: str, worker: WorkerStatus, before: WorkerStatus | None, passed: float) -> Row:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from ddplaunch.reach.channel.handshake import LIMIT, Decoder, pack
 from ddplaunch.record import run_socket
 from ddplaunch.record.window import requests
-from ddplaunch.record.window.questions import Question
+from ddplaunch.record.window.questions import NodeStatus, Question, WorkerStatus
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.stream import FrameError
@@ -52,6 +52,12 @@ class RunReplies(Struct):
     problem: str = ""
     elsewhere: requests.RunsElsewhere | None = None  # all that a node of it says that is not node 0
     typed: requests.TypedHere | None = None  # it was typed here, and node 0 is elsewhere
+
+    @property
+    def workers(self) -> list[tuple[requests.NodeReply, WorkerStatus]]:
+        """The workers that nodes have named, by node rank, each with its node."""
+        nodes = sorted(self.nodes, key=lambda node: (node.node_rank is None, node.node_rank))
+        return [(node, each) for node in nodes if isinstance(node.answer, NodeStatus) for each in node.answer.workers]
 
 
 def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list[RunReplies]:

@@ -6,36 +6,34 @@ itself, and whatever its folder is called, takes one line of printable character
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.reach import other_host
 from ddplaunch.record import old_runs, run_socket
-from ddplaunch.record.folders import OF_A_NODE, first_that_goes_on, parts_of, runs_folder, short
-from ddplaunch.record.window.questions import AskStatus, NoAnswer, NodeStatus, WorkerStatus
+from ddplaunch.record.folders import OF_A_NODE, first_that_goes_on, runs_folder, short
+from ddplaunch.record.run import Node, Run
+from ddplaunch.record.window.questions import AskStatus, NoAnswer, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply
 from ddplaunch.spec.options.parsers import BadValue
 from ddplaunch.spec.options.parsers import ranks as parse_ranks
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.fields import line
-from ddplaunch.system.process.files import open_regular, read_json
 from ddplaunch.system.words import compress, did_you_mean, duration, some, these_ranks, why_failed
 from ddplaunch.tools.runs.client import RunReplies, SocketPath, ask_all
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
 _SHOWN_NODES = 5  # that have a line each
-_HEAD = 1 << 14  # bytes of the events of a run in which its start stands
 _SHOWN_RUNS = 8  # that an error lists
 _SHORTEST_END = 3  # characters: every tenth name ends with a given letter
 _SHORTEST_NUMBER = 4  # digits: a shorter number is a rank, and no beginning of a date
@@ -47,13 +45,15 @@ _IN_SHELLS = re.compile(r"[\w.+:@%=-]+")
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """A run that goes on here, or that has left its folder."""
+    """A run that goes on here, or that has left its folder, or that only another host can be asked about."""
 
     run_id: str
     script: str = ""  # the program, as it was named; "": not known
     began: float = 0.0  # seconds since 1970
     folder: str = ""  # of the whole run; "": nothing is kept
     replies: RunReplies | None = None  # None: it does not run here
+    host: str = ""  # where it is to be asked about; "": here
+    slurm_job: str = ""  # its id in Slurm, of a run of another host; "" for none, or while that is not known
 
     @property
     def name(self) -> str:
@@ -64,6 +64,17 @@ class Known(Struct, frozen=True, kw_only=True):
     def program(self) -> str:
         """The name of the script alone."""
         return os.path.basename(self.script) or self.script
+
+    @property
+    def keeps_elsewhere(self) -> bool:
+        """Whether the folder of a run that was typed here is on the disks of its hosts."""
+        has_folder = bool(self.folder) and os.path.isdir(self.folder)
+        return self.replies is not None and self.replies.typed is not None and not has_folder
+
+    def line_there(self, words: Sequence[str]) -> str:
+        """Return the line to be typed here that runs `ddplaunch WORDS` on the host of this run."""
+        script = os.path.join(os.path.dirname(sys.executable), "ddplaunch")
+        return other_host.line(self.host, self.slurm_job, words, (script,) if os.access(script, os.X_OK) else ())
 
     def age(self, now: float) -> str:
         """Say for how long the run has been running, or how long ago it began."""
@@ -104,40 +115,13 @@ def of_running(replies: RunReplies) -> Known:
 
 def of_folder(folder: str) -> Known:
     """Return the run that has left this folder; if the run wrote no events, its name and the time of the folder."""
-    known = Known(run_id=line(os.path.basename(folder)), folder=folder)
-    started = start_of(folder)
-    script, began = started.get("program"), started.get("at")
-    if not isinstance(began, float | int) or not 0 < began < time.time():
-        try:
+    script, began, start = "", 0.0, Run(folder).start
+    if start is not None:
+        script, began = line(start.program), start.at
+    if not 0 < began < time.time():
+        with suppress(OSError):
             began = os.stat(folder).st_mtime
-        except OSError:
-            began = 0.0
-    return replace(known, script=line(script) if isinstance(script, str) else "", began=began)
-
-
-def start_of(folder: str) -> dict[str, Any]:
-    """Return the event with which the job in this folder started; empty if there is none."""
-    for part in sorted(parts_of(folder)):
-        with suppress(OSError, ValueError, RecursionError), open_regular(f"{part}/events.jsonl") as file:
-            for text in file.read(_HEAD).split(b"\n")[:-1]:
-                event = json.loads(text)
-                if isinstance(event, dict) and event.get("event") == "job_started":
-                    return event
-    return {}
-
-
-class Elsewhere(Struct, frozen=True):
-    """A run that only another host can be asked about. Here is its folder, in a shared home, or a node other than node 0."""
-
-    run_id: str
-    host: str
-    folder: str  # "": none is here
-    slurm_job: str = ""  # its id in Slurm; "" for none, or while that is not known
-
-    def line(self, words: Sequence[str]) -> str:
-        """Return the line to be typed here that runs `ddplaunch WORDS` there."""
-        script = os.path.join(os.path.dirname(sys.executable), "ddplaunch")
-        return other_host.line(self.host, self.slurm_job, words, (script,) if os.access(script, os.X_OK) else ())
+    return Known(run_id=line(os.path.basename(folder)), script=script, began=began, folder=folder)
 
 
 # --- finding them
@@ -172,7 +156,7 @@ class Found(Struct, frozen=True):
     """The runs of this user that go on."""
 
     here: list[RunReplies]  # that are asked here
-    there: list[Elsewhere]
+    there: list[Known]
 
 
 def running(env: Mapping[str, str]) -> list[RunReplies]:
@@ -188,7 +172,7 @@ def look(env: Mapping[str, str]) -> Found:
     there = {run.run_id: run for run in _by_folders(env, known)}
     for replies in asked:
         if (said := replies.elsewhere) is not None and said.run_id and said.run_id not in known:
-            run = Elsewhere(line(said.run_id), said.host, "", said.slurm_job)
+            run = Known(run_id=line(said.run_id), host=said.host, slurm_job=said.slurm_job)
             there.setdefault(run.run_id, run)
     return Found(here, list(there.values()))
 
@@ -202,7 +186,7 @@ def _asked(env: Mapping[str, str]) -> list[RunReplies]:
     ]
 
 
-def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Elsewhere]:
+def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Known]:
     """Return the runs of other hosts that have not ended, by their folders; `known` are asked on this host."""
     import socket
 
@@ -210,17 +194,12 @@ def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Elsewher
     for folder in folders(env):
         if os.path.basename(folder) in known or (part := first_that_goes_on(folder)) is None:
             continue
-        host = start_of(part).get("host")  # of node 0 first, and of the node that has taken over from it
-        if isinstance(host, str) and host != socket.gethostname():
-            found.append(Elsewhere(line(os.path.basename(folder)), host_name(host), folder, _slurm_job(folder)))
+        start = Node(part).start  # of node 0 first, and of the node that has taken over from it
+        if start is not None and start.host and start.host != socket.gethostname():
+            job = Run(folder).plan.get("slurm_job")
+            slurm_job = job if isinstance(job, str) and job.isdecimal() else ""
+            found.append(replace(of_folder(folder), host=host_name(start.host), slurm_job=slurm_job))
     return found
-
-
-def _slurm_job(folder: str) -> str:
-    """The id in Slurm of the job in this folder, by the plan of its first node."""
-    plan = read_json(f"{min(parts_of(folder))}/plan.json")
-    job = plan.get("slurm_job") if isinstance(plan, dict) else None
-    return job if isinstance(job, str) and job.isdecimal() else ""
 
 
 def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str, str]]:
@@ -247,14 +226,7 @@ def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, 
     found = runs if named is None else meant(named, runs)
     if len(found) != 1 or found[0].replies is None:
         return []
-    return sorted(workers_of(found[0].replies), key=lambda pair: pair[1].rank)
-
-
-def workers_of(replies: RunReplies) -> Iterator[tuple[NodeReply, WorkerStatus]]:
-    """Return the workers that the nodes of a run have named, each with its node."""
-    for node in replies.nodes:
-        if isinstance(node.answer, NodeStatus):
-            yield from ((node, worker) for worker in node.answer.workers)
+    return sorted(found[0].replies.workers, key=lambda pair: pair[1].rank)
 
 
 def silent(nodes: Iterable[NodeReply]) -> list[str]:
@@ -310,7 +282,7 @@ def newest_first(runs: Iterable[Known]) -> list[Known]:
 def several(what: str, runs: Iterable[Known], verb: str, *options: str) -> LaunchError:
     """Return the error that lists name, script and age of each run that could be meant; `options` were typed, too."""
     listed, now = newest_first(runs), time.time()
-    names = list(_unlike(listed))
+    names = _unlike(listed)
     rows = [(name, run.program, run.age(now)) for name, run in zip(names, listed, strict=True)][:_SHOWN_RUNS]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -319,18 +291,12 @@ def several(what: str, runs: Iterable[Known], verb: str, *options: str) -> Launc
     return LaunchError("\n  ".join([f"{what}:", *lines]), hint=f"name one: `{typed}`")
 
 
-def _unlike(runs: Sequence[Known]) -> Iterator[str]:
+def _unlike(runs: Sequence[Known]) -> list[str]:
     """Return for each run a name that no other run has: the shortest such name, or the folder."""
-    for run in runs:
-        names = (run.name, run.run_id, run.folder or run.run_id)
-        yield next(
-            (
-                name
-                for at, name in enumerate(names[:2])
-                if sum((each.name, each.run_id)[at] == name for each in runs) == 1
-            ),
-            names[2],
-        )
+    used = Counter(name for run in runs for name in {run.name, run.run_id})
+    return [
+        next((name for name in (run.name, run.run_id) if used[name] == 1), run.folder or run.run_id) for run in runs
+    ]
 
 
 def heading(run: Known) -> str:
@@ -351,34 +317,71 @@ def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) 
         if len(here) == 1:
             return here[0]
         if not here:
-            raise _none(env, "none of your jobs runs here", found_runs.there, (verb, *options))
+            raise _none("none of your jobs runs here", found_runs.there, verb, options)
         raise several(f"{len(here)} of your jobs run here", here, verb, *options)
     if os.sep in named:
         return _by_folder(env, named, here)
     exact = [run for run in here if named in (run.run_id, run.name)]
-    here_too = {run.run_id for run in here}
-    ended = [folder for folder in folders(env) if os.path.basename(folder) not in here_too]
-    has_ended = any(named in (name, short(name)) for name in map(os.path.basename, ended))
+    known = {run.run_id for run in (*here, *found_runs.there)}
+    ended = [folder for folder in folders(env) if os.path.basename(folder) not in known]
+    others = [*map(os.path.basename, ended), *(run.run_id for run in found_runs.there)]
+    is_another = any(named in (name, short(name)) for name in others)
     removed = removed_run(env, named, exactly=True)
-    # whoever types the whole name of a run that is over does not mean a job whose name begins so
-    if found := exact or ([] if has_ended or removed else meant(named, here)):
+    # whoever types the whole name of a run that does not run here does not mean a job whose name begins so
+    if found := exact or ([] if is_another or removed else meant(named, here)):
         if len(found) == 1:
             return found[0]
         raise several(f"{line(named)} may be any of {len(found)} jobs that run here", found, verb, *options)
-    fitting = newest_first(meant(named, [*map(of_folder, ended)]))
-    ids = {run.run_id for run in (*fitting, *meant(named, [Known(run_id=run.run_id) for run in found_runs.there]))}
-    if there := [run for run in found_runs.there if run.run_id in ids]:
-        raise _none(env, f"there is no run {line(named)} here", there, (verb, *options))
+    fitting = meant(named, [*found_runs.there, *map(of_folder, ended)])
+    if there := [run for run in fitting if run.host]:
+        raise _none(f"there is no run {line(named)} here", there, verb, options)
     if fitting:
-        last = fitting[0]
+        last = newest_first(fitting)[0]
         what = f"run {last.name} has ended: {', '.join(filter(None, (last.program, last.age(time.time()))))}"
         raise LaunchError(what, hint=f"`ddplaunch logs {last.name}` shows its output")
     if removed := removed or removed_run(env, named):
         raise removed
-    raise no_such_run(env, named, here, verb, *options)
+    raise no_such_run(env, named, here, verb)
 
 
-def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb: str, *options: str) -> LaunchError:
+def kept(
+    env: Mapping[str, str], named: str | None, verb: str, typed: Collection[str] = (), *, follow: bool = False
+) -> tuple[Known, list[Known]]:
+    """Return the run that is meant, running or ended, and other jobs that run here where none was named.
+
+    Without a name it is the latest; of those to be followed, the latest that runs, if one does. `verb` and `typed`, the
+    options, are for hints.
+    """
+    if named is not None and os.sep in named:
+        try:
+            os.listdir(named)
+        except OSError as error:
+            raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="name the folder of a run") from None
+        return of_folder(os.path.abspath(named)), []
+    here = [of_running(replies) for replies in running(env) if replies.run is not None]
+    ids = {run.run_id for run in here}
+    runs = [*here, *(of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in ids)]
+    if named is None:
+        if not (with_logs := [run for run in runs if run.folder or run.keeps_elsewhere]):
+            raise LaunchError("there is no run with logs", hint=f"`ddplaunch {verb} FOLDER` reads those of --log-dir")
+        latest = newest_first(with_logs)[0] if follow else max(with_logs, key=lambda run: run.began)
+        return latest, [run for run in here if run is not latest]
+    found = meant(named, runs)
+    if not any(named in (run.run_id, run.name) for run in found):
+        if removed := removed_run(env, named, exactly=True):
+            raise removed
+        found = [run for run in found if run.replies is not None] or found
+    if len(found) > 1:
+        raise several(f"{line(named)} may be any of {len(found)} runs", found, verb, *typed)
+    if not found:
+        raise removed_run(env, named) or no_such_run(env, named, runs, verb)
+    if not found[0].folder and not found[0].keeps_elsewhere:
+        hint = "see `--log-dir`, and what the command said at its start"
+        raise LaunchError(f"run {found[0].name} keeps no logs", hint=hint)
+    return found[0], []
+
+
+def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb: str) -> LaunchError:
     """Return the error that no run has this name; it suggests one of `runs` with a similar name."""
     what = f"there is no run {line(named)} here"
     if named.isdigit():
@@ -387,7 +390,7 @@ def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb:
     like = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
     if not like and verb in ("logs", "report") and (kept := runs_folder(env)):  # `ps` shows none that has ended
         return LaunchError(what, hint=f"`ls {shlex.quote(kept)}` shows the runs that are kept")
-    return _none(env, what, (), (verb, *options), like)
+    return _none(what, (), verb, (), like)
 
 
 def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Known]) -> Known:
@@ -441,14 +444,13 @@ def no_such_ranks(run: str, ranks: Collection[int], world_size: int) -> LaunchEr
 
 
 def _none(
-    env: Mapping[str, str], what: str, there: Sequence[Elsewhere], typed: Sequence[str], meant: str | None = None
+    what: str, there: Sequence[Known], verb: str, options: Sequence[str], meant: str | None = None
 ) -> LaunchError:
     """Return the error for a verb that found no job, with a hint to the job that was probably meant."""
     if there:
         run = there[-1]
-        verb, *options = typed
-        hint = f"`{run.line((verb, short(run.run_id), *options))}`"
-        return LaunchError(f"{what}; {short(run.run_id)} runs on {run.host}", hint=hint)
+        hint = f"`{run.line_there((verb, run.name, *options))}`"
+        return LaunchError(f"{what}; {run.name} runs on {run.host}", hint=hint)
     if why := run_socket.problem():
         return LaunchError(
             f"{what}, and {why}", hint="only root can remove it: jobs with --log-dir are reached through it"

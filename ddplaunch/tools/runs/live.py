@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 
 from ddplaunch.launcher.node.live import MOVED, ROWS, SNAPSHOT
@@ -64,7 +65,7 @@ class _Viewer:
             self._rows.take(replies, time.monotonic())
             if self._rows.stands(now) and now >= self._waits_at:
                 self._look_for_waits()
-            workers = max((len(ps.workers_of(node)) for node in replies.nodes), default=0)
+            workers = max(Counter(id(node) for node, _ in replies.workers).values(), default=0)
             spent = max(time.process_time() - began, workers * _OF_WORKER)
             self._look_at = now + max(_EVERY, min(spent / _SHARE, _LONGEST))
         shown = self._rows.render(time.monotonic(), columns - 1, max(1, lines // 2))

@@ -1,30 +1,39 @@
-"""`ddplaunch logs`: what workers wrote, read from the folder of a run that goes on or has ended."""
+"""`ddplaunch logs`: what workers wrote, from the folder of a run that goes on or has ended.
+
+Where a job was typed here that runs on other hosts, each of those hosts is asked over ssh to show what lies there.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import selectors
+import shlex
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from contextlib import ExitStack
 
 from msgspec import Struct
 
-from ddplaunch.record.folders import goes_on, parts_of, short
-from ddplaunch.record.log import offset_at
+from ddplaunch.record.folders import goes_on
+from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
+from ddplaunch.record.run import KILLED, Run
+from ddplaunch.record.window.questions import NodeStatus
+from ddplaunch.record.window.requests import TypedHere
 from ddplaunch.spec.options.parsers import BadValue, duration
 from ddplaunch.system.console.lines import Lines
 from ddplaunch.system.console.screen import moves
 from ddplaunch.system.errors import LaunchError
-from ddplaunch.system.exitcodes import OK
+from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as printable
-from ddplaunch.system.process.files import open_regular, read_json
+from ddplaunch.system.process.apart import waiting
 from ddplaunch.system.process.linux import raise_open_files
-from ddplaunch.system.words import compress, some, these_ranks, why_failed
-from ddplaunch.tools.runs import find, remote_logs
-from ddplaunch.tools.runs.find import Known, heading, meant, newest_first, of_folder, of_running, several
+from ddplaunch.system.words import compress, some, these_ranks
+from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs.find import Known, heading, newest_first
 
 _TIME_OF_DAY = re.compile(r"\d\d?:\d\d(:\d\d)?")
 _INTERVAL = 0.2  # seconds between two looks for what is new
@@ -93,12 +102,12 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
     """
     if want.yesterday:
         say(f"since {want.yesterday} yesterday")
-    run, others = _run(env, named, "logs", want.typed, want.follow)
+    run, others = find.kept(env, named, "logs", want.typed, follow=want.follow)
     folder = run.folder
-    if remote_logs.is_elsewhere(run):
+    if run.keeps_elsewhere:
         say(f"logs of {heading(run)}")
-        return remote_logs.show(run, want.ranks, _without_ranks(want.typed), follow=want.follow, say=say)
-    logs = _chosen(folder, logs_of(folder), want)
+        return _show_elsewhere(run, want, say)
+    logs = _chosen(run, logs_of(folder), want)
     say(_heading(run, others))
     several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
     readers = {log: _ShownLog(log, want.since) for log in logs}
@@ -116,17 +125,10 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
         for log in logs_of(folder):  # of workers that have started meanwhile, or of the next generation
             if log not in readers and (want.ranks is None or log.rank in want.ranks):
                 readers[log] = _ShownLog(log, want.since)
-    how = how_it_ended(folder)
-    if want.follow or (how == _KILLED and not goes_on(folder)):
-        say(f"{run.name} {how}" + ("; its logs end here" if how == _KILLED else ""))
+    how = Run(folder).how_it_ended
+    if want.follow or (how == KILLED and not goes_on(folder)):
+        say(f"{run.name} {how}" + ("; its logs end here" if how == KILLED else ""))
     return OK
-
-
-_KILLED = "was killed"  # the command and its agent
-
-
-def _without_ranks(typed: tuple[str, ...]) -> tuple[str, ...]:
-    return typed[2:] if typed[:1] == ("-r",) else typed
 
 
 class _ShownLog:
@@ -168,299 +170,138 @@ def _write(write: Callable[[bytes], object], lines: Iterator[bytes], log: LogFil
             write(prefix + line)
 
 
-def _chosen(folder: str, logs: list[LogFile], want: Wanted) -> list[LogFile]:
-    """The logs of the ranks that are wanted."""
-    may_come = want.follow and goes_on(folder)  # that of a worker which has not started yet
-    if want.ranks is None:
-        if not logs and not may_come:
-            is_run = _read(folder, "plan.json", "world_size") is not None
-            hint = (
-                _WHY_NONE if is_run else "that is no folder of a run; `ddplaunch logs` alone shows those of the latest"
-            )
-            raise LaunchError(f"there are no logs in {folder}", hint=hint)
-        return logs
-    _check_ranks(folder, want.ranks)
-    missing = want.ranks - {log.rank for log in logs}
-    if missing and not may_come:
-        raise _missing(folder, missing, logs)
-    return [log for log in logs if log.rank in want.ranks]
-
-
 _WHY_NONE = "one worker has the command's own stdout and stderr, and no logs, unless an option about output is given"
 
 
-def _check_ranks(folder: str, ranks: Collection[int]) -> None:
-    world_size = _read(folder, "plan.json", "world_size")
-    if isinstance(world_size, int) and max(ranks) >= world_size:
-        unknown = [rank for rank in ranks if rank >= world_size]
-        raise find.no_such_ranks(short(os.path.basename(folder)), unknown, world_size)
-
-
-def _missing(folder: str, ranks: Collection[int], logs: list[LogFile]) -> LaunchError:
-    what = f"{these_ranks(ranks)} of {short(os.path.basename(folder))}"
-    if not logs:
-        return LaunchError(f"there is no log of {what} in {folder}", hint=_WHY_NONE)
-    here = f"here are those of {compress(log.rank for log in logs)}; the others are on the hosts of their nodes"
-    return LaunchError(f"there is no log of {what} here", hint=here)
-
-
-def kept_run(env: Mapping[str, str], named: str | None, verb: str) -> Known:
-    """Return the run that is meant, running or ended, whose folder is here; without a name the latest.
-
-    Raises:
-        LaunchError: there is no such run, or its folder is on other hosts.
-    """
-    run, _ = _run(env, named, verb)
-    if remote_logs.is_elsewhere(run):
-        raise LaunchError(
-            f"the folder of {run.name} is on the hosts of its nodes", hint=f"type `ddplaunch {verb} {run.name}` there"
-        )
-    return run
-
-
-def _run(
-    env: Mapping[str, str], named: str | None, verb: str, typed: Collection[str] = (), follow: bool = False
-) -> tuple[Known, list[Known]]:
-    """Return the run that is meant, and other jobs that run here where none was named.
-
-    Without a name it is the latest; of those to be followed, the latest that runs, if one does. `verb` and `typed`, the
-    options, are for hints.
-    """
-    if named is not None and os.sep in named:
-        try:
-            os.listdir(named)
-        except OSError as error:
-            raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="name the folder of a run") from None
-        return of_folder(os.path.abspath(named)), []
-    running = [of_running(replies) for replies in find.running(env) if replies.run is not None]
-    ids = {run.run_id for run in running}
-    runs = [*running, *(of_folder(folder) for folder in find.folders(env) if os.path.basename(folder) not in ids)]
-    if named is None:
-        if not (with_logs := [run for run in runs if run.folder or remote_logs.is_elsewhere(run)]):
-            raise LaunchError("there is no run with logs", hint=f"`ddplaunch {verb} FOLDER` reads those of --log-dir")
-        latest = newest_first(with_logs)[0] if follow else max(with_logs, key=lambda run: run.began)
-        return latest, [run for run in running if run is not latest]
-    found = meant(named, runs)
-    if not any(named in (run.run_id, run.name) for run in found):
-        if removed := find.removed_run(env, named, exactly=True):
-            raise removed
-        found = [run for run in found if run.replies is not None] or found
-    if len(found) > 1:
-        raise several(f"{printable(named)} may be any of {len(found)} runs", found, verb, *typed)
-    if not found:
-        raise find.removed_run(env, named) or find.no_such_run(env, named, runs, verb)
-    if not found[0].folder and not remote_logs.is_elsewhere(found[0]):
-        hint = "see `--log-dir`, and what the command said at its start"
-        raise LaunchError(f"run {found[0].name} keeps no logs", hint=hint)
-    return found[0], []
+def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
+    """The logs of the ranks that are wanted."""
+    world_size = Run(run.folder).plan.get("world_size")
+    may_come = want.follow and goes_on(run.folder)  # that of a worker which has not started yet
+    if want.ranks is None:
+        if not logs and not may_come:
+            no_run = "that is no folder of a run; `ddplaunch logs` alone shows those of the latest"
+            raise LaunchError(f"there are no logs in {run.folder}", hint=no_run if world_size is None else _WHY_NONE)
+        return logs
+    if isinstance(world_size, int) and (never := {rank for rank in want.ranks if rank >= world_size}):
+        raise find.no_such_ranks(run.name, never, world_size)
+    missing = want.ranks - {log.rank for log in logs}
+    if missing and not may_come:
+        what = f"there is no log of {these_ranks(missing)} of {run.name}"
+        if not logs:
+            raise LaunchError(f"{what} in {run.folder}", hint=_WHY_NONE)
+        there = f"here are those of {compress(log.rank for log in logs)}; the others are on the hosts of their nodes"
+        raise LaunchError(f"{what} here", hint=there)
+    return [log for log in logs if log.rank in want.ranks]
 
 
 def _heading(run: Known, others: list[Known]) -> str:
     """Say which run's logs are shown: people have several runs, and the logs do not name theirs."""
     text = f"logs of {heading(run)}"
     if run.replies is None and not goes_on(run.folder):
-        text += f"; {how_it_ended(run.folder)}"
+        text += f"; {Run(run.folder).how_it_ended}"
     if others:
         names = some((f"{other.name} ({other.program})" for other in newest_first(others)), 3)
         text += f"; not those of {names}, which {'runs' if len(others) == 1 else 'run'} here too"
     return text
 
 
-def how_it_ended(folder: str) -> str:
-    """Say how the run that has left this folder ended."""
-    status = _summary(folder).get("status")
-    return f"has ended with status {status}" if isinstance(status, int) else _KILLED
+# --- of a run that was typed here and runs on other hosts
 
 
-def first_failure(folder: str) -> str:
-    """Say what failed first in that run, and where; "" if nothing did, or nothing is known of it."""
-    failure = _summary(folder).get("first_failure")
-    if not isinstance(failure, dict):
-        return ""
-    rank, how, error, host = (failure.get(name) for name in ("rank", "how", "error", "host"))
-    there = f" on {printable(str(host))}" if host and host != os.uname().nodename else ""
-    return f"rank {rank}{there} failed: {printable(str(error or how))}" if isinstance(rank, int) else ""
+_PIECE = 1 << 16  # bytes
+_SSH = ("ssh", "-T", "-x", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")
 
 
-def _summary(folder: str) -> dict[str, Any]:
-    """The summary of the first node that was there at the last start: others may have been lost or left before."""
-    found = [read_json(f"{part}/summary.json") for part in sorted(parts_of(folder))]
-    kept = [each for each in found if isinstance(each, dict)]
-    return max(kept, key=lambda each: starts if isinstance(starts := each.get("restarts"), int) else 0, default={})
+def _show_elsewhere(run: Known, want: Wanted, say: Callable[[str], None]) -> int:
+    """Have each host of a run that was typed here show its logs over ssh: node by node, or all together as lines come.
+
+    Return the exit status.
+
+    Raises:
+        LaunchError: there are no such ranks, or it is not known how to reach their hosts.
+        BrokenPipeError: the reader of stdout has gone.
+    """
+    assert run.replies is not None
+    asked, typed = run.replies.run, run.replies.typed
+    assert asked is not None
+    assert typed is not None
+    on = {node.node_rank: {worker.rank for worker in node.answer.workers} for node in run.replies.nodes
+          if isinstance(node.answer, NodeStatus) and node.node_rank is not None}  # fmt: skip
+    if not on:
+        raise LaunchError(
+            f"it is not known where the logs of {run.name} are: {'; '.join(find.silent(run.replies.nodes))}"
+        )
+    if not run.folder:
+        raise LaunchError(f"run {run.name} keeps no logs")
+    # nodes that were lost have made room for others in the order of the nodes
+    names = {host.rpartition("@")[2]: host for host in typed.hosts}
+    hosts = {node.node_rank: names.get(node.host, "") for node in run.replies.nodes}
+    if not all(map(hosts.get, on)):
+        raise LaunchError(f"the logs of {run.name} are not here, but on {asked.host}, in {printable(run.folder)}")
+    known = set().union(*on.values())
+    if unknown := set(want.ranks or ()) - known:
+        if asked.world_size and (never := {rank for rank in unknown if rank >= asked.world_size}):
+            raise find.no_such_ranks(run.name, never, asked.world_size)
+        raise LaunchError(f"it is not known where {these_ranks(unknown)} of {run.name} runs: its node does not answer")
+    asked_of = {node: sorted(here if want.ranks is None else here & want.ranks) for node, here in on.items()}
+    count = sum(map(len, asked_of.values()))
+    options = want.typed[2:] if want.typed[:1] == ("-r",) else want.typed  # each host is asked for its own ranks
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(of_signal(signal.SIGTERM)))  # no ssh outlives this
+    readers = []
+    for node, here in sorted(asked_of.items()):
+        if here:
+            # a host puts the rank before its lines only where it shows several, or all that may come
+            is_bare = len(here) == 1 < count and not (want.follow and want.ranks is None)
+            argv = _line(typed, hosts[node], run.folder, here if want.ranks is not None else (), options)
+            readers.append(_HostReader(argv, b"[%d] " % here[0] if is_bare else b""))
+            if not want.follow:
+                say(f"{these_ranks(here)}, on {printable(hosts[node])}:")
+                _write_lines(readers[-1:])
+    if want.follow:
+        _write_lines(readers)
+    return max((reader.process.returncode for reader in readers), default=0)
 
 
-def _read(folder: str, name: str, key: str) -> object:
-    """A value of one of the JSON files of a run, or of its first node; None if there is none."""
-    for root in (folder, f"{folder}/node-0"):
-        found = read_json(f"{root}/{name}")
-        if isinstance(found, dict) and key in found:
-            return found[key]
-    return None
+def _line(typed: TypedHere, host: str, folder: str, ranks: Collection[int], options: Sequence[str]) -> list[str]:
+    chosen = ["-r", compress(ranks)] if ranks else []
+    command = [typed.python, "-m", "ddplaunch", "logs", folder, *chosen, *options]
+    return [*_SSH, "--", host, f"exec {shlex.join(command)}"]
 
 
-# --- the logs of a run, and what is new in one
+class _HostReader:
+    """What one host shows, in whole lines."""
 
-
-CHUNK = 1 << 20  # bytes read at once, and the longest line that is kept in one piece
-STREAMS = ("out", "err")
-_GAP = b"[ddplaunch: a part is left out here: the log had reached its limit]\n"
-_OURS = re.compile(r"rank-(\d{1,9})\.(out|err)")
-_NODE = re.compile(r"(?:node|rank)-\d+(?:\.\d+)?")
-_ATTEMPT = re.compile(r"attempt_(\d{1,9})")
-_TORCHRUNS = {"stdout.log": "out", "stderr.log": "err"}
-
-
-class LogFile(Struct, frozen=True):
-    """One log of a rank."""
-
-    rank: int
-    attempt: int  # with --log-dir each generation has logs of its own
-    stream: str
-    folder: str  # of the run, or of the node
-    name: str  # in it
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """By rank, then as they were written, stdout first."""
-        return self.rank, self.attempt, STREAMS.index(self.stream)
-
-
-def logs_of(run: str) -> list[LogFile]:
-    """Return all logs in the folder of a run: of one node, or, where the nodes share a home, of all nodes."""
-    roots = [run, *(f"{run}/{name}" for name in _names(run) if _NODE.fullmatch(name))]
-    return sorted((log for root in roots for log in _logs_in(root)), key=lambda log: log.order)
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def segments_of(path: str) -> Sequence[int]:
-    """Return the numbers of the segments in which a log is continued beside itself, PATH.tail-1 and so on."""
-    folder, base = os.path.split(path)
-    try:
-        changed = os.stat(folder).st_mtime
-    except OSError:
-        return ()
-    known = _listed.get(folder)
-    # a change may have come right after the listing, at the same time as the one before
-    if known is None or known.changed != changed or known.at - changed < _SETTLED:
-        _listed[folder] = known = _list_segments(folder, changed)
-    return known.segments.get(base, ())
-
-
-class _Listed(Struct, frozen=True):
-    """The segments in a folder, by the names of their logs: one listing for thousands of logs."""
-
-    changed: float  # when the folder had changed last, by the clock of its disk
-    at: float  # when it was listed, by ours
-    segments: Mapping[str, Sequence[int]]
-
-
-_SETTLED = 2.0  # seconds
-_listed: dict[str, _Listed] = {}
-
-
-def _list_segments(folder: str, changed: float) -> _Listed:
-    at, found = time.time(), dict[str, list[int]]()
-    for name in _names(folder):
-        base, tail, number = name.rpartition(".tail-")
-        if tail and number.isascii() and number.isdigit():
-            found.setdefault(base, []).append(int(number))
-    return _Listed(changed, at, found)
-
-
-def _logs_in(root: str) -> Iterator[LogFile]:
-    """Yield the log files in a folder: those of ddplaunch, or of torchrun, which has a folder for each rank."""
-    ranks: dict[int, int] | None = None
-    for name in _names(root):
-        if found := _OURS.fullmatch(name):
-            yield LogFile(int(found[1]), 0, found[2], root, name)
-        elif found := _ATTEMPT.fullmatch(name):
-            ranks = _ranks_by_local_rank(root) if ranks is None else ranks
-            for local_rank in filter(str.isdigit, _names(f"{root}/{name}")):
-                for file in _names(f"{root}/{name}/{local_rank}"):
-                    if file in _TORCHRUNS:
-                        rank = ranks.get(int(local_rank), int(local_rank))
-                        path = f"{name}/{local_rank}/{file}"
-                        yield LogFile(rank, int(found[1]), _TORCHRUNS[file], root, path)
-
-
-def _ranks_by_local_rank(root: str) -> dict[int, int]:
-    plan: Any = read_json(f"{root}/plan.json")
-    with suppress(ValueError, KeyError, TypeError, OverflowError):
-        return {int(worker["local_rank"]): int(worker["rank"]) for worker in plan["workers"]}
-    return {}
-
-
-class LogReader:
-    """Gives the lines of a log that are new each time, by way of the segments that a long one is continued in."""
-
-    def __init__(self, log: LogFile, since: float | None = None) -> None:
-        """`since`: leave out what was written before this time, as far as that is known."""
-        self._segment = 0  # the one that is read; 0: the log itself
-        self._fd = -1
+    def __init__(self, argv: Sequence[str], prefix: bytes) -> None:
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self.prefix = prefix
         self._rest = b""
-        self._since = since
-        self._log = log
 
-    def lines(self) -> Iterator[bytes]:
-        """Return whole lines up to the end that the log has now, each with its newline; of a bar, what a return ends.
+    def lines(self) -> list[bytes] | None:
+        """Return the lines that have come; None at the end."""
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), _PIECE)
+        if not data and not self._rest:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n") if data else (self._rest, b"")
+        return lines
 
-        Raises:
-            LaunchError: its disk fails.
-        """
-        while self._fd >= 0 or self._open():
-            while data := self._read():
-                *whole, self._rest = (self._rest + data).split(b"\n")
-                for line in whole:
-                    yield line + b"\n"
-                if cut := self._rest.rfind(b"\r") + 1:
-                    yield self._rest[:cut]
-                    self._rest = self._rest[cut:]
-                if len(self._rest) >= CHUNK:
-                    yield from self.rest()
-            if (following := self._next_segment()) is None:
-                return
-            if following > self._segment + 1:
-                yield from self.rest()
-                yield _GAP
-            self.close()
-            self._segment = following
 
-    def rest(self) -> Iterator[bytes]:
-        """Return what stands behind the last newline, if anything, as a line."""
-        rest, self._rest = self._rest, b""
-        if rest:
-            yield rest + b"\n"
-
-    def _open(self) -> bool:
-        """Open the current segment of the log, at the first line since the time that was asked for."""
-        name = f"{self._log.name}.tail-{self._segment}" if self._segment else self._log.name
-        try:
-            with open_regular(f"{self._log.folder}/{name}") as file:
-                self._fd = os.dup(file.fileno())
-            if self._since is not None:
-                os.lseek(self._fd, offset_at(self._log.folder, name, self._since), os.SEEK_SET)
-        except OSError:
-            return False
-        return True
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._fd, CHUNK)
-        except OSError as error:
-            raise LaunchError(f"{self._log.folder}/{self._log.name}: {why_failed(error)}") from None
-
-    def _next_segment(self) -> int | None:
-        found = segments_of(f"{self._log.folder}/{self._log.name}")
-        return min((number for number in found if number > self._segment), default=None)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+def _write_lines(readers: Sequence[_HostReader]) -> None:
+    """Write the lines of all readers as they come, until every reader has ended."""
+    out = sys.stdout.buffer
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for reader in readers:
+            stack.enter_context(reader.process)
+            stack.callback(reader.process.terminate)  # before it is waited for
+            assert reader.process.stdout is not None
+            selector.register(reader.process.stdout, selectors.EVENT_READ, reader)
+        while selector.get_map():
+            with waiting():
+                ready = selector.select()
+            for key, _ in ready:
+                if (lines := key.data.lines()) is None:
+                    selector.unregister(key.fileobj)
+                    key.data.process.wait()
+                else:
+                    out.writelines(key.data.prefix + line + b"\n" for line in lines)
+            out.flush()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import asdict
 
 from ddplaunch.record.events import progress_data
 from ddplaunch.record.folders import short
+from ddplaunch.record.run import Node
 from ddplaunch.record.window import requests
-from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
+from ddplaunch.record.window.questions import NoAnswer, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply
 from ddplaunch.spec.outcome import Progress, progress_of_job
 from ddplaunch.system.console.tables import (
@@ -29,11 +30,10 @@ from ddplaunch.system.console.tables import (
     written,
 )
 from ddplaunch.system.fields import line as printable
-from ddplaunch.system.process.files import read_json
 from ddplaunch.system.words import count, duration, size
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
-from ddplaunch.tools.runs.find import Elsewhere, name_of, of_running
+from ddplaunch.tools.runs.find import Known, name_of, of_running
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")
 _NUMBERS = ("pid", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")  # flush right
@@ -55,7 +55,7 @@ def show(env: Mapping[str, str], named: str | None = None, *, as_json: bool) -> 
         LaunchError: no running job has the name, or several may be meant.
     """
     here: list[RunReplies] = []
-    there: list[Elsewhere] = []
+    there: list[Known] = []
     if named is None:
         found = find.look(env)
         here, there = found.here, found.there
@@ -75,8 +75,8 @@ def render(replies: RunReplies) -> Block:
     if run is None:
         return facts_of(replies)
     parts: list[Block] = [facts_of(replies)]
-    taking_part = [node for node in _by_rank(replies.nodes) if node.node_rank is not None or not run.world_size]
-    if rows := [_row(node, worker) for node in taking_part for worker in workers_of(node)]:
+    taking_part = [each for each in replies.workers if each[0].node_rank is not None or not run.world_size]
+    if rows := [_row(node, worker) for node, worker in taking_part]:
         shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
         parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
     problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
@@ -108,8 +108,7 @@ def facts_of(replies: RunReplies) -> Words:
 
 def _on_disk(replies: RunReplies) -> str:
     """Say of a run that does not answer what its folder tells: its script, and the process to look at."""
-    plan = read_json(f"{replies.socket_path.folder}/plan.json")
-    pid = plan.get("agent_pid") if isinstance(plan, dict) else None
+    pid = Node(replies.socket_path.folder).object("plan").get("agent_pid")
     facts = [of_running(replies).program, f"pid {pid}" if isinstance(pid, int) else ""]
     told = ", ".join(filter(None, facts))
     return f" ({told})" if told else ""
@@ -143,7 +142,7 @@ def step_of(worker: WorkerStatus) -> str:
 
 def progress_of(replies: RunReplies) -> Progress | None:
     """Return how far the job is, as its workers say."""
-    told = {worker.rank: worker.progress for node in replies.nodes for worker in workers_of(node)}
+    told = {worker.rank: worker.progress for _, worker in replies.workers}
     return progress_of_job({rank: progress for rank, progress in told.items() if progress is not None})
 
 
@@ -166,8 +165,8 @@ def state_of(worker: WorkerStatus) -> Words:
     return line((worker.how or worker.state, BAD if failed else _STYLES.get(worker.state, ODD)))
 
 
-def _render_elsewhere(run: Elsewhere) -> Block:
-    return line((short(run.run_id), NAME), f": runs on {run.host} (`", (run.line(("ps",)), COMMAND), "`)")
+def _render_elsewhere(run: Known) -> Block:
+    return line((run.name, NAME), f": runs on {run.host} (`", (run.line_there(("ps",)), COMMAND), "`)")
 
 
 def _data(replies: RunReplies) -> dict[str, Any]:
@@ -195,29 +194,19 @@ def _data(replies: RunReplies) -> dict[str, Any]:
                 "progress": progress_data(worker.progress),
                 "cpu_percent": round(percent_of_cpu(worker), 1),
             }
-            for node in _by_rank(replies.nodes)
-            for worker in workers_of(node)
+            for node, worker in replies.workers
         ],
     }
 
 
-def _data_elsewhere(run: Elsewhere) -> dict[str, Any]:
+def _data_elsewhere(run: Known) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
-        "name": short(run.run_id),
+        "name": run.name,
         "host": run.host,
         "folder": run.folder,
         "problem": f"runs on {run.host}",
     }
-
-
-def _by_rank(nodes: Sequence[NodeReply]) -> list[NodeReply]:
-    return sorted(nodes, key=lambda node: (node.node_rank is None, node.node_rank))
-
-
-def workers_of(node: NodeReply) -> tuple[WorkerStatus, ...]:
-    """Return the workers of a node; none if the node has not answered."""
-    return node.answer.workers if isinstance(node.answer, NodeStatus) else ()
 
 
 def written_pace(steps_per_second: float) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.record.run import Run
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import AskStatus
 from ddplaunch.system.console.tables import Look, section, written
@@ -56,9 +57,10 @@ def show(env: Mapping[str, str], named: str | None, say: Callable[[str], None]) 
     with suppress(KeyboardInterrupt), _screen() as screen:
         top.loop(screen)
     if top.has_ended:
-        say(f"{run.name} {logs.how_it_ended(run.folder)}" if run.folder else f"{run.name} has ended")
-        if failure := logs.first_failure(run.folder):
-            say(failure)
+        left = Run(run.folder) if run.folder else None
+        say(f"{run.name} {left.how_it_ended if left is not None else 'has ended'}")
+        if left is not None and left.first_failure:
+            say(left.first_failure)
     return OK
 
 

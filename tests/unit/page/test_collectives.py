@@ -9,17 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.tools.page.collectives import Collective, collectives, waits
+from ddplaunch.record.run import LONGEST, lines_of
+from ddplaunch.system.process.files import content
+from ddplaunch.tools.page.collectives import CallsRow, Collective, collectives, waits
+from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.page import page
-from ddplaunch.tools.page.record import read
 from ddplaunch.tools.page.trace import trace
 from tests.recorded import BEGAN, called, restarted
 
 
 def read_of(*folders: Path) -> tuple[list[Collective], int]:
-    return collectives(
-        [(f"{folder}/collectives.jsonl", BEGAN - 50) for folder in folders], [(BEGAN, 0), (BEGAN + 10, 1)]
-    )
+    lines = [[*lines_of(content(f"{folder}/collectives.jsonl", LONGEST), CallsRow)] for folder in folders]
+    rows = [([row for row in of_node if row is not None], BEGAN - 50) for of_node in lines]
+    damaged = sum(of_node.count(None) for of_node in lines)
+    return collectives(rows, [(BEGAN, 0), (BEGAN + 10, 1)]), damaged
 
 
 def test_what_several_nodes_and_readings_tell_of_a_collective_is_one(tmp_path: Path) -> None:

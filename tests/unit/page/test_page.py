@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from ddplaunch.system.redaction import Redactor
+from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.markup import clean, tag
 from ddplaunch.tools.page.page import page
-from ddplaunch.tools.page.record import read
 from ddplaunch.tools.page.trace import trace
 from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, sampled, started, worker
 

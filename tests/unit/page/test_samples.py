@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.tools.page.record import Run, read
+from ddplaunch.tools.page.history import History, read
 from ddplaunch.tools.page.samples import Curve
 from tests.recorded import BEGAN, restarted, sampled
 
 
-def run_of(folder: Path, points: int = 300) -> Run:
+def run_of(folder: Path, points: int = 300) -> History:
     run = read(str(folder), points)
     assert run is not None
     return run
 
 
-def curves(run: Run) -> dict[str, Curve]:
+def curves(run: History) -> dict[str, Curve]:
     return {curve.name: curve for curve in run.curves}
 
 

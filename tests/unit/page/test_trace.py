@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.tools.page.record import read
+from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.trace import trace
 from tests.recorded import called, ended, event, exited, generation, recorded, restarted, sampled, started, worker
 

@@ -74,6 +74,18 @@ def test_a_run_of_another_host_is_named_as_long_as_it_goes_on_there(tmp_path, en
         find.choose(env, None, "stop")
 
 
+def test_the_whole_name_of_a_run_on_another_host_is_that_run_and_no_other_whose_name_begins_so(
+    tmp_path, env, monkeypatch
+):
+    here = RunReplies(SocketPath("/runs/far-2", "socket"), replace(RUN, run_id="far-2", folder="/runs/far-2"))
+    monkeypatch.setattr(find, "ask_all", lambda *_: [here])
+    assert find.choose(env, "fa", "stop").run_id == "far-2"
+    with (folder(tmp_path, "far", "gpu07") / "events.jsonl").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(LaunchError, match="far runs on gpu07"):
+            find.choose(env, "far", "stop")
+
+
 def test_what_to_type_for_a_run_on_another_host_starts_by_itself_there_with_the_options_that_were_typed(tmp_path, env):
     path = folder(tmp_path, "far", "gpu07")
     with (path / "events.jsonl").open() as held:

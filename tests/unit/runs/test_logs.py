@@ -19,10 +19,10 @@ from ddplaunch.record import log as log_module
 from ddplaunch.record import run_socket
 from ddplaunch.record.folders import lock
 from ddplaunch.record.log import BoundedLog, LogTimes, offset_at
+from ddplaunch.record.log_reader import LogFile, LogReader
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import compress
 from ddplaunch.tools.runs import find, logs
-from ddplaunch.tools.runs.logs import LogFile, LogReader
 
 NOW = 1000.0
 

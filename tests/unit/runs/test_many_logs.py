@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.tools.page import logs as ends_of_logs
-from ddplaunch.tools.runs.logs import LogReader, logs_of, segments_of
+from ddplaunch.record.log_reader import LogReader, ends_of, logs_of, segments_of
 
 RANKS = 2000
 
@@ -24,8 +23,9 @@ def folder(tmp_path: Path) -> Path:
 def test_thousands_of_logs_are_read_with_one_listing(folder):
     began = time.process_time()
     assert sum(1 for log in logs_of(str(folder)) for _ in LogReader(log).lines()) == 2 * RANKS
-    assert len(ends_of_logs.ends(str(folder), 1000, most=RANKS)) == RANKS
-    assert ends_of_logs.end_of_rank(str(folder), 7, 1000) == "--- out ---\n7 out\n\n--- err ---\n7 err"
+    ends = dict(ends_of(logs_of(str(folder)), 1000))
+    assert len(ends) == RANKS
+    assert ends[7] == "--- out ---\n7 out\n\n--- err ---\n7 err"
     assert time.process_time() - began < 4
 
 

@@ -1,48 +1,36 @@
 """Reads the folder of a run into values: what each rank did in each generation, on one clock. Changes nothing in the folder.
 
-A file may be damaged, missing, huge, or from another version. What can be read is read, and `Run.problems` says what is wrong.
+A file may be damaged, missing, huge, or from another version. What can be read is read; `History.problems` says what is wrong.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import time
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.record import run as record
 from ddplaunch.record.events import VERSION
-from ddplaunch.record.folders import goes_on, parts_of
+from ddplaunch.record.folders import goes_on
+from ddplaunch.record.log_reader import logs_of
+from ddplaunch.record.run import LONGEST, EventRow, Reached, T, lines_of
 from ddplaunch.record.run_folder import COLLECTIVES, SAMPLES
-from ddplaunch.system.fields import Duration, Number, Seconds, Size, Status
-from ddplaunch.system.process.files import open_regular, read_json
+from ddplaunch.system.process.files import content
 from ddplaunch.system.redaction import HIDDEN, Redactor
 from ddplaunch.system.words import count, duration
-from ddplaunch.tools.page.collectives import Collective, collectives
-from ddplaunch.tools.page.last_sign import last_sign
-from ddplaunch.tools.page.samples import Curve, curves
+from ddplaunch.tools.page.collectives import CallsRow, Collective, collectives
+from ddplaunch.tools.page.samples import Curve, SampleRow, curves
 
-_LONGEST_EVENTS = 64 << 20  # bytes of events.jsonl that are read
+_WITHIN = 60.0  # seconds that an event may wait until it is written
 _NOTED = ("notice", "node_joined", "node_stopping", "node_left", "signal_received", "left_after_notice", "front_lost")
 
 _TEXTS = ("program", "how", "reason", "message", "why", "text")  # of an event, which others have written
-
-Moment = Annotated[float, Meta(ge=0, le=1e11)]  # seconds since 1970
-
-
-class Reached(Struct, frozen=True):
-    """How far a worker was, as it said last."""
-
-    step: Size
-    total: Size | None = None
-    first_step: Size = 0  # of this generation
-    seconds: Duration = 0.0  # from the first call to the last
-    age: Duration = 0.0  # seconds from the last call to its end
 
 
 class Life(Struct, frozen=True, kw_only=True):
@@ -50,7 +38,7 @@ class Life(Struct, frozen=True, kw_only=True):
 
     rank: int
     generation: int
-    node: int  # index in Run.nodes
+    node: int  # index in History.nodes
     pid: int | None
     began: float
     ended: float | None = None  # None: it runs, or its end is not known
@@ -94,17 +82,7 @@ class Generation(Struct, frozen=True):
     wait: float | None = None  # seconds before the next; None: none followed
 
 
-class Node(Struct, frozen=True):
-    """The folder of one node."""
-
-    folder: str
-    host: str
-    plan: dict[str, Any]
-    summary: dict[str, Any]
-    about: dict[str, Any]
-
-
-class Run(Struct, frozen=True, kw_only=True):
+class History(Struct, frozen=True, kw_only=True):
     """A run, as its folder tells."""
 
     folder: str
@@ -116,7 +94,7 @@ class Run(Struct, frozen=True, kw_only=True):
     goes_on: bool
     outcome: str = ""  # in a sentence; "": it goes on, or was killed
     status: int | None = None
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeHistory, ...]
     generations: tuple[Generation, ...]
     lives: tuple[Life, ...]  # by rank, then by generation
     marks: tuple[Mark, ...]
@@ -126,54 +104,37 @@ class Run(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]  # sentences about what could not be read
 
 
-class _Row(Struct):
-    """A line of events.jsonl, with the fields that are used here."""
+class NodeHistory:
+    """What one node has left: its files without secrets, and what its events tell, gathered line by line."""
 
-    event: str
-    at: Moment
-    mono: Seconds
-    v: int = 1
-    run_id: str = ""
-    program: str = ""
-    host: str = ""
-    ddplaunch: str = ""
-    generation: Number | None = None
-    rank: Number | None = None
-    pid: Number | None = None
-    status: Status | None = None
-    how: str = ""
-    reason: str = ""
-    seconds: Duration | None = None
-    stopped_with: Number | None = None
-    progress: Reached | None = None
-    signal: int | str | None = None
-    name: str = ""
-    ranks: str = ""
-    type: str = ""
-    message: str = ""
-    why: str = ""
-    text: str | None = None
-    wait: Duration | None = None
-
-
-class _Node:
-    """What the events of one node tell, gathered line by line."""
-
-    def __init__(self, index: int, offset: float) -> None:
-        """`offset` is added to CLOCK_MONOTONIC of this node to give seconds since 1970."""
-        self._index = index
-        self.offset = offset
-        self.first: _Row | None = None  # job_started
-        self.last: _Row | None = None  # job_ended
+    def __init__(self, index: int, left: record.Node, redactor: Redactor, problems: list[str]) -> None:
+        """Read the files, and say in `problems` what is wrong with them; `index` is that in History.nodes."""
+        self.folder = left.folder
+        rows = [_shown(row, redactor) for row in _rows(f"{left.folder}/events.jsonl", problems)]
+        plan, summary, self.about = (_object(left, name, problems) for name in ("plan", "summary", "about"))
+        self.plan, self.summary = _shown_plan(plan, redactor), redactor.data(summary)
+        # what is added to CLOCK_MONOTONIC of this node to give seconds since 1970
+        self.offset = statistics.median([row.at - row.mono for row in rows]) if rows else 0.0
+        self.first: EventRow | None = None  # job_started
+        self.last: EventRow | None = None  # job_ended
         self.generations: dict[int, Generation] = {}
         self.lives: dict[tuple[int, int], Life] = {}  # by rank and generation
         self.marks: list[Mark] = []
         self.gaps: list[Gap] = []
+        self.end = 0.0  # when the last event happened, in seconds since 1970; 0: there is none
+        self._index = index
         self._generation = 0
         self._suspended: float | None = None
-        self.end = 0.0
+        for row in rows:
+            self._take(row)
+        workers = self.plan.get("workers")
+        planned = (
+            workers[0].get("host") if isinstance(workers, list) and workers and isinstance(workers[0], dict) else ""
+        )
+        # "": not known
+        self.host = (self.first.host if self.first is not None else "") or (planned if isinstance(planned, str) else "")
 
-    def take(self, row: _Row) -> None:
+    def _take(self, row: EventRow) -> None:
         """Take the next event."""
         at = row.mono + self.offset
         self.end = max(self.end, at)
@@ -201,23 +162,19 @@ class _Node:
             ranks = row.ranks if row.rank is None else str(row.rank)
             self.marks.append(Mark(at=at, node=self._index, name=row.event, text=text, ranks=ranks))
 
-    def _on_worker(self, row: _Row, rank: int, at: float) -> None:
+    def _on_worker(self, row: EventRow, rank: int, at: float) -> None:
         """Begin the life of a worker, or end it; a worker whose start is not in the events began `seconds` before its end."""
         key = rank, self._generation
-        if row.event == "worker_started":
-            self.lives[key] = Life(rank=rank, generation=self._generation, node=self._index, pid=row.pid, began=at)
-            return
-        began = at - (row.seconds or 0.0)
-        life = self.lives.get(key) or Life(
-            rank=rank, generation=self._generation, node=self._index, pid=row.pid, began=began
-        )
-        how = row.how or f"could not be started: {row.reason}"
-        self.lives[key] = replace(
-            life, ended=at, status=row.status, how=how, stopped_with=row.stopped_with, reached=row.progress
-        )
+        if row.event == "worker_started" or key not in self.lives:
+            began = at - (row.seconds or 0.0)
+            self.lives[key] = Life(rank=rank, generation=self._generation, node=self._index, pid=row.pid, began=began)
+        if row.event != "worker_started":
+            life, how = self.lives[key], row.how or f"could not be started: {row.reason}"
+            end = {"ended": at, "status": row.status, "how": how, "stopped_with": row.stopped_with}
+            self.lives[key] = replace(life, **end, reached=row.progress)
 
 
-def _said(row: _Row) -> str:
+def _said(row: EventRow) -> str:
     """Return the words for an event in the list "What happened"; "" if the list leaves it out."""
     match row.event:
         case "stop_sent" | "kill_sent":
@@ -242,112 +199,93 @@ def _said(row: _Row) -> str:
     return ""
 
 
-def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Run | None:
+def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> History | None:
     """Return the run in this folder, its curves with so many points; None if the folder holds neither events nor a plan.
 
     A run may be one of an older version, which hid less: no secret that its files hold is among what is returned, and `redactor`
-    counts what is hidden.
+    counts what is hidden. Of the job as a whole, the first node of the last generation tells.
     """
     redactor = redactor or Redactor()
     going = goes_on(folder)  # looked at first: a run that ends meanwhile has written its end
     problems: list[str] = []
-    nodes, found = [], []
-    for index, part in enumerate(sorted(parts_of(folder), key=_by_number)):
-        rows = [_shown(row, redactor) for row in _rows(part, problems, going)]
-        plan, summary, about = (_object(f"{part}/{name}.json", problems) for name in ("plan", "summary", "about"))
-        plan, summary = _shown_plan(plan, redactor), redactor.data(summary)
-        offset = statistics.median([row.at - row.mono for row in rows]) if rows else 0.0
-        node = _Node(index, offset)
-        for row in rows:
-            node.take(row)
-        found.append(node)
-        nodes.append(Node(part, _host(node, plan), plan, summary, about))
-    if not any(node.end for node in found) and not any(node.plan for node in nodes):
+    nodes = [NodeHistory(index, each, redactor, problems) for index, each in enumerate(record.Run(folder).nodes)]
+    if not any(node.end or node.plan for node in nodes):
         return None
-    return _joined(folder, nodes, found, problems, going=going, points=points)
-
-
-def _joined(
-    folder: str, nodes: list[Node], found: list[_Node], problems: list[str], *, going: bool, points: int
-) -> Run:
-    """Put together what the nodes tell; of the job as a whole, the first node of the last generation tells."""
     generations: dict[int, Generation] = {}
-    for node in found:
+    for node in nodes:
         for number, one in node.generations.items():
             known = generations.get(number, one)
             failed, wait = (known.failed_rank, known.wait) if known.wait is not None else (one.failed_rank, one.wait)
             generations[number] = Generation(number, min(known.began, one.began), failed, wait)
-    firsts = [node.first for node in found if node.first is not None]
-    newest = max(found, key=lambda node: (max(node.generations, default=-1), node.last is not None))
-    last = newest.last
-    lives = sorted(
-        (life for node in found for life in node.lives.values()), key=lambda life: (life.rank, life.generation)
-    )
-    moments = [life.began for life in lives] + [one.began for one in generations.values()]
-    ended = max((node.end for node in found), default=0.0)
-    began = min(moments, default=ended)
-    if last is None and not going:
-        problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
+    last = max(nodes, key=lambda node: (max(node.generations, default=-1), node.last is not None)).last
+    lives = [life for node in nodes for life in node.lives.values()]
+    ended = max(node.end for node in nodes)
+    began = min([*(life.began for life in lives), *(one.began for one in generations.values())], default=ended)
+    unread, offsets = Counter[str](), [node.offset for node in nodes]
+    sampled = [list(_lines(f"{node.folder}/{SAMPLES}", SampleRow, unread)) for node in nodes]
     if going:
-        ended = max(time.time(), ended)
+        last, ended = None, max(time.time(), ended)
     elif last is None:
-        signs = [(node.folder, known.offset, known.end) for node, known in zip(nodes, found, strict=True)]
-        ended = max(ended, min(last_sign(folder, signs), time.time()))
-    clocks = [(node.folder, known.offset) for node, known in zip(nodes, found, strict=True)]
-    drawn, damaged = curves([(f"{part}/{SAMPLES}", offset) for part, offset in clocks], began, ended, points)
+        problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
+        ended = max(ended, min(_last_sign(folder, nodes, sampled), time.time()))
     starts = sorted((one.began, one.number) for one in generations.values())
-    called, unread = collectives([(f"{part}/{COLLECTIVES}", offset) for part, offset in clocks], starts)
-    for name, number in ((SAMPLES, damaged), (COLLECTIVES, unread)):
-        if number:
-            problems.append(f"{count(number, 'line')} of {name} cannot be read.")
-    plan = nodes[0].plan.get("run_id")
-    return Run(
+    calls = (_lines(f"{node.folder}/{COLLECTIVES}", CallsRow, unread) for node in nodes)
+    called = collectives(zip(calls, offsets, strict=True), starts)
+    problems += [f"{count(number, 'line')} of {name} cannot be read." for name, number in unread.items()]
+    first = next((node.first for node in nodes if node.first is not None), None)
+    planned = nodes[0].plan.get("run_id")
+    return History(
         folder=folder,
-        run_id=(firsts[0].run_id if firsts else "") or (plan if isinstance(plan, str) else os.path.basename(folder)),
-        program=firsts[0].program if firsts else "",
-        version=firsts[0].ddplaunch if firsts else "",
+        run_id=(first.run_id if first else "") or (planned if isinstance(planned, str) else os.path.basename(folder)),
+        program=first.program if first else "",
+        version=first.ddplaunch if first else "",
         began=began,
         ended=ended,
         goes_on=going,
-        outcome="" if going or last is None else last.text or last.why,
-        status=None if going or last is None else last.status,
+        outcome=last.text or last.why if last else "",
+        status=last.status if last else None,
         nodes=tuple(nodes),
         generations=tuple(generations[number] for number in sorted(generations)),
-        lives=tuple(lives),
-        marks=tuple(sorted((mark for node in found for mark in node.marks), key=lambda mark: mark.at)),
-        gaps=tuple(gap for node in found for gap in node.gaps),
-        curves=tuple(drawn),
+        lives=tuple(sorted(lives, key=lambda life: (life.rank, life.generation))),
+        marks=tuple(sorted((mark for node in nodes for mark in node.marks), key=lambda mark: mark.at)),
+        gaps=tuple(gap for node in nodes for gap in node.gaps),
+        curves=tuple(curves(zip(sampled, offsets, strict=True), began, ended, points)),
         collectives=tuple(called),
         problems=tuple(problems),
     )
 
 
-def _by_number(part: str) -> tuple[list[int], str]:
-    return [int(number) for number in re.findall(r"\d{1,9}", os.path.basename(part))], part
+def _last_sign(folder: str, nodes: Sequence[NodeHistory], sampled: Sequence[Sequence[SampleRow]]) -> float:
+    """Return when any worker of a run that was killed was last seen to live: by its samples, and by the times of its logs.
+
+    That is in seconds since 1970; 0 if it is not known. A node without events has no clock that is known.
+    """
+    told = [(node, rows) for node, rows in zip(nodes, sampled, strict=True) if node.end]
+    signs = [rows[-1].mono + node.offset for node, rows in told if rows]
+    # a copy of the folder has another time than that of the last event, and tells nothing
+    if all(abs(_modified(f"{node.folder}/events.jsonl") - node.end) < _WITHIN for node, _ in told):
+        signs += (_modified(path) for log in logs_of(folder) for path in log.paths)
+    return max(signs, default=0.0)
 
 
-def _host(node: _Node, plan: dict[str, Any]) -> str:
-    """Return the name of a node's host; "" if that is not known."""
-    if node.first is not None and node.first.host:
-        return node.first.host
-    workers = plan.get("workers")
-    host = workers[0].get("host") if isinstance(workers, list) and workers and isinstance(workers[0], dict) else None
-    return host if isinstance(host, str) else ""
+def _modified(path: str) -> float:
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
-def _object(path: str, problems: list[str]) -> dict[str, Any]:
-    """Return an object from a JSON file; an empty one if there is none."""
-    found = read_json(path)
-    if isinstance(found, dict):
-        if found.get("v") != VERSION:
-            problems.append(f"{path} was written by another version of ddplaunch.")
-        return found
-    if os.path.lexists(path):
+def _object(left: record.Node, name: str, problems: list[str]) -> dict[str, Any]:
+    """Return what a node has left in one of its JSON files; say in `problems` what is wrong with the file."""
+    found, path = left.object(name), f"{left.folder}/{name}.json"
+    if found and found.get("v") != VERSION:
+        problems.append(f"{path} was written by another version of ddplaunch.")
+    elif not found and os.path.lexists(path):
         problems.append(f"{path} is damaged.")
-    return {}
+    return found
 
 
-def _shown(row: _Row, redactor: Redactor) -> _Row:
+def _shown(row: EventRow, redactor: Redactor) -> EventRow:
     """Return an event without secrets in its texts."""
     for name in _TEXTS:
         if text := getattr(row, name):
@@ -389,30 +327,25 @@ def _shown_worker(worker: Any, redactor: Redactor) -> Any:
     return worker
 
 
-def _rows(part: str, problems: list[str], going: bool) -> Iterator[_Row]:
-    """Yield the events of a node; say in `problems` how many lines are none."""
-    path = f"{part}/events.jsonl"
-    try:
-        with open_regular(path) as file:
-            content = file.read(_LONGEST_EVENTS + 1)
-    except OSError:
+def _lines(path: str, kind: type[T], unread: Counter[str]) -> Iterator[T]:
+    """Yield the lines of a file; count those that are none of this kind by the name of the file."""
+    for row in lines_of(content(path, LONGEST), kind):
+        if row is None:
+            unread[os.path.basename(path)] += 1
+        else:
+            yield row
+
+
+def _rows(path: str, problems: list[str]) -> list[EventRow]:
+    """Return the events of a node; say in `problems` how many lines are none."""
+    if (data := content(path, LONGEST)) is None:
         problems.append(f"{path} cannot be read.")
-        return
-    *lines, rest = content[:_LONGEST_EVENTS].split(b"\n")
-    lines += [rest] if rest and not going else []  # while the run goes on, a line may be half written
-    decode = msgspec.json.Decoder(_Row).decode
-    damaged = foreign = 0
-    for text in lines:
-        try:
-            row = decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            damaged += 1
-            continue
-        foreign += row.v != VERSION
-        yield row
-    if damaged:
+    lines = list(lines_of(data, EventRow))
+    rows = [row for row in lines if row is not None and row.is_ours]
+    if damaged := len(lines) - len(rows):
         problems.append(f"{path} is damaged: {count(damaged, 'line')} of {len(lines)} cannot be read.")
-    if foreign:
+    if any(row.v != VERSION for row in rows):
         problems.append(f"{path} was written by another version of ddplaunch: some of its events may be missing here.")
-    if len(content) > _LONGEST_EVENTS:
-        problems.append(f"{path} is longer than {_LONGEST_EVENTS >> 20} MiB: its end is missing here.")
+    if data is not None and len(data) >= LONGEST:
+        problems.append(f"{path} is longer than {LONGEST >> 20} MiB: its end is missing here.")
+    return rows

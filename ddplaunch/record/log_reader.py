@@ -1,0 +1,235 @@
+"""Reads what the workers of a run have written: their logs, line by line or only the ends, their stacks and exceptions.
+
+A long log is continued in segments beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import groupby
+
+from msgspec import Struct
+
+from ddplaunch.record.folders import parts_of
+from ddplaunch.record.log import offset_at
+from ddplaunch.record.run import Node
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.process.files import open_regular, read_json
+from ddplaunch.system.words import why_failed
+
+CHUNK = 1 << 20  # bytes read at once, and the longest line that is kept in one piece
+STREAMS = ("out", "err")
+_GAP = b"[ddplaunch: a part is left out here: the log had reached its limit]\n"
+_OURS = re.compile(r"rank-(\d{1,9})\.(out|err)")
+_ATTEMPT = re.compile(r"attempt_(\d{1,9})")
+_TORCHRUNS = {"stdout.log": "out", "stderr.log": "err"}
+_SETTLED = 2.0  # seconds
+_LONGEST_EXCEPTION = 1 << 18  # characters
+
+
+class LogFile(Struct, frozen=True):
+    """One log of a rank."""
+
+    rank: int
+    attempt: int  # with --log-dir each generation has logs of its own
+    stream: str
+    folder: str  # of the run, or of the node
+    name: str  # in it
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """By rank, then as they were written, stdout first."""
+        return self.rank, self.attempt, STREAMS.index(self.stream)
+
+    @property
+    def paths(self) -> list[str]:
+        """Its file, and the segments in which it is continued, in their order."""
+        path = f"{self.folder}/{self.name}"
+        return [path, *(f"{path}.tail-{number}" for number in sorted(segments_of(path)))]
+
+
+def logs_of(run: str) -> list[LogFile]:
+    """Return all logs in the folder of a run: of one node, or, where the nodes share a home, of all nodes."""
+    roots = {run, *parts_of(run)}
+    return sorted((log for root in roots for log in _logs_in(root)), key=lambda log: log.order)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _logs_in(root: str) -> Iterator[LogFile]:
+    """Yield the log files in a folder: those of ddplaunch, or of torchrun, which has a folder for each rank."""
+    ranks: dict[int, int] | None = None
+    for name in _names(root):
+        if found := _OURS.fullmatch(name):
+            yield LogFile(int(found[1]), 0, found[2], root, name)
+        elif found := _ATTEMPT.fullmatch(name):
+            ranks = _ranks_by_local_rank(root) if ranks is None else ranks
+            for local_rank in filter(str.isdigit, _names(f"{root}/{name}")):
+                for file in _names(f"{root}/{name}/{local_rank}"):
+                    if file in _TORCHRUNS:
+                        rank = ranks.get(int(local_rank), int(local_rank))
+                        path = f"{name}/{local_rank}/{file}"
+                        yield LogFile(rank, int(found[1]), _TORCHRUNS[file], root, path)
+
+
+def _ranks_by_local_rank(root: str) -> dict[int, int]:
+    with suppress(ValueError, KeyError, TypeError, OverflowError):
+        return {int(worker["local_rank"]): int(worker["rank"]) for worker in Node(root).object("plan")["workers"]}
+    return {}
+
+
+def segments_of(path: str) -> Sequence[int]:
+    """Return the numbers of the segments in which a log is continued beside itself, PATH.tail-1 and so on."""
+    folder, base = os.path.split(path)
+    try:
+        changed = os.stat(folder).st_mtime
+    except OSError:
+        return ()
+    # a change may have come right after a listing, at the same time as the one before: such a listing counts once
+    now = time.time()
+    return _segments_in(folder, changed if now - changed >= _SETTLED else now).get(base, ())
+
+
+@lru_cache(maxsize=1 << 10)  # one listing for thousands of logs
+def _segments_in(folder: str, as_of: float) -> Mapping[str, Sequence[int]]:
+    """Return the segments in a folder, by the names of their logs; `as_of` is another time once the folder has changed."""
+    found = dict[str, list[int]]()
+    for name in _names(folder):
+        base, tail, number = name.rpartition(".tail-")
+        if tail and number.isascii() and number.isdigit():
+            found.setdefault(base, []).append(int(number))
+    return found
+
+
+class LogReader:
+    """Gives the lines of a log that are new each time, by way of the segments that a long one is continued in."""
+
+    def __init__(self, log: LogFile, since: float | None = None) -> None:
+        """`since`: leave out what was written before this time, as far as that is known."""
+        self._segment = 0  # the one that is read; 0: the log itself
+        self._fd = -1
+        self._rest = b""
+        self._since = since
+        self._log = log
+
+    def lines(self) -> Iterator[bytes]:
+        """Return whole lines up to the end that the log has now, each with its newline; of a bar, what a return ends.
+
+        Raises:
+            LaunchError: its disk fails.
+        """
+        while self._fd >= 0 or self._open():
+            while data := self._read():
+                *whole, self._rest = (self._rest + data).split(b"\n")
+                for line in whole:
+                    yield line + b"\n"
+                if cut := self._rest.rfind(b"\r") + 1:
+                    yield self._rest[:cut]
+                    self._rest = self._rest[cut:]
+                if len(self._rest) >= CHUNK:
+                    yield from self.rest()
+            if (following := self._next_segment()) is None:
+                return
+            if following > self._segment + 1:
+                yield from self.rest()
+                yield _GAP
+            self.close()
+            self._segment = following
+
+    def rest(self) -> Iterator[bytes]:
+        """Return what stands behind the last newline, if anything, as a line."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            yield rest + b"\n"
+
+    def _open(self) -> bool:
+        """Open the current segment of the log, at the first line since the time that was asked for."""
+        name = f"{self._log.name}.tail-{self._segment}" if self._segment else self._log.name
+        try:
+            with open_regular(f"{self._log.folder}/{name}") as file:
+                self._fd = os.dup(file.fileno())
+            if self._since is not None:
+                os.lseek(self._fd, offset_at(self._log.folder, name, self._since), os.SEEK_SET)
+        except OSError:
+            return False
+        return True
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._fd, CHUNK)
+        except OSError as error:
+            raise LaunchError(f"{self._log.folder}/{self._log.name}: {why_failed(error)}") from None
+
+    def _next_segment(self) -> int | None:
+        found = segments_of(f"{self._log.folder}/{self._log.name}")
+        return min((number for number in found if number > self._segment), default=None)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+# --- how they end
+
+
+def ends_of(logs: Iterable[LogFile], size: int) -> Iterator[tuple[int, str]]:
+    """Yield for each rank that has written anything its number, and the ends of its logs as a text.
+
+    These are stdout and stderr of the last generation of the rank, together at most `size` bytes. `logs` are in their order.
+    """
+    for rank, of_rank in groupby(logs, key=lambda log: log.rank):
+        latest = {log.stream: log for log in of_rank}
+        texts = ((stream, end_of(log.paths[-1], size // 2).rstrip()) for stream, log in latest.items())
+        if text := "\n\n".join(f"--- {stream} ---\n{text}" for stream, text in texts if text):
+            yield rank, text
+
+
+def end_of(path: str, size: int) -> str:
+    """Return at most the last `size` bytes of a file, from the beginning of a line, as text; "" if the file cannot be read."""
+    with suppress(OSError), open_regular(path) as file:
+        length = os.fstat(file.fileno()).st_size
+        file.seek(max(0, length - size))
+        data = file.read(size)
+        if length > size and b"\n" in data:
+            data = data.partition(b"\n")[2]
+        text = data.decode(errors="replace").replace("\r\n", "\n")
+        # of a progress bar only the last state is left on a screen
+        return "\n".join(line.removesuffix("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return ""
+
+
+# --- what workers have left besides
+
+
+def stacks(part: str, generation: int, size: int) -> str:
+    """Return the stacks that one node kept of a generation; "" for none."""
+    paths = (f"{part}/stacks/{generation}.txt", f"{part}/attempt_{generation}/stacks.txt")
+    return next((text for path in paths if (text := end_of(path, size))), "")
+
+
+def exception(part: str, generation: int, rank: int, local_rank: int) -> str:
+    """Return the traceback that one worker recorded in a generation; "" for none."""
+    for path in (f"{part}/errors/{generation}/{rank}.json", f"{part}/attempt_{generation}/{local_rank}/error.json"):
+        found = read_json(path)
+        message = found.get("message") if isinstance(found, dict) else None
+        if isinstance(message, str):
+            return message[-_LONGEST_EXCEPTION:]
+        if isinstance(message, dict):
+            more = message.get("extraInfo")
+            stack = more.get("py_callstack") if isinstance(more, dict) else None
+            text = stack if isinstance(stack, str) else message.get("message")
+            return (text if isinstance(text, str) else json.dumps(message))[-_LONGEST_EXCEPTION:]
+    return ""
