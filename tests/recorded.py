@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from ddplaunch.record.trace import Entry, write
 
 BEGAN = 1_795_000_000.0  # seconds since 1970
 
@@ -90,3 +94,11 @@ def called(folder: Path, ranks: int, collectives: list[tuple[int, dict[int, floa
     }  # fmt: skip
     with open(folder / "collectives.jsonl", "a") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def traced(entries: Iterable[Entry], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trace of these entries, as its viewers read it."""
+    file = io.BytesIO()
+    write(file, entries, about, packed=False)
+    found: dict[str, Any] = json.loads(file.getvalue())
+    return found

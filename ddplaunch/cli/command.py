@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from ddplaunch import __version__
+from ddplaunch.system.console.paint import CODE, STRONG, plain, styled
 from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import NOT_WRITTEN, OK, of_signal
@@ -55,11 +56,11 @@ class Page(click.HelpFormatter):
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """Write how the command is typed, on one line; `run` may be left out."""
-        self.write(f"{click.style('Usage:', bold=True)} {prog.removesuffix(' run')} {args}".rstrip() + "\n")
+        self.write(f"{styled('Usage:', STRONG)} {prog.removesuffix(' run')} {args}".rstrip() + "\n")
 
     def write_heading(self, heading: str) -> None:
         """Write a heading."""
-        self.write(click.style(f"{heading}:", bold=True) + "\n")
+        self.write(styled(f"{heading}:", STRONG) + "\n")
 
     def paragraph(self, text: str) -> None:
         """Write a paragraph behind an empty line."""
@@ -69,12 +70,12 @@ class Page(click.HelpFormatter):
     def rows(self, heading: str, rows: Rows) -> None:
         """Write names and their meanings."""
         with self.section(heading):
-            self.write_dl([(click.style(name, fg="cyan"), text) for name, text in rows], col_max=self.width // 3)
+            self.write_dl([(styled(name, CODE), text) for name, text in rows], col_max=self.width // 3)
 
     def examples(self, rows: Rows) -> None:
         """Write commands, which stay whole, and what they do."""
         fits = max(len(example) + len(meaning) for example, meaning in rows) + 4 <= self.width
-        coloured = [(click.style(example, fg="cyan"), meaning) for example, meaning in rows]
+        coloured = [(styled(example, CODE), meaning) for example, meaning in rows]
         with self.section("Examples"):
             if fits and self.width >= _NARROW:
                 self.write_dl(coloured, col_max=_WIDEST)
@@ -205,7 +206,7 @@ def not_written(error: OSError) -> int:
 
 def page(ctx: click.Context, text: str, *, fd: int = 1) -> str:
     """Return a page of help as it is shown on this descriptor."""
-    return text if use_colour(ctx.find_root().obj or os.environ, os.isatty(fd)) else click.unstyle(text)
+    return text if use_colour(ctx.find_root().obj or os.environ, os.isatty(fd)) else plain(text)
 
 
 def _about(*names: str, text: str, show_it: Callable[[click.Context], str]) -> click.Option:

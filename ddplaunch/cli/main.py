@@ -14,8 +14,9 @@ from click.exceptions import Exit
 
 from ddplaunch import __version__
 from ddplaunch.cli.command import VERBS, Context, page
+from ddplaunch.system.console.paint import Paint
 from ddplaunch.system.console.streams import use_colour
-from ddplaunch.system.errors import LaunchError, coloured, not_imported, write_stderr
+from ddplaunch.system.errors import LaunchError, not_imported, write_stderr
 from ddplaunch.system.exitcodes import BUG, NOT_WRITTEN, USAGE
 
 _ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
@@ -111,8 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
             return BUG
         failure = not_imported(error)
-    text = failure.render()
-    write_stderr(coloured(text) if use_colour(os.environ, os.isatty(2)) else text)
+    write_stderr(Paint(use_colour(os.environ, os.isatty(2))).report(failure.render()))
     if failure.then is not None:
         failure.then()
     return failure.status

@@ -12,8 +12,9 @@ from click.shell_completion import CompletionItem
 
 from ddplaunch.cli.command import Command, Once, not_written, show
 from ddplaunch.record.folders import runs_folder
+from ddplaunch.system.console.paint import Paint
 from ddplaunch.system.console.streams import use_colour
-from ddplaunch.system.errors import LaunchError, coloured, tell, write_stderr
+from ddplaunch.system.errors import LaunchError, tell, write_stderr
 from ddplaunch.system.exitcodes import NOT_WRITTEN
 from ddplaunch.system.process.ask import AskedEnded, ask
 
@@ -267,8 +268,7 @@ def end_without_disk(argv: Sequence[str], env: Env) -> int:
         hint=_ON_ANOTHER_DISK,
         status=NOT_WRITTEN,
     )
-    text = error.render()
-    write_stderr(coloured(text) if use_colour(env, os.isatty(2)) else text)
+    write_stderr(Paint(use_colour(env, os.isatty(2))).report(error.render()))
     return error.status
 
 

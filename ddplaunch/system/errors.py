@@ -13,7 +13,6 @@ from ddplaunch.system.exitcodes import NOT_EXECUTABLE, USAGE
 from ddplaunch.system.redaction import Redactor, literals
 from ddplaunch.system.words import why_failed
 
-ERROR, HINT = "1;31", "1;36"  # how their labels are shown: SGR codes, for red and cyan in bold
 MORE_OPEN_FILES = (
     "`ulimit -n 4096`; if that is refused, limits.conf(5) sets the limit, or `docker run --ulimit nofile=4096`"
 )
@@ -86,7 +85,7 @@ def not_imported(error: Exception) -> LaunchError:
     return LaunchError(f"ddplaunch cannot import its modules: {at}: {why}", hint=hint, status=NOT_EXECUTABLE)
 
 
-# C0 and C1 but for newline, tab, and our own styles and links (`launcher/tell/paint.py`); marks that reorder text or end a line;
+# C0 and C1 but for newline, tab, and our own styles and links (`console/paint.py`); marks that reorder text or end a line;
 # what cannot be encoded, and bytes of C1 that were no UTF-8
 _OBEYED = (
     r"\x1b(?!\[(?:0|1|2|36|1;31|1;36)m|\]8;;(?:file://[!-~]+)?\x1b\\|\\)|"
@@ -104,12 +103,6 @@ def visible(text: str) -> str:
 def shown(text: str) -> str:
     """Return a text of ours as others may see it: without secrets, and with nothing that a terminal obeys."""
     return visible(Redactor(literals(os.environ)).text(text))
-
-
-def coloured(text: str) -> str:
-    """Colour "error:" and "hint:" where they begin a line: no other line of a report does so, they are indented."""
-    styles = {"error": ERROR, "hint": HINT}
-    return re.sub(r"(?m)^(error|hint):", lambda found: f"\x1b[{styles[found[1]]}m{found[0]}\x1b[0m", text)
 
 
 def below(text: str) -> str:

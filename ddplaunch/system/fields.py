@@ -28,6 +28,9 @@ RESTART_KINDS = (
 NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
 # within brackets: control characters, those that change the direction or have no width, halves of characters
 UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+# what a terminal obeys: a movement, a title, a link, a colour, also where its end is missing; and colours alone
+TERMINAL_ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
+COLOUR = r"\x1b\[[0-9;:]*m"
 NOT_IN_HOSTS = rf"{UNPRINTABLE}\s\[\]/@,"  # within brackets
 HOST = f"[^{NOT_IN_HOSTS}]+"
 _LARGEST = 2**31 - 1
@@ -103,6 +106,13 @@ def check_density(data: bytes | bytearray, start: int = 0, *, container: int = 8
 def line(text: str) -> str:
     """Make a text fit for a `Line`: what does not print, and what is no UTF-8 in a path, becomes a question mark."""
     return re.sub(f"[{UNPRINTABLE}]", "?", text[:_LINE])
+
+
+def clean(text: str) -> str:
+    """Return a text without terminal escapes; other characters that do not print become U+FFFD. Newlines and tabs stay."""
+    if text.isprintable():
+        return text
+    return re.sub(rf"(?![\t\n])[{UNPRINTABLE}]", "\ufffd", re.sub(TERMINAL_ESCAPE, "", text))
 
 
 def piece(text: str, limit: int = _LINE) -> str:

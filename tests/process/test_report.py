@@ -1,10 +1,12 @@
 """`ddplaunch report`: the page of a job that failed and started again, and one clear error for all else."""
 
+import gzip
 import json
 import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,8 @@ def test_the_trace_is_written_in_place_of_the_page(job, program, report, tmp_pat
     job.run("--nproc-per-node", 2, program("behave"), "all=done").expect(0)
     file = tmp_path / "trace.json"
     assert report(job.folder.name, "--trace", str(file)) == (0, f"{file}\n", "")
+    assert report(job.folder.name, "--trace", f"{file}.gz")[0] == 0
+    assert gzip.decompress(Path(f"{file}.gz").read_bytes()) == file.read_bytes()
     names = {entry["args"].get("name") for entry in json.loads(file.read_text())["traceEvents"]}
     assert {"rank 0", "rank 1", "generations"} <= names
     assert not (job.folder / "report.html").exists()

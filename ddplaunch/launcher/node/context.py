@@ -17,7 +17,6 @@ from ddplaunch.launcher.job.orders import Generation
 from ddplaunch.launcher.node.job import JobInputs
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.sinks import Output
-from ddplaunch.launcher.tell.paint import Paint
 from ddplaunch.launcher.tell.reporter import CallerReporter, Reporter, Stderr, Surroundings
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import is_shown_as_it_is
@@ -31,6 +30,7 @@ from ddplaunch.record.run_folder import LOG_LIMIT, RunFolder, folder_of_run
 from ddplaunch.spec.error_file import ErrorFiles
 from ddplaunch.spec.job import JobSpec, Streams, default
 from ddplaunch.spec.program import working_directory
+from ddplaunch.system.console.paint import Paint
 from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
 from ddplaunch.system.errors import visible
 from ddplaunch.system.loop.loop import Loop
@@ -212,8 +212,7 @@ class AgentContext:
                 put=put,
                 put_last=partial(_send_last, queue) if inputs.allocation.start else put,
                 # what becomes an exception elsewhere has no colours
-                paint=Paint() if to_caller else Paint(Stream.ERR in screen.colour, screen.links),
-                columns=screen.columns,
+                paint=Paint() if to_caller else Paint(Stream.ERR in screen.colour, screen.links, screen.columns),
                 redactor=Redactor(self.known_secrets),
             ),
             time.monotonic,

@@ -15,13 +15,12 @@ from msgspec import Struct
 
 from ddplaunch.launcher.output.bars import LONGEST, OPEN, Bar, condense, kinds
 from ddplaunch.system.console.streams import RESET
+from ddplaunch.system.fields import COLOUR, TERMINAL_ESCAPE
 from ddplaunch.system.words import compress
 
 _SHARE = 3  # a third of the screen at most
 _WIDEST_RANKS = 14  # characters; others are counted
 _NAMES = ("slowest", "between", "fastest")
-_COLOUR = r"(\x1b\[[0-9;:]*m)"
-_OTHER_ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?"
 
 
 class StatusArea:
@@ -156,8 +155,8 @@ def cut(text: str, cells: int) -> str:
     """Return a row cut to so many cells of a terminal. Colours stay and are reset at the end; other control codes are dropped."""
     shown: list[str] = []
     coloured = False
-    for piece in re.split(_COLOUR, re.sub(rf"(?!{_COLOUR}){_OTHER_ESCAPE}", "", text)):
-        if re.fullmatch(_COLOUR, piece):
+    for piece in re.split(f"({COLOUR})", re.sub(f"(?!{COLOUR}){TERMINAL_ESCAPE}", "", text)):
+        if re.fullmatch(COLOUR, piece):
             coloured = True
             shown.append(piece)
             continue
@@ -172,7 +171,7 @@ def cut(text: str, cells: int) -> str:
 def _wrapped(text: str, columns: int) -> int:
     """Return how many rows a text takes on a terminal of so many columns."""
     rows, used = 1, 0
-    for char in re.sub(_COLOUR, "", text):
+    for char in re.sub(COLOUR, "", text):
         width = _width(char) or 0
         rows, used = (rows, used + width) if used + width <= columns else (rows + 1, width)
     return rows

@@ -12,6 +12,7 @@ from math import inf
 from msgspec import Struct
 
 from ddplaunch.system.console.streams import Stream
+from ddplaunch.system.fields import COLOUR
 from ddplaunch.system.loop.deadline import soonest
 from ddplaunch.system.words import compress
 
@@ -24,7 +25,6 @@ _AT_ONCE = 128  # bars that are read each time; more would take more than a fort
 _MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
 _ROOM = 60_000  # bytes of all bars: they fit into one message
 
-_ESCAPE = r"\x1b\[[0-9;:]*m"
 _TIMES = r"\[[^\[\]]*\]?\s*\Z"  # tqdm's [00:09<00:14, 1.25it/s] differs between bars that are equal
 _PERCENT = r"(?<!\d)(\d{1,3})(?:\.\d+)?%"
 _COUNT = r"(?<![\d.])(\d{1,15})/(\d{1,15})(?![\d.])"
@@ -63,7 +63,7 @@ def _read(bar: Bar) -> _Read:
     if bar.row == OPEN:
         letters = "".join(filter(str.isalpha, bar.text))
         return _Read(bar=bar, kind=(OPEN, letters, 0), outer=(), value=0.0, same=0.0)
-    text = re.sub(_TIMES, "", re.sub(_ESCAPE, "", bar.text))
+    text = re.sub(_TIMES, "", re.sub(COLOUR, "", bar.text))
     percent = re.search(_PERCENT, text)
     counted = re.search(_COUNT, text[percent.end() if percent else 0 :])
     first = percent or counted
@@ -82,7 +82,7 @@ def _read(bar: Bar) -> _Read:
 
 def is_complete(text: str) -> bool:
     """Whether a row shows a progress that has reached its end."""
-    plain = re.sub(_ESCAPE, "", text)
+    plain = re.sub(COLOUR, "", text)
     percent = re.search(_PERCENT, plain)
     if percent:
         return percent[1] == "100"
@@ -91,7 +91,7 @@ def is_complete(text: str) -> bool:
 
 def said(text: str) -> str:
     """Return what a row says, without its colours, times and speeds, which differ between bars that are equal."""
-    return " ".join(re.sub(_PACE, "", re.sub(_ESCAPE, "", text)).split())
+    return " ".join(re.sub(_PACE, "", re.sub(COLOUR, "", text)).split())
 
 
 def kinds(bars: Iterable[Bar]) -> list[list[Bar]]:

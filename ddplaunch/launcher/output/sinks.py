@@ -11,6 +11,7 @@ from ddplaunch.launcher.output.display import Display
 from ddplaunch.record.file_queue import Log
 from ddplaunch.system.console.lines import MAX_LINE, Lines
 from ddplaunch.system.console.streams import Prefix, Stream
+from ddplaunch.system.fields import TERMINAL_ESCAPE
 from ddplaunch.system.loop.deadline import soonest
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ _NODES_AT_ONCE = 8  # whose bars pass on as often as is seen; of more nodes, les
 TAIL = 1 << 16  # bytes of stderr kept: faulthandler writes some thousands after the reason of a crash
 _RECENT = 500  # bytes kept of what each worker wrote last
 
-_ESCAPES = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
 _LONGEST = 1 << 16  # bytes of a line that are passed on before its end
 
 Put = Callable[[Stream, bytes], None]
@@ -72,7 +72,7 @@ class LineFilter:
 
 def without_escapes(data: bytes) -> bytes:
     """Return the data without colours, links and the like."""
-    return re.sub(_ESCAPES, b"", data) if b"\x1b" in data else data
+    return re.sub(TERMINAL_ESCAPE.encode(), b"", data) if b"\x1b" in data else data
 
 
 class PlainText:

@@ -11,12 +11,13 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself, follows, searchable
 from ddplaunch.launcher.tell.causes import Cause
-from ddplaunch.launcher.tell.paint import CODE, STRONG, WEAK, Line, Paint, Words, plain
 from ddplaunch.record.seen import stack
 from ddplaunch.record.seen.dump import FATAL, NOISE, Crash, parse_crash
 from ddplaunch.record.seen.stack import frames_of, location, short
 from ddplaunch.spec.outcome import Frame, WorkerError, WorkerExit
-from ddplaunch.system.errors import ERROR, HINT, below
+from ddplaunch.system.console.paint import CODE, ERROR, HINT, STRONG, WEAK, Line, Paint, Words, plain
+from ddplaunch.system.errors import below
+from ddplaunch.system.fields import TERMINAL_ESCAPE
 from ddplaunch.system.words import count, duration, signal_name, size, these_ranks, tilde
 
 _MESSAGE_LINES = 20  # of an exception's message, besides the first
@@ -34,7 +35,6 @@ _TIMED_OUT = r"WorkNCCL\(SeqNum=(\d{1,19}), OpType=(\w{1,40}).{0,200}?\) ran for
 _FAILED_AT = r"detected by watchdog at work: (\d{1,19})"
 _DUMPED = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV)  # the signals at which faulthandler writes the stacks
 _CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[^][\s]*\.(?:cc|cpp|hpp|h):\d+\] ")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~])?")
 _PLAIN = Paint()
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 
@@ -222,7 +222,7 @@ def _who(report: FailureReport) -> list[Line]:
 def _without_noise(text: str) -> list[str]:
     """Split text into lines: no C++ stacks, no colours, a progress bar's last state, no blank lines in a row."""
     lines: list[str] = []
-    for raw in _ANSI.sub("", text).split("\n"):
+    for raw in re.sub(TERMINAL_ESCAPE, "", text).split("\n"):
         line = _CPP_PLACE.sub("", raw.rstrip().rpartition("\r")[2])
         if not NOISE.match(line) and (line or (lines and lines[-1])):
             lines.append(line)

@@ -14,11 +14,11 @@ from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Member, State
 from ddplaunch.launcher.tell import closing
 from ddplaunch.launcher.tell.blame import Faults, Suspect, suspect_of
-from ddplaunch.launcher.tell.paint import plain
 from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.job import Program, ProgramKind
 from ddplaunch.spec.outcome import OWN_END, ClusterEnding, Traces, Why, WorkerExit
+from ddplaunch.system.console.paint import plain
 from ddplaunch.system.errors import below
 from ddplaunch.system.fields import piece
 from ddplaunch.system.redaction import Redactor
@@ -158,8 +158,7 @@ class JobReporter:
             self._reporter.emit("generation_failed", generation=number, rank=rank, wait=wait)
             spec, used = self._spec, len(state.restarts.spent)
             # the restart that follows is counted already
-            stderr = self._reporter.stderr
-            stderr.write(stderr.paint.labels(self._failure(findings, used - 1)))
+            self._reporter.stderr.write(self._failure(findings, used - 1))
             self.print(
                 closing.starting_again(wait, state.restarts.number, used, spec.max_restarts, spec.restart_window)
             )
@@ -208,7 +207,7 @@ class JobReporter:
         if caller is not None:
             caller.closed(text)
         if is_report and caller is None:
-            stderr.write_last(stderr.paint.labels(text))
+            stderr.write_last(text)
         elif not is_report and self._spec.verbosity >= 0:
             stderr.write_last(f"ddplaunch: {text}\n")
 

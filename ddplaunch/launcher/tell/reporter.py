@@ -13,7 +13,6 @@ from ddplaunch import __version__
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.node import State
 from ddplaunch.launcher.tell.closing import render_repeated, render_stopped, render_stopping
-from ddplaunch.launcher.tell.paint import Paint, plain
 from ddplaunch.launcher.tell.story import Story, row_of
 from ddplaunch.plan import Plan
 from ddplaunch.plan.devices import sysfs
@@ -22,6 +21,7 @@ from ddplaunch.record.folders import short
 from ddplaunch.record.run_folder import COLLECTIVES, RunFolder
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.outcome import ClusterQuestions, Traces, Why, WorkerExit
+from ddplaunch.system.console.paint import Paint, plain
 from ddplaunch.system.errors import below
 from ddplaunch.system.process.clock import Pause
 from ddplaunch.system.redaction import Redactor
@@ -44,16 +44,15 @@ class Stderr(Struct, frozen=True, kw_only=True):
     put: Callable[[str], None]
     put_last: Callable[[str], None]  # takes what closes the job: the command that started the agents may print it last
     paint: Paint = Paint()
-    columns: int = 0  # of the terminal; 0: there is none, or its size is not known
     redactor: Redactor = field(default_factory=Redactor)  # hides secrets in whatever is written
 
     def write(self, text: str) -> None:
-        """Write a text, but for its secrets."""
-        self.put(self.redactor.text(text))
+        """Write a text, but for its secrets, its sentences as the terminal shows them."""
+        self.put(self.paint.report(self.redactor.text(text)))
 
     def write_last(self, text: str) -> None:
         """Write what closes the job, behind the last output of all nodes."""
-        self.put_last(self.redactor.text(text))
+        self.put_last(self.paint.report(self.redactor.text(text)))
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
@@ -251,7 +250,7 @@ class Reporter:
         elif self._has_terminal:
             rank = next(worker.rank for worker in plan.workers if worker.terminal)
             text = f"rank {rank} has the terminal" + (f", the others print to {where}" if where else "")
-        if where and 0 < self.stderr.columns < len(f"ddplaunch: {text}"):
+        if where and 0 < self.stderr.paint.columns < len(f"ddplaunch: {text}"):
             text = text.replace(f" {where}", f"\n{where}")  # a path that wraps cannot be copied
         return text
 

@@ -34,6 +34,9 @@ NAME, NOTE, COMMAND, GOOD, BAD, ODD = "bold", "dim", "cyan", "green", "bold red"
 
 _READABLE = 80  # cells of a sentence, however wide the screen is
 _ENDLESS = 1 << 20  # cells of a file or pipe
+_CONSOLE = Console(
+    file=StringIO(), width=_ENDLESS, color_system=None, legacy_windows=False
+)  # which lays out, and shows nothing
 _QUOTED = r"`[^`\n]+`"  # what is to be typed
 _KEPT = "\ue000"  # a space at which no line is broken; of Unicode's private use
 
@@ -109,15 +112,19 @@ def section(*parts: Block) -> Block:
     return Group(*parts)
 
 
+def fits(block: Block, look: Look) -> bool:
+    """Whether the screen has room for a block as it is: a terminal breaks longer rows in the middle of a word."""
+    return look.width is None or Measurement.get(_CONSOLE, _CONSOLE.options, block).maximum <= look.width
+
+
 def written(blocks: Iterable[Block], look: Look) -> str:
     """Write blocks with an empty line between them; no line ends in spaces."""
-    console = Console(file=StringIO(), width=_ENDLESS, color_system=None, legacy_windows=False)
     colours = ColorSystem.STANDARD if look.colour else None
     written = []
     for block in blocks:
-        least = Measurement.get(console, console.options, block).minimum
-        options = console.options.update(width=max(look.width or _ENDLESS, least))
-        rows = Segment.split_lines(console.render(block, options))
+        least = Measurement.get(_CONSOLE, _CONSOLE.options, block).minimum
+        options = _CONSOLE.options.update(width=max(look.width or _ENDLESS, least))
+        rows = Segment.split_lines(_CONSOLE.render(block, options))
         written.append("\n".join(_row(row, colours) for row in rows))
     return "\n\n".join(written).replace(_KEPT, " ")
 

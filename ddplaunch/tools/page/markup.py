@@ -7,15 +7,11 @@ escapes, characters that change the direction of a line.
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from ddplaunch.system.fields import UNPRINTABLE
+from ddplaunch.system.fields import clean
 
-# a terminal's colours and movements, titles and links
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")
-_CONTROLS = re.compile(f"(?![\t\n])[{UNPRINTABLE}]")
 _EMPTY = ("meta", "link", "br")
 
 
@@ -26,11 +22,6 @@ class Html(str):
     """Markup in which all texts are escaped."""
 
     __slots__ = ()
-
-
-def clean(text: str) -> str:
-    """Return a text without terminal escapes; other characters that do not print become U+FFFD. Newlines and tabs stay."""
-    return _CONTROLS.sub("\ufffd", _ESCAPES.sub("", text))
 
 
 def tag(name: str, /, *content: Content, **attributes: str | float) -> Html:

@@ -18,14 +18,14 @@ import msgspec
 from ddplaunch.record import log_reader
 from ddplaunch.record.folders import short
 from ddplaunch.record.time_spent import Spent, attempt, time_spent
-from ddplaunch.system.fields import Duration, Size
+from ddplaunch.system.fields import Duration, Size, clean
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.redaction.diffs import diff
 from ddplaunch.system.words import compress, count, duration, size
 from ddplaunch.tools.page.charts import charts
 from ddplaunch.tools.page.collectives import waits
 from ddplaunch.tools.page.history import History, Life
-from ddplaunch.tools.page.markup import Html, clean, join, scrolling, styles, table, tag
+from ddplaunch.tools.page.markup import Html, join, scrolling, styles, table, tag
 from ddplaunch.tools.page.timeline import timeline
 
 _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable, Mapping
 
+from ddplaunch.record import trace
 from ddplaunch.system.errors import LaunchError
-from ddplaunch.system.process.apart import waiting
-from ddplaunch.system.process.files import replaced
+from ddplaunch.system.process.apart import result_file, waiting
 from ddplaunch.system.redaction import Redactor, literals
-from ddplaunch.system.words import count, why_failed
+from ddplaunch.system.words import count
 from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.page import page
-from ddplaunch.tools.page.trace import trace
+from ddplaunch.tools.page.trace import about, entries
 from ddplaunch.tools.runs import find
 
 _NAME = "report.html"  # in the folder of the run
+_OTHER = "name another file"
 _POINTS, _TRACED = 300, 1000  # points of a curve on the page, and in a trace
 
 
@@ -52,10 +52,13 @@ def write(
         say(f"warning: {problem[:1].lower()}{problem[1:].rstrip('.')}")
     if trace_file is not None:
         path = os.path.abspath(trace_file)
-        _put(path, trace(run), private=False)
+        with result_file(path, _OTHER, may_be_pipe=True) as file:
+            trace.write(file, entries(run), about(run), packed=path.endswith(".gz"))
         return path
     path = os.path.abspath(out or f"{known.folder}/{_NAME}")
-    _put(path, page(run, time.time(), redactor, shows_diff=shows_diff), private=out is None)
+    made = page(run, time.time(), redactor, shows_diff=shows_diff)
+    with result_file(path, _OTHER, private=out is None, may_be_pipe=out is not None) as file:
+        file.write(made.encode(errors="replace"))
     if redactor.hidden:
         say(f"{count(redactor.hidden, 'value')} hidden")
     if opens:
@@ -66,19 +69,3 @@ def write(
         if not has_opened:
             say("no browser was found: open the file yourself")
     return path
-
-
-def _put(path: str, text: str, *, private: bool) -> None:
-    """Write a file as a whole; in the folder of a run, a link in its place is not followed, and a pipe is not waited for."""
-    data = text.encode(errors="replace")
-    try:
-        if private and os.path.islink(path):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        if not private and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-            with waiting(), open(path, "wb") as pipe:  # or a terminal, as /dev/stdout is; its reader may come late
-                pipe.write(data)
-            return
-        with replaced(path, 0o600 if private else 0o666) as file:
-            file.write(data)
-    except OSError as error:
-        raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="name another file") from None

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 from msgspec import Struct
 
+from ddplaunch.record.spans import Span, Spans, beyond, common, length, union
 from ddplaunch.tools.profile.recorded import Collective, Recorded
-from ddplaunch.tools.profile.spans import Span, Spans, beyond, common, length, union
 
 _NAMED = 3  # lines of the program
 _LEAST = 0.02  # of the time: less is not worth a sentence

@@ -1,4 +1,4 @@
-"""Writes one Chrome trace of all ranks: their entries on one clock, collectives joined by arrows, our own events on top.
+"""What a trace shows of all ranks: their entries on one clock, collectives joined by arrows, our own events on top. Pure.
 
 Every process of a rank's trace, which are the worker and its devices, becomes one of ours. Times are microseconds since the
 first rank began.
@@ -7,46 +7,26 @@ first rank began.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
-from typing import IO, Any
+from itertools import pairwise
+from typing import Any
 
 import msgspec
 
-from ddplaunch.tools.page.markup import clean
+from ddplaunch.record.trace import Entry, Track, arrow, encode, named, span
 from ddplaunch.tools.profile.division import Joined
 from ddplaunch.tools.profile.recorded import Event, Recorded, details
 
 _FIRST = 1000  # processes below are those of the run
 _EACH = 100  # processes of a rank, at most
 _MOST_ARROWS = 200_000
-_BATCH = 5000  # entries that are written at once
-_LONGEST = 300  # characters of a text
+_INSIDE = 2  # nanoseconds: an arrow ends inside its slice
 _GAP = 100_000_000  # nanoseconds between samples that follow each other
-_encode = msgspec.json.Encoder().encode
 
 
-def write(
-    file: IO[bytes],
-    found: Sequence[Recorded],
-    joined: Sequence[Joined],
-    ours: Iterable[Mapping[str, Any]],
-    about: Mapping[str, Any],
-) -> None:
-    """Write the trace; `ours` are entries about the run, in microseconds since 1970, `about` is kept beside all entries."""
-    file.write(b'{"displayTimeUnit":"ms","otherData":' + _encode(about) + b',"traceEvents":[\n')
-    entries, separator = _entries(found, joined, ours), b""
-    while batch := list(islice(entries, _BATCH)):
-        file.write(separator + b",\n".join(map(_encode, batch)))
-        separator = b",\n"
-    file.write(b"\n]}\n")
-
-
-def _entries(
-    found: Sequence[Recorded], joined: Sequence[Joined], ours: Iterable[Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Return all entries of the trace."""
+def entries(found: Sequence[Recorded], joined: Sequence[Joined], ours: Iterable[Entry]) -> Iterator[Entry]:
+    """Return the entries of the trace; `ours` are those of the run, in microseconds since 1970."""
     origin = min(one.began for one in found)
-    yield from _of_run(ours, origin, max(one.ended for one in found))
+    yield from _of_run(ours, origin / 1e3, max(one.ended for one in found) / 1e3)
     calls = {id(call.event): (each, rank) for each in joined for rank, call in each.calls.items()}
     pids_of = {one.rank: _processes(one) for one in found}
     for one in found:
@@ -69,18 +49,17 @@ def _processes(one: Recorded) -> dict[int | str, int]:
     return {pid: _FIRST + one.rank * _EACH + index for index, pid in enumerate(order)}
 
 
-def _names(one: Recorded, pids: Mapping[int | str, int]) -> Iterator[dict[str, Any]]:
+def _names(one: Recorded, pids: Mapping[int | str, int]) -> Iterator[Entry]:
     """Name the processes, and keep the names of threads."""
     for index, (pid, number) in enumerate(pids.items()):
         name = f"rank {one.rank} on {one.host}" + (f": device {pid}" if index else "")
-        for what, value in (("name", {"name": clean(name)}), ("sort_index", {"sort_index": number})):
-            yield {"ph": "M", "name": f"process_{what}", "pid": number, "tid": 0, "args": value}
+        yield from named("process", (number, 0), name, number)
     for event in one.events:
         if event.ph == "M" and event.name.startswith("thread_") and event.pid in pids:
             yield {"ph": "M", "name": event.name, "pid": pids[event.pid], "tid": event.tid, "args": event.args}
 
 
-def _moved(event: Event, rank: int, pids: Mapping[int | str, int], origin: int) -> dict[str, Any]:
+def _moved(event: Event, rank: int, pids: Mapping[int | str, int], origin: int) -> Entry:
     """Return an entry of a rank's trace as it is in the trace of all ranks."""
     entry: dict[str, Any] = {
         "ph": event.ph,
@@ -88,7 +67,7 @@ def _moved(event: Event, rank: int, pids: Mapping[int | str, int], origin: int) 
         "cat": event.cat or "",
         "pid": pids[event.pid],
         "tid": event.tid,
-        "ts": round((event.ts - origin) / 1e3, 3),
+        "ts": _since(origin, event.ts),
     }
     if event.ph == "X":
         entry["dur"] = round(event.dur / 1e3, 3)
@@ -100,6 +79,11 @@ def _moved(event: Event, rank: int, pids: Mapping[int | str, int], origin: int) 
     return entry
 
 
+def _since(origin: int, at: float) -> float:
+    """Return microseconds, from nanoseconds on the common clock."""
+    return round((at - origin) / 1e3, 3)
+
+
 def _with_collective(event: Event, joined: Joined, rank: int) -> msgspec.Raw:
     """Return the details of a collective of a rank: with its group and number, and how long the last rank was awaited."""
     call = joined.calls[rank]
@@ -107,38 +91,22 @@ def _with_collective(event: Event, joined: Joined, rank: int) -> msgspec.Raw:
     if joined.last >= 0:
         told["last rank"] = joined.last
         told["waited ms"] = round(max(0, joined.calls[joined.last].arrived - call.arrived) / 1e6, 3)
-    return msgspec.Raw(_encode({**details(event), **told}))
+    return msgspec.Raw(encode({**details(event), **told}))
 
 
-def _samples(one: Recorded, pids: Mapping[int | str, int], origin: int) -> Iterator[dict[str, Any]]:
+def _samples(one: Recorded, pids: Mapping[int | str, int], origin: int) -> Iterator[Entry]:
     """Yield where the main thread was, as a track of its own: from sample to sample, with gaps where none was taken."""
-    pid = next(iter(pids.values()), _FIRST + one.rank * _EACH)
+    track: Track = next(iter(pids.values()), _FIRST + one.rank * _EACH), 0
     if one.samples:
-        yield {
-            "ph": "M",
-            "name": "thread_name",
-            "pid": pid,
-            "tid": 0,
-            "args": {"name": "line of the program (sampled)"},
-        }
+        yield from named("thread", track, "line of the program (sampled)", 0)
     for (begin, seen, where), (following, _, _) in pairwise([*one.samples, (one.ended, 0, "")]):
         end = following if 0 <= following - seen < _GAP else seen
         folder, _, name = where.rpartition("/")
-        yield {
-            "ph": "X",
-            "name": clean(name[:_LONGEST]),
-            "cat": "line",
-            "pid": pid,
-            "tid": 0,
-            "ts": (begin - origin) / 1e3,
-            "dur": max(1, end - begin) / 1e3,
-            "args": {"folder": clean(folder[:_LONGEST])},
-        }
+        length = max(1, end - begin)
+        yield span(track, "line", name, (begin - origin) / 1e3, length / 1e3, {"folder": folder})
 
 
-def _arrows(
-    joined: Sequence[Joined], pids: Mapping[int, Mapping[int | str, int]], origin: int
-) -> Iterator[dict[str, Any]]:
+def _arrows(joined: Sequence[Joined], pids: Mapping[int, Mapping[int | str, int]], origin: int) -> Iterator[Entry]:
     """Return arrows from the last rank of each collective, when it comes, to the others, which go on then."""
     drawn = 0
     for number, each in enumerate(joined):
@@ -149,35 +117,25 @@ def _arrows(
             if rank == each.last or call.event is None or call.event.pid not in pids[rank] or drawn >= _MOST_ARROWS:
                 continue
             drawn += 1
-            ends = (("s", each.last, start, start.event.ts), ("f", rank, call, call.event.ts + call.event.dur - 2))
-            for phase, of_rank, one, at in ends:
-                assert one.event is not None
-                yield {
-                    "ph": phase,
-                    "bp": "e",
-                    "name": f"{call.operation} #{call.number}",
-                    "cat": "collective",
-                    "id": f"c{number}.{rank}",
-                    "pid": pids[of_rank][one.event.pid],
-                    "tid": one.event.tid,
-                    "ts": round((max(at, start.event.ts) - origin) / 1e3, 3),
-                }
+            goes_on = max(call.event.ts + call.event.dur - _INSIDE, start.event.ts)
+            begin = (pids[each.last][start.event.pid], start.event.tid), _since(origin, start.event.ts)
+            end = (pids[rank][call.event.pid], call.event.tid), _since(origin, goes_on)
+            yield from arrow(f"c{number}.{rank}", "collective", f"{call.operation} #{call.number}", begin, end)
 
 
-def _of_run(ours: Iterable[Mapping[str, Any]], origin: int, until: int) -> Iterator[dict[str, Any]]:
+def _of_run(ours: Iterable[Entry], origin: float, until: float) -> Iterator[Entry]:
     """Return what happened to the run in the time of the profile: slices are cut, and the rest is left out."""
-    end = (until - origin) / 1e3
     for entry in ours:
         if entry["ph"] == "M":
-            yield dict(entry)
+            yield entry
             continue
         if entry.get("cat") == "collective":  # those of the ranks tell more
             continue
-        begin = entry["ts"] - origin / 1e3
+        begin = entry["ts"] - origin
         ended = begin + entry.get("dur", 0)
-        if ended < 0 or begin > end:
+        if ended < 0 or begin > until - origin:
             continue
         cut = {**entry, "ts": max(0.0, begin)}
         if "dur" in entry:
-            cut["dur"] = min(ended, end) - cut["ts"]
+            cut["dur"] = min(ended, until - origin) - cut["ts"]
         yield cut

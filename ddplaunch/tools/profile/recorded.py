@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.record.seen.recorder import call_of, title_of
+from ddplaunch.record.spans import Span, Spans, beyond, union
 from ddplaunch.system.fields import Malformed, Number, Piece, Size, check_density, decoder
-from ddplaunch.tools.profile.spans import Span, Spans, beyond, union
 
 _MOST = 100_000  # samples, and entries of recorders
 _PIECE = 1 << 20  # bytes

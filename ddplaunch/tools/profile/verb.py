@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import IO, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 from msgspec import Struct
 
+from ddplaunch.record import trace
 from ddplaunch.spec.program import working_directory
-from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, line, section, table, written
+from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, fits, line, section, sentence, table, written
 from ddplaunch.system.errors import LaunchError, below
 from ddplaunch.system.exitcodes import NODE_LOST
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.fields import line as printable
+from ddplaunch.system.process.apart import result_file
 from ddplaunch.system.process.ending import after_cleanup
 from ddplaunch.system.process.files import replaced
-from ddplaunch.system.words import count, duration, size, these_ranks, why_failed
-from ddplaunch.tools.page import trace
+from ddplaunch.system.words import count, duration, size, these_ranks
+from ddplaunch.tools.page.trace import entries_of
 from ddplaunch.tools.profile.division import Division, Joined, Last, divide, join
-from ddplaunch.tools.profile.merged import write
+from ddplaunch.tools.profile.merged import entries
 from ddplaunch.tools.profile.ranks import LONGEST_TRACE, Alignment, Rank, Wish, align, record
 from ddplaunch.tools.profile.recorded import Recorded, read, unpacked
 from ddplaunch.tools.runs import find
@@ -91,7 +91,7 @@ def show(
     for problem in silent:
         say(f"warning: {problem}, so its ranks are left out")
     path = os.path.abspath(out) if out is not None else _path(run)
-    with after_cleanup(), _written(path) as file, ExitStack() as stack:
+    with after_cleanup(), result_file(path, "name another file: --out FILE") as file, ExitStack() as stack:
         say(heading(run))
         recorded = record(run.replies.socket_path, chosen, wish, os.path.dirname(path), stack, say)
         profiled = _read(recorded, hosts)
@@ -111,19 +111,21 @@ def show(
             "clocks": _clocks(profiled),
             "left out": {str(one.rank.rank): one.rank.why for one in profiled if one.rank.why},
         }
-        write(file, found, joined, trace.entries_of(run.folder) if run.folder else [], about)
+        ours = entries_of(run.folder) if run.folder else ()
+        trace.write(file, entries(found, joined, ours), about, packed=path.endswith(".gz"))
         memory = _keep_memory(profiled, path) if wish.memory else []
+    look = Look.of_stdout(env)
     parts = [
-        _table(divisions, hosts),
-        *([section(*_about_last(last))] if last is not None else []),
-        section(*(line((text, style)) for text, style in _notes(profiled, found, divisions, joined, wish))),
+        _table(divisions, hosts, look),
+        *([_sentences(_about_last(last), look)] if last is not None else []),
+        _sentences(_notes(profiled, found, divisions, joined, wish), look),
         section(
             line((path, NAME)),
             line((f"{size(os.path.getsize(path))}, to be opened in https://ui.perfetto.dev", NOTE)),
             *(line((text, NOTE)) for text in memory),
         ),
     ]
-    return written(parts, Look.of_stdout(env))
+    return written(parts, look)
 
 
 def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str], silent: Sequence[str]) -> list[int]:
@@ -153,25 +155,6 @@ def _path(run: Known) -> str:
     """Return where the trace goes if no file is named: into the folder of the run, or here if that is on another host."""
     folder = run.folder if run.folder and os.path.isdir(run.folder) and os.access(run.folder, os.W_OK) else os.getcwd()
     return os.path.join(folder, f"profile-{run.name}-{time.strftime('%H%M%S')}.json.gz")
-
-
-@contextmanager
-def _written(path: str) -> Iterator[IO[bytes]]:
-    """Open a file beside `path`, which takes the place of `path` at the end; nothing is left of it if there is an error.
-
-    Raises:
-        LaunchError: it cannot be written.
-    """
-    packed: Any
-    try:
-        with replaced(path) as made:
-            if path.endswith(".gz"):
-                with gzip.GzipFile("", "wb", compresslevel=1, fileobj=made, mtime=0) as packed:
-                    yield packed
-            else:
-                yield made
-    except OSError as error:
-        raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint="name another file: --out FILE") from None
 
 
 def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]:
@@ -215,16 +198,19 @@ def _keep_memory(profiled: Sequence[_Profiled], path: str) -> list[str]:
 # --- the screen
 
 
-def _table(divisions: Sequence[Division], hosts: Mapping[int, str]) -> Block:
-    """Return how the steps divide: in time per step where steps are known, and as shares."""
+def _table(divisions: Sequence[Division], hosts: Mapping[int, str], look: Look, *, has_times: bool = True) -> Block:
+    """Return how the steps divide: as shares, and unless there is no room, in time per step where steps are known."""
     header = ("rank", "host", "steps", "step", "compute", "communication", "waiting", "data", "other")
     rows = []
     for one in divisions:
         parts = (one.computes, one.communicates, one.waits, one.loads, one.other)
-        cells = [f"{_short(part / max(1, one.steps))} {part / max(1, one.whole):4.0%}" for part in parts]
+        shares = [f"{part / max(1, one.whole):4.0%}" for part in parts]
+        times = [f"{_short(part / max(1, one.steps))} " if has_times else "" for part in parts]
+        cells = map("".join, zip(times, shares, strict=True))
         step = _short(one.whole / one.steps) if one.steps else "?"
         rows.append((str(one.rank), hosts.get(one.rank, ""), str(one.steps or "?"), step, *cells))
-    return table(rows, header=header, styles=(NAME,), right=set(header) - {"host"})
+    made = table(rows, header=header, styles=(NAME,), right=set(header) - {"host"})
+    return made if not has_times or fits(made, look) else _table(divisions, hosts, look, has_times=False)
 
 
 def _short(nanoseconds: float) -> str:
@@ -232,17 +218,23 @@ def _short(nanoseconds: float) -> str:
     return duration(nanoseconds / 1e9) if nanoseconds >= 1e10 else f"{nanoseconds / 1e6:.0f} ms"
 
 
-def _about_last(last: Last) -> Iterator[Block]:
-    """Say which rank the others wait for, and what it did meanwhile."""
+def _sentences(told: Iterable[tuple[str, str]], look: Look) -> Block:
+    """Return sentences with their styles below each other; one that the screen has no room for is broken between words."""
+    lines = [(line((text, style)), text, style) for text, style in told]
+    return section(*(shown if fits(shown, look) else sentence("", text, style) for shown, text, style in lines))
+
+
+def _about_last(last: Last) -> Iterator[tuple[str, str]]:
+    """Say which rank the others wait for, and what it did meanwhile, each sentence with its style."""
     per_step = f", {_short(last.per_step)} of each step" if last.per_step else ""
     head = f"the others wait for rank {last.rank} for {last.share:.0%} of the time{per_step}: "
-    yield line((f"{head}it is the last in {last.times} of {count(last.of, 'collective')}", ODD))
+    yield f"{head}it is the last in {last.times} of {count(last.of, 'collective')}", ODD
     does = ", ".join(f"{name} {share:.0%}" for name, share in last.meanwhile.items() if share >= _WORTH_SAYING)
-    yield line(f"  meanwhile it {does}")
+    yield f"  meanwhile it {does}", ""
     cwd = working_directory() or ""
     lines = [f"{where.removeprefix(f'{cwd}/')} {share:.0%}" for where, share in last.lines if share >= _WORTH_SAYING]
     if lines:
-        yield line(f"  at {', '.join(lines)}")
+        yield f"  at {', '.join(lines)}", ""
 
 
 def _failures(profiled: Sequence[_Profiled]) -> list[tuple[str, str]]:

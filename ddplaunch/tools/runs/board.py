@@ -218,14 +218,9 @@ def _row(host: str, worker: WorkerStatus, before: WorkerStatus | None, passed: f
 
 def _cells(texts: Sequence[str | Words], columns: Sequence[_Column]) -> Words:
     """Return the cells of a row behind each other, each cut or filled to the width of its column; the last has the rest."""
-    made = Words(no_wrap=True, overflow="ignore")
-    for text, column in zip(texts, columns, strict=True):
-        cell = line(text) if isinstance(text, str) else text.copy()
+    cells = [line(text) if isinstance(text, str) else text.copy() for text in texts]
+    for cell, column in zip(cells, columns, strict=True):
         if column.width:
             cell.truncate(column.width, overflow="ellipsis")
-            gap = " " * (column.width - cell.cell_len)
-            made.append_text(Words(gap) + cell if column.right else cell + Words(gap))
-            made.append(" ")
-        else:
-            made.append_text(cell)
-    return made
+            cell.align("right" if column.right else "left", column.width)
+    return Words(" ", no_wrap=True, overflow="ignore").join(cells)

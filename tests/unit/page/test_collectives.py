@@ -14,8 +14,8 @@ from ddplaunch.system.process.files import content
 from ddplaunch.tools.page.collectives import CallsRow, Collective, collectives, waits
 from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.page import page
-from ddplaunch.tools.page.trace import trace
-from tests.recorded import BEGAN, called, restarted
+from ddplaunch.tools.page.trace import entries
+from tests.recorded import BEGAN, called, restarted, traced
 
 
 def read_of(*folders: Path) -> tuple[list[Collective], int]:
@@ -112,7 +112,7 @@ def test_what_collectives_cost_follows_the_length_of_their_file(tmp_path: Path, 
     assert run is not None
     assert run.collectives
     page(run, 0.0)
-    trace(run)
+    traced(entries(run), {})
     assert time.process_time() - began < 8
 
 

@@ -12,12 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from ddplaunch.system.fields import clean
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.tools.page.history import read
-from ddplaunch.tools.page.markup import clean, tag
+from ddplaunch.tools.page.markup import tag
 from ddplaunch.tools.page.page import page
-from ddplaunch.tools.page.trace import trace
-from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, sampled, started, worker
+from ddplaunch.tools.page.trace import about, entries
+from tests.recorded import (
+    BEGAN,
+    ended,
+    event,
+    exited,
+    generation,
+    recorded,
+    restarted,
+    sampled,
+    started,
+    traced,
+    worker,
+)
 
 EVIL = (
     "</pre></title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[31m\x1b]8;;http://x\x07\u202e"
@@ -179,7 +192,7 @@ def test_what_an_older_version_or_a_program_wrote_of_a_secret_is_not_on_the_page
     text = page(run, BEGAN, redactor)
     assert "hush" not in text
     assert f"{redactor.hidden} values hidden" in text
-    assert "hush" not in trace(run)
+    assert "hush" not in str(traced(entries(run), about(run)))
 
 
 def with_changes(folder: Path, **more: Any) -> Path:

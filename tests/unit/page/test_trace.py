@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddplaunch.tools.page import trace
 from ddplaunch.tools.page.history import read
-from ddplaunch.tools.page.trace import trace
-from tests.recorded import called, ended, event, exited, generation, recorded, restarted, sampled, started, worker
+from tests.recorded import (
+    called,
+    ended,
+    event,
+    exited,
+    generation,
+    recorded,
+    restarted,
+    sampled,
+    started,
+    traced,
+    worker,
+)
 
 # "Trace Event Format": the fields of a complete event, an instant event and a metadata event, and the names of the latter
 NEEDED = {
@@ -34,7 +45,7 @@ def entries(folder: str) -> list[dict[str, Any]]:
     """Return the entries of the trace of a run, each as the format wants it."""
     run = read(folder)
     assert run is not None
-    found: list[dict[str, Any]] = json.loads(trace(run))["traceEvents"]
+    found: list[dict[str, Any]] = traced(trace.entries(run), trace.about(run))["traceEvents"]
     tracks = set()
     for entry in found:
         assert NEEDED[entry["ph"]] <= set(entry)

@@ -2,9 +2,11 @@
 
 import pytest
 
-from ddplaunch.tools.profile.division import divide, join
+from ddplaunch.record.spans import beyond, common, length, union
+from ddplaunch.system.console.tables import Look, written
+from ddplaunch.tools.profile.division import Division, Last, divide, join
 from ddplaunch.tools.profile.recorded import Collective, Recorded
-from ddplaunch.tools.profile.spans import beyond, common, length, union
+from ddplaunch.tools.profile.verb import _about_last, _sentences, _table
 
 
 def call(arrived: int, ended: int, number: int = 1, operation: str = "all_reduce") -> Collective:
@@ -95,3 +97,21 @@ def test_what_ranks_record_while_another_makes_its_trace_does_not_count():
     found = [rank(0, call(10, 90), steps=[0, 50, 100]), early]
     divisions, _ = divide(found, join(found, aligned={0, 1}))
     assert [(one.whole, one.steps) for one in divisions] == [(50, 1), (50, 1)]
+
+
+@pytest.mark.parametrize("width", [80, 100, None])
+def test_a_screen_of_80_columns_has_room_for_each_row_and_breaks_sentences_between_words(width):
+    ms = 1_000_000
+    parts = {"computes": 300 * ms, "communicates": 200 * ms, "waits": 2000 * ms, "loads": 0}
+    divisions = [Division(rank=rank, whole=3000 * ms, steps=1, **parts) for rank in range(2)]
+    last = Last(rank=1, share=0.5, per_step=36 * ms, times=50, of=56, meanwhile={"loads data": 0.7}, lines=[])
+    look = Look(width=width)
+    rows, said = (
+        written([block], look) for block in (_table(divisions, {0: "gpu01"}, look), _sentences(_about_last(last), look))
+    )
+    assert ("2000 ms  67%" in rows) is (width != 80)
+    assert " 67%" in rows
+    assert all(len(text) <= (width or 1000) for text in (rows + "\n" + said).split("\n"))
+    assert said.replace("\n", " ").startswith(
+        "the others wait for rank 1 for 50% of the time, 36 ms of each step: it is the last in 50 of 56 collectives"
+    )

@@ -1,13 +1,11 @@
 """The trace of all ranks: what its processes are called, where its arrows lead, and what is left out of our own events."""
 
-import io
-import json
-
 import msgspec
 
 from ddplaunch.tools.profile.division import Joined
-from ddplaunch.tools.profile.merged import write
+from ddplaunch.tools.profile.merged import entries
 from ddplaunch.tools.profile.recorded import Collective, Event, Recorded
+from tests.recorded import traced
 
 NANOSECONDS = 1_000_000_000
 
@@ -50,22 +48,20 @@ def test_ranks_stand_side_by_side_and_the_last_one_releases_the_others():
         {"ph": "i", "name": "later", "ts": 3e6, "pid": 1, "tid": 1},
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "run"}},
     ]
-    file = io.BytesIO()
-    write(file, [first, second], [Joined(last=1, calls={0: early, 1: late})], ours, {"run": "r"})
-    trace = json.loads(file.getvalue())
-    entries = trace["traceEvents"]
+    trace = traced(entries([first, second], [Joined(last=1, calls={0: early, 1: late})], ours), {"run": "r"})
+    found = trace["traceEvents"]
     assert trace["otherData"] == {"run": "r"}
-    names = [entry["args"]["name"] for entry in entries if entry["name"] == "process_name"]
+    names = [entry["args"]["name"] for entry in found if entry["name"] == "process_name"]
     assert names == ["run", "rank 0 on host", "rank 0 on host: device 0", "rank 1 on host", "rank 1 on host: device 0"]
-    start, end = (entry for entry in entries if entry.get("cat") == "collective")
+    start, end = (entry for entry in found if entry.get("cat") == "collective")
     assert (start["ph"], start["pid"], start["ts"]) == ("s", 1100, 6.0)
     assert (end["ph"], end["pid"], end["ts"], end["id"]) == ("f", 1000, 8.998, start["id"])
-    details = [entry["args"] for entry in entries if entry["name"] == "gloo:all_reduce"]
+    details = [entry["args"] for entry in found if entry["name"] == "gloo:all_reduce"]
     assert [(one["number"], one["last rank"], one["waited ms"]) for one in details] == [(9, 1, 0.005), (9, 1, 0.0)]
-    assert {entry["id"] for entry in entries if entry["name"] == "gemm"} == {"0.4", "1.4"}
-    (generation,) = [entry for entry in entries if entry["name"] == "generation 0"]
+    assert {entry["id"] for entry in found if entry["name"] == "gemm"} == {"0.4", "1.4"}
+    (generation,) = [entry for entry in found if entry["name"] == "generation 0"]
     assert (generation["ts"], generation["dur"]) == (0.0, 1e6)
-    assert "later" not in {entry["name"] for entry in entries}
+    assert "later" not in {entry["name"] for entry in found}
 
 
 def test_details_that_are_no_text_and_processes_beyond_the_most_lose_their_entries_alone():
@@ -74,8 +70,6 @@ def test_details_that_are_no_text_and_processes_beyond_the_most_lose_their_entri
     early.event.pid = 300
     first.events = [Event(ph="X", pid=pid, ts=float(NANOSECONDS)) for pid in range(100, 200)] + first.events
     second.events[2].args = msgspec.Raw(b'{"name": "\xff"}')
-    file = io.BytesIO()
-    write(file, [first, second], [Joined(last=1, calls={0: early, 1: late})], [], {})
-    entries = json.loads(file.getvalue())["traceEvents"]
-    assert [entry["pid"] for entry in entries if entry["name"] == "gloo:all_reduce"] == [1100]
-    assert not [entry for entry in entries if entry.get("cat") == "collective"]
+    found = traced(entries([first, second], [Joined(last=1, calls={0: early, 1: late})], []), {})["traceEvents"]
+    assert [entry["pid"] for entry in found if entry["name"] == "gloo:all_reduce"] == [1100]
+    assert not [entry for entry in found if entry.get("cat") == "collective"]

@@ -1,6 +1,5 @@
 """What a rank sends is read: on the CPU and on a device, on the common clock; anything else is refused."""
 
-import io
 import json
 import tempfile
 import tracemalloc
@@ -11,8 +10,9 @@ import pytest
 
 from ddplaunch.system.fields import Malformed
 from ddplaunch.tools.profile.division import Joined
-from ddplaunch.tools.profile.merged import write
+from ddplaunch.tools.profile.merged import entries
 from ddplaunch.tools.profile.recorded import read, unpacked
+from tests.recorded import traced
 
 BASE = 1_000_000_000_000
 TIMES = {"asked": -1000, "began": 0, "ended": 900_000, "stopped": 950_000, "saved": 990_000}
@@ -125,9 +125,8 @@ def test_what_no_worker_of_ours_sends_is_malformed(data):
 def test_details_that_cannot_be_read_cost_nothing_else(event, strange):
     data = sent([event], [entry(41, 305_000)]).replace(b'{"x": "?"}', strange)
     one = read(data, rank=0, host="h", ahead=0)
-    file = io.BytesIO()
-    write(file, [one], [Joined(last=0, calls={0: call}) for call in one.collectives], [], {})
-    assert event["name"] in file.getvalue().decode()
+    trace = traced(entries([one], [Joined(last=0, calls={0: call}) for call in one.collectives], []), {})
+    assert event["name"] in {entry["name"] for entry in trace["traceEvents"]}
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.first_failure import first_failure
 from ddplaunch.launcher.tell.causes import Cause, Evidence, classify
 from ddplaunch.launcher.tell.failure import FailureReport, render
-from ddplaunch.launcher.tell.paint import Paint, Words, plain
 from ddplaunch.spec.outcome import OUT_OF_WALLTIME, Frame, Progress, WorkerError, WorkerExit
+from ddplaunch.system.console.paint import Paint, Words, plain
 from ddplaunch.system.errors import visible
 from tests.unit.builders import of_node, worker_exit
 
@@ -700,10 +700,20 @@ def test_without_a_terminal_it_is_plain_text() -> None:
 
 def test_other_reports_have_their_labels_coloured() -> None:
     text = "error: the job hangs\n\n  error: not ours\n\nhint: wait\n"
-    assert Paint().labels(text) == text
-    assert Paint(colour=True).labels(text) == (
+    assert Paint().report(text) == text
+    assert Paint(colour=True).report(text) == (
         "\x1b[1;31merror:\x1b[0m the job hangs\n\n  error: not ours\n\n\x1b[1;36mhint:\x1b[0m wait\n"
     )
+
+
+def test_a_sentence_is_broken_between_words_where_the_terminal_ends_and_nothing_else_is() -> None:
+    long = "/data/" + "x" * 60
+    report = f"error: rank 0 failed: no file   (exit status 1, after 4 s)\n\n  {long} is gone\n\nhint: `cp {long} .` or wait\n"
+    assert Paint(columns=40).report(report) == (
+        f"error: rank 0 failed: no file\n  (exit status 1, after 4 s)\n\n  {long} is gone\n\nhint:\n  `cp {long} .`\n  or wait\n"
+    )
+    coloured = Paint(colour=True, columns=40).report(painted(paint=Paint(colour=True)))
+    assert plain(coloured) == Paint(columns=40).report(painted(paint=Paint()))
 
 
 @pytest.mark.parametrize("signum", [SIGKILL, SIGTERM, 40])

@@ -14,11 +14,11 @@ from ddplaunch.launcher.decide import first_failure
 from ddplaunch.launcher.tell import causes
 from ddplaunch.launcher.tell.causes import CAUSES, Evidence, Row, classify
 from ddplaunch.launcher.tell.failure import FailureReport, render
-from ddplaunch.launcher.tell.paint import Paint
 from ddplaunch.record.seen.dump import parse_crash
 from ddplaunch.record.seen.stack import frames_of, syntax_error_lines
 from ddplaunch.spec import error_file
 from ddplaunch.spec.outcome import WorkerError, WorkerExit
+from ddplaunch.system.console.paint import Paint
 from tests.unit.builders import worker_exit
 
 # characters; the small one first, which shows even a cubic search within a minute; a square one takes many seconds with the other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-Span = tuple[int, int]  # nanoseconds
+Span = tuple[int, int]  # of one clock, in one unit
 Spans = list[Span]  # in order, none empty, none touching the next
 
 

@@ -1,0 +1,85 @@
+"""Writes Chrome traces, which Perfetto and chrome://tracing open: JSON in the Trace Event Format. Draws nothing by itself.
+
+A trace is a stream of entries in any order. Each entry lies on a track, which is a thread of a process to the viewers; the caller
+chooses the numbers of both. Times are microseconds since a moment that all entries share. Texts come from programs: each is
+cut, and cleaned of what does not print.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from itertools import islice
+from typing import IO, Any, Literal
+
+import msgspec
+
+from ddplaunch.system.fields import clean
+
+_LONGEST = 1000  # characters of a text
+_BATCH = 5000  # entries that are in memory at once
+
+Entry = Mapping[str, Any]
+Track = tuple[int, int | str]  # the process, and the thread in it
+
+encode = msgspec.json.Encoder().encode
+
+
+def write(file: IO[bytes], entries: Iterable[Entry], about: Mapping[str, Any], *, packed: bool) -> None:
+    """Write a trace as the entries come, `packed` by gzip; `about` is kept beside all entries."""
+    coming, separator = iter(entries), b""
+    packer: Any = gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) if packed else nullcontext(file)
+    with packer as out:
+        out.write(b'{"displayTimeUnit":"ms","otherData":' + encode(_cleaned(about)) + b',"traceEvents":[\n')
+        while batch := list(islice(coming, _BATCH)):
+            out.write(separator + b",\n".join(map(encode, batch)))
+            separator = b",\n"
+        out.write(b"\n]}\n")
+
+
+def named(what: Literal["process", "thread"], track: Track, name: str, order: int) -> Iterator[Entry]:
+    """Name a track or its process, and say as which one from the top the viewers show it."""
+    pid, tid = track
+    for field, value in (("name", _cleaned(name)), ("sort_index", order)):
+        yield {"ph": "M", "name": f"{what}_{field}", "pid": pid, "tid": tid, "args": {field: value}}
+
+
+def span(track: Track, category: str, name: str, begin: float, length: float, details: Mapping[str, Any]) -> Entry:
+    """Return a slice of a track. Slices of one track may lie in each other, but must not overlap otherwise."""
+    return {**_entry("X", track, name, begin), "cat": category, "dur": length, "args": _cleaned(details)}
+
+
+def moment(track: Track, name: str, at: float, details: Mapping[str, Any]) -> Entry:
+    """Return what happened on a track at one moment."""
+    return {**_entry("i", track, name, at), "s": "t", "args": _cleaned(details)}
+
+
+def point(pid: int, name: str, at: float, value: float) -> Entry:
+    """Return a point of the curve with this name, which is shown above the tracks of the process."""
+    return {"ph": "C", "name": _cleaned(name), "pid": pid, "ts": at, "args": {"value": value}}
+
+
+def arrow(
+    number: int | str, category: str, name: str, begin: tuple[Track, float], end: tuple[Track, float]
+) -> Iterator[Entry]:
+    """Return both ends of an arrow; `number` is that of no other arrow. Each end lies in a slice of its track."""
+    for phase, (track, at) in (("s", begin), ("f", end)):
+        yield {**_entry(phase, track, name, at), "cat": category, "id": number, "bp": "e"}
+
+
+def _entry(phase: str, track: Track, name: str, at: float) -> dict[str, Any]:
+    pid, tid = track
+    return {"ph": phase, "name": _cleaned(name), "pid": pid, "tid": tid, "ts": at}
+
+
+def _cleaned(value: Any) -> Any:
+    """Return a value with all texts in it cleaned and cut."""
+    match value:
+        case str():
+            return clean(value[:_LONGEST])
+        case Mapping():
+            return {name: _cleaned(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_cleaned(part) for part in value]
+    return value
