@@ -88,13 +88,13 @@ def application(ctx: click.Context) -> int:
 
 
 def watch_disk(argv: Sequence[str], env: Mapping[str, str]) -> None:
-    """Have a verb that looks into runs go on in a child, so that the command ends even if the disk of the runs hangs."""
+    """Have each verb but `run` go on in a child, so that the command ends even if the disk of its files hangs."""
     completes = "_DDPLAUNCH_COMPLETE" in env
-    if completes or (argv and VERBS.get(argv[0], ("", ""))[0] == "running"):
-        from ddplaunch.cli.running import end_without_disk  # few commands look into runs
+    if completes or (argv and argv[0] in VERBS and argv[0] != "run"):
+        from ddplaunch.cli.hung_disk import end  # a job needs none of it
         from ddplaunch.system.process.apart import go_on_in_child
 
-        go_on_in_child(lambda: NOT_WRITTEN if completes else end_without_disk(argv, env))
+        go_on_in_child(lambda: NOT_WRITTEN if completes else end(argv, env))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 
 import click
 from click.shell_completion import CompletionItem
 
 from ddplaunch.cli.command import Command, Once, not_written, show
-from ddplaunch.record.folders import runs_folder
-from ddplaunch.system.console.paint import Paint
-from ddplaunch.system.console.streams import use_colour
-from ddplaunch.system.errors import LaunchError, tell, write_stderr
-from ddplaunch.system.exitcodes import NOT_WRITTEN
-from ddplaunch.system.process.ask import AskedEnded, ask
+from ddplaunch.system.errors import tell
 
 Env = Mapping[str, str]
 
@@ -248,36 +242,3 @@ def warm(env: Env, stop: bool) -> int:
 
 
 _ANSWERS_WITHIN = 1.0  # seconds
-_ON_ANOTHER_DISK = (
-    "`export XDG_STATE_HOME=FOLDER`, or `--log-dir FOLDER`, has new jobs keep their runs on another disk; a job that runs goes "
-    "on, and SIGTERM to its command stops it"
-)
-
-
-def end_without_disk(argv: Sequence[str], env: Env) -> int:
-    """Print which folder does not answer, for whose disk a verb waited in vain, and return the exit status.
-
-    `argv` is the verb and its arguments.
-    """
-    named = [os.path.abspath(word) for word in argv[1:] if os.sep in word and not word.startswith("-")]
-    folders = [*named, *filter(None, [runs_folder(env)])]
-    # a disk may answer some requests and not others
-    silent = next((folder for folder in folders if not _answers(folder)), folders[0] if folders else os.curdir)
-    error = LaunchError(
-        f"`ddplaunch {argv[0]}` has given up: the disk of {silent} does not answer",
-        hint=_ON_ANOTHER_DISK,
-        status=NOT_WRITTEN,
-    )
-    write_stderr(Paint(use_colour(env, os.isatty(2))).report(error.render()))
-    return error.status
-
-
-def _answers(folder: str) -> bool:
-    """Whether the disk of a folder answers in time, be it that there is no such folder."""
-    try:
-        ask(partial(os.listdir, folder), _ANSWERS_WITHIN)
-    except TimeoutError:
-        return False
-    except (OSError, AskedEnded):
-        pass
-    return True

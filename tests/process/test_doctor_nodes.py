@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.conftest import PATIENCE, until
+from tests.process.terminal import child
 
 SIMULATED = ("doctor", "--json", "--only", "limits", "--simulate", "--nnodes")
 
@@ -19,10 +20,9 @@ def report_of(result: Any) -> dict[str, Any]:
 
 
 def programs(process: Any) -> list[psutil.Process]:
-    """The programs that examine nodes, by node rank."""
-    return [
-        child for child in psutil.Process(process.pid).children() if "ddplaunch.tools.doctor.nodes.host" in words(child)
-    ]
+    """The programs that examine nodes, by node rank; the command has the doctor in a child."""
+    started = psutil.Process(child(process.pid)).children()
+    return [one for one in started if "ddplaunch.tools.doctor.nodes.host" in words(one)]
 
 
 def words(process: psutil.Process) -> list[str]:

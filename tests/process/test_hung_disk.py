@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PATIENCE, Job, until
+from tests.nodes import catches
 from tests.process.disk import Disk, missing
 from tests.process.terminal import agent_of, stat
 
@@ -86,7 +87,8 @@ def test_a_job_starts_and_can_be_stopped_where_the_folder_cannot_be_made(job):
 def test_a_job_is_stopped_while_the_folder_is_being_made(job, program):
     job.disk.freeze()
     process = job.start("--nproc-per-node", 2, program("behave"), "all=default")
-    until(lambda: len(job.left()) == 3, "front, agent and writer")
+    agent = Path(f"/proc/{agent_of(process.pid)}")
+    until(lambda: catches(agent, signal.SIGINT), "an agent that waits for the folder")  # before, it imports its modules
     process.send_signal(signal.SIGINT)
     assert job.wait().status == 130
     assert not job.has_sign("ready-0")

@@ -100,12 +100,20 @@ def test_a_plan_is_made_without_the_list_of_nodes_that_have_failed(job, program)
     assert "its disk does not answer" in listed.err
 
 
-def test_a_command_in_a_folder_that_does_not_answer_names_that_folder(job, program):
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        ((), 2, "cannot be used: {}/pyproject.toml: its disk does not answer"),
+        (("submit", "--print", "--"), 1, "error: `ddplaunch submit` has given up: the disk of {} does not answer"),
+    ],
+    ids=["run", "submit"],
+)
+def test_a_command_in_a_folder_that_does_not_answer_names_that_folder(job, program, words, status, says):
     command = Path(sys.executable).with_name("ddplaunch")  # python -m would look into the folder itself
     process = subprocess.Popen(
         [
             *(f"--wdns={job.disk.place}" if word.startswith("--wdns") else word for word in job.disk.prefix),
-            *("sh", "-c", 'echo began; read -r _; exec "$@"', "sh", command, program("behave")),
+            *("sh", "-c", 'echo began; read -r _; exec "$@"', "sh", command, *words, program("behave")),
         ],
         env=job.env,
         stdin=subprocess.PIPE,
@@ -117,8 +125,19 @@ def test_a_command_in_a_folder_that_does_not_answer_names_that_folder(job, progr
     assert process.stdout.readline() == "began\n"  # the shell looks into its working directory, too
     job.disk.hang()
     _, said = process.communicate("\n", timeout=PATIENCE)
-    assert process.returncode == 2
-    assert f"cannot be used: {job.disk.place}/pyproject.toml: its disk does not answer" in said
+    assert process.returncode == status
+    assert says.format(job.disk.place) in said
+
+
+def test_verbs_end_and_name_the_script_that_cannot_be_read(job):
+    script = job.disk.place / "train.py"
+    (job.disk.seen / "train.py").touch()
+    job.disk.hang("open")
+    verbs = (("submit", "--print", "--"), ("check", "--world-size", 2), ("doctor", "--only", "limits"), ("plan",))
+    with ThreadPoolExecutor() as pool:
+        for verb, result in zip(verbs, pool.map(lambda words: job.verb(*words, script), verbs), strict=True):
+            assert f"error: `ddplaunch {verb[0]}` has given up: the disk of {script} does not answer" in result.err
+            assert result.status == 1
 
 
 def test_who_does_not_read_the_logs_at_once_is_no_disk_that_hangs(job):
@@ -147,6 +166,24 @@ def test_a_report_waits_for_the_reader_of_a_named_pipe(job):
     assert pipe.read_text().startswith("<!DOCTYPE html>")
     writer.communicate(timeout=PATIENCE)
     assert writer.returncode == 0
+
+
+def test_a_plan_waits_for_the_writer_of_a_named_pipe(job, program):
+    pipe = job.home / "pipe"
+    os.mkfifo(pipe)
+    planner = subprocess.Popen(
+        job.argv("plan", "--env-file", pipe, program("behave")),
+        env=job.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with open(pipe, "w") as writer:
+        writer.write("A=1\n")
+        writer.flush()
+        with pytest.raises(subprocess.TimeoutExpired):
+            planner.wait(7)  # it takes so long to give a disk up
+    _, err = planner.communicate(timeout=PATIENCE)
+    assert planner.returncode == 0, err
 
 
 def test_a_pipe_that_does_not_block_gets_the_logs_whole(job):

@@ -5,6 +5,7 @@ tests/slurm has the real ones. Here is what a Slurm in peace does not do.
 
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,14 @@ def test_a_job_that_slurm_has_forgotten_has_an_unknown_exit_status(job: Job, slu
     result = job.wait()
     assert (result.status, result.out) == (1, "ddplaunch: job 7 is submitted; its output goes to train-7.out\n")
     assert result.err == "ddplaunch: job 7 is no longer known to Slurm, so its exit status is unknown\n"
+
+
+def test_slurm_that_takes_long_is_no_disk_that_hangs(job: Job, slurm: Slurm) -> None:
+    (slurm.home / "bin" / "sbatch").write_text("#!/bin/sh\nsleep 6\necho 7\n")
+    process = slurm.start("--wait")
+    until(lambda: (slurm.home / "scontrol-words").exists() or process.poll() is not None, "the first question")
+    began = time.monotonic()
+    # until it is asked seldom: from 4 s without anything to do a process is taken for one that waits for a disk
+    until(lambda: time.monotonic() > began + 14 or process.poll() is not None, "a time")
+    slurm.says("COMPLETED")
+    assert job.wait().expect(0).err.endswith("ddplaunch: job 7 completed\n")

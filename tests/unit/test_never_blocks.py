@@ -8,9 +8,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
 LOOPS = (
-    "agent", "control", "coordinator", "launcher/workers/forker.py",
-    "launcher/look/debuggers.py", "launcher/look/inspection.py", "output", "remote",
-    "report", "runlog", "reach/slurm/srun.py", "launcher/elsewhere/slurm/watcher.py", "supervise",
+    "launcher/decide", "launcher/elsewhere", "launcher/job", "launcher/look/debuggers.py", "launcher/look/inspection.py",
+    "launcher/node", "launcher/output", "launcher/tell", "launcher/workers/forker.py", "reach", "record", "spec/error_file.py",
 )  # fmt: skip
 
 # calls that may take as long as something outside wants; `ask` waits itself, `Loop.ask` does not
@@ -33,6 +32,7 @@ HARMLESS = {
     "launcher/job/incoming.py": "before there are workers",
     "launcher/job/join.py": "before the job begins; the front can kill the agent",
     "launcher/elsewhere/front_socket.py": "a folder in /tmp, and workers on other hosts",
+    "launcher/elsewhere/slurm/presence.py": "the start of a command",
     "reach/protocol.py": "/dev/null",
     "spec/error_file.py": "files in memory",
     "record/bad_nodes.py": "what a child does that is asked, and the start of a command",
@@ -41,6 +41,9 @@ HARMLESS = {
     "record/old_runs.py": "the process that writes files, and commands that look for runs",
     "record/log.py": "the process that writes files, and ddplaunch logs",
     "record/run_socket.py": "the process that writes files, and commands that look for runs",
+    "record/seen/recorder.py": "what a child does that is asked",
+    "reach/slurm/job.py": "what a child does that is asked",
+    "reach/slurm/scontrol.py": "what a child does that is asked, and the start of a command",
     "reach/slurm/srun.py": "/dev/null",
 }
 
@@ -58,10 +61,16 @@ def slow_calls(path: Path) -> Iterator[str]:
 
 
 def modules() -> list[str]:
+    """The files that run in a loop; of a folder or file that was moved, nothing would be tested."""
+    assert [loop for loop in LOOPS if not (PACKAGE / loop).exists()] == []
     paths = [
         path for loop in LOOPS for path in (PACKAGE / loop, *(PACKAGE / loop).rglob("*.py")) if path.suffix == ".py"
     ]
     return sorted(str(path.relative_to(PACKAGE)) for path in paths)
+
+
+def test_each_file_that_may_wait_is_one_of_those_in_a_loop() -> None:
+    assert HARMLESS.keys() - {*modules()} == set()
 
 
 @pytest.mark.parametrize("name", modules())

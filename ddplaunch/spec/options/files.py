@@ -20,11 +20,21 @@ def read_text(path: str, limit: int, *, errors: str = "strict") -> str:
         OSError: there is no such file, it cannot be read, or is longer.
         UnicodeDecodeError: it is not UTF-8 text.
     """
-    with open(path, encoding="utf-8", errors=errors, opener=_opener) as file:
-        text = file.read(limit + 1)
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        from ddplaunch.system.process.apart import waiting  # few files are pipes
+
+        with waiting():  # for the program that writes
+            text = _read(path, limit + 1, errors)
+    else:
+        text = _read(path, limit + 1, errors)
     if len(text) > limit:
         raise OSError(errno.EFBIG, f"it is larger than {size(limit)}")
     return text
+
+
+def _read(path: str, most: int, errors: str) -> str:
+    with open(path, encoding="utf-8", errors=errors, opener=_opener) as file:
+        return file.read(most)
 
 
 def _opener(path: str, flags: int) -> int:

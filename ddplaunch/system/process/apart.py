@@ -98,7 +98,6 @@ class _Relay:
         self._ours, self._its = os.pipe()  # no socket: /dev/stdout could not be opened
         self._ended, self._end = os.pipe()
         self._thread = Thread(target=self._run, daemon=True)
-        self.waits = False  # for the reader of the pipe
 
     def take_over(self) -> None:
         """In the child, write to the parent."""
@@ -122,20 +121,23 @@ class _Relay:
         poll = select.poll()
         poll.register(self._ours, select.POLLIN)
         poll.register(self._ended, select.POLLIN)
+        poll.register(self._descriptors[0], 0)  # for errors alone: the reader has gone
         try:
             while True:
                 ready = [descriptor for descriptor, _ in poll.poll()]
+                if self._descriptors[0] in ready:
+                    break
                 if self._ours in ready:
                     if not (data := os.read(self._ours, _CHUNK)):
                         return
                     self._pass_on(data)
                 elif self._ended in ready:
                     return
-        except OSError:  # the reader has gone: the child learns of it as it would have
-            os.close(self._ours)
+        except OSError:
+            pass
+        os.close(self._ours)  # the child learns at its next write that the reader has gone, as it would have
 
     def _pass_on(self, data: bytes) -> None:
-        self.waits = True
         while data:
             try:
                 data = data[os.write(self._descriptors[0], data) :]
@@ -143,7 +145,6 @@ class _Relay:
                 poll = select.poll()
                 poll.register(self._descriptors[0], select.POLLOUT)
                 poll.poll()
-        self.waits = False
 
 
 def _relays() -> list[_Relay]:
@@ -180,7 +181,7 @@ def _watch(pid: int, shared: mmap.mmap, relays: Sequence[_Relay], on_hang: Calla
                 relay.finish()
             _exit_like(status)
         before, seen = seen, _progress(pid)
-        waits_for_disk = shared[:1] != _WAITS and not any(relay.waits for relay in relays) and _terminal_is_read()
+        waits_for_disk = shared[:1] != _WAITS and _output_is_read()
         idle = idle + 1 if seen == before and waits_for_disk else 0
     os.kill(pid, signal.SIGKILL)
     set_modes(typed)
@@ -199,12 +200,12 @@ def _progress(pid: int) -> bytes:
     return b" ".join(line for line in lines if line.startswith(_COUNTED))
 
 
-def _terminal_is_read() -> bool:
-    """Whether a terminal takes our output: one that Ctrl-S has stopped does not, and who writes there waits for the user."""
+def _output_is_read() -> bool:
+    """Whether our output is taken: not by a terminal that Ctrl-S has stopped, nor by a pipe whose reader is behind."""
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, select.POLLOUT)
-    return len(poll.poll(0)) == 2  # a file does, too, and a pipe whose reader is not behind, and one that is closed
+    return len(poll.poll(0)) == 2  # a file takes it, and a pipe without a reader
 
 
 def _exit_like(status: int) -> NoReturn:

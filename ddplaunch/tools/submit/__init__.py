@@ -25,6 +25,7 @@ from ddplaunch.spec.program import check as check_program
 from ddplaunch.system.errors import LaunchError, tell
 from ddplaunch.system.exitcodes import NOT_FOUND, OK
 from ddplaunch.system.process import disk
+from ddplaunch.system.process.apart import waiting
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import why_failed
 from ddplaunch.tools.submit import output, script
@@ -204,10 +205,11 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
     from ddplaunch.tools.submit.follow import Submitted, notify
 
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", *options],
-            check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", env=environment(env),
-        )  # fmt: skip
+        with waiting():
+            done = subprocess.run(
+                ["sbatch", "--parsable", *options],
+                check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", env=environment(env),
+            )  # fmt: skip
     except FileNotFoundError:
         raise LaunchError("sbatch is not on PATH", hint=_ELSEWHERE, status=NOT_FOUND) from None
     except OSError as error:

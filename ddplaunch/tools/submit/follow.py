@@ -18,6 +18,7 @@ from msgspec import Struct
 from ddplaunch.reach.slurm.scontrol import JobRecord, ScontrolError, UnknownJob, show_jobs
 from ddplaunch.system.errors import below, tell, write_stderr
 from ddplaunch.system.exitcodes import NODE_LOST, OK, TIMEOUT, of_signal
+from ddplaunch.system.process.apart import waiting
 from ddplaunch.system.words import why_failed
 from ddplaunch.tools.submit.output import Tail, output_files
 
@@ -106,7 +107,8 @@ class _Watch:
                 pause = min(1.5 * pause, LONGEST_INTERVAL)
             if self._show() and " running" not in self._observed.line:
                 query_at = 0.0  # output: the job is running
-            time.sleep(POLL_INTERVAL if self._follow else max(query_at - time.monotonic(), 0))
+            with waiting():
+                time.sleep(POLL_INTERVAL if self._follow else max(query_at - time.monotonic(), 0))
 
     def _query(self, now: float) -> bool:
         """Query the state of the job and report a change; return whether the state changed."""

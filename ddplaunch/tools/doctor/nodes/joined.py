@@ -34,6 +34,7 @@ from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.loop.loop import Loop, Timer
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.net.resolver import look_up
+from ddplaunch.system.process.apart import waiting
 from ddplaunch.system.words import duration, some
 from ddplaunch.tools.doctor.nodes.host import Examinee
 
@@ -75,7 +76,8 @@ def is_coordinator(rendezvous: Rendezvous) -> bool:
         return rendezvous.coordinator
     from ddplaunch.system.net.addresses import is_own  # few jobs need it
 
-    targets = look_up(rendezvous.addresses[0], lambda: None).targets
+    with waiting():
+        targets = look_up(rendezvous.addresses[0], lambda: None).targets
     return any(is_own(str(sockaddr[0])) for _, sockaddr in targets)
 
 
@@ -239,7 +241,8 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
     reasons: dict[str, str] = {}
     rendezvous = allocation.rendezvous
     assert rendezvous is not None
-    answers = [look_up(address, lambda: None) for address in rendezvous.addresses]
+    with waiting():
+        answers = [look_up(address, lambda: None) for address in rendezvous.addresses]
     targets = [
         (family, (sockaddr[0], port, *sockaddr[2:]))
         for answer in answers
