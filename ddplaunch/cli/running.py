@@ -236,9 +236,3 @@ def warm(env: Env, stop: bool) -> int:
     from ddplaunch.launcher.workers import show as verb
 
     return show(verb.show(env, stop=stop))
-
-
-# --- when the disk of the runs does not answer
-
-
-_ANSWERS_WITHIN = 1.0  # seconds
