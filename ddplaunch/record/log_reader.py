@@ -56,7 +56,7 @@ class LogFile(Struct, frozen=True):
 
 def logs_of(run: str) -> list[LogFile]:
     """Return all logs in the folder of a run: of one node, or, where the nodes share a home, of all nodes."""
-    roots = {run, *parts_of(run)}
+    roots = dict.fromkeys((run, *parts_of(run)))  # in order: the latest log of a rank is that of the last node
     return sorted((log for root in roots for log in _logs_in(root)), key=lambda log: log.order)
 
 

@@ -186,11 +186,8 @@ def look(runs: str, name: str) -> Candidate | None:
     began, written, ended_well = [], [], []
     is_named = short(name) != name  # a name that we make; any other may be what a user has renamed a run to
     for node in Run(folder).nodes:
-        try:
-            events = os.lstat(f"{node.folder}/events.jsonl")
-        except OSError:
-            return None
-        if events.st_uid != os.geteuid() or not stat.S_ISREG(events.st_mode):
+        events = _own_file(f"{node.folder}/events.jsonl")
+        if events is None:
             return None
         written.append(events.st_mtime)
         if not events.st_size:  # a node was killed before it wrote anything
@@ -204,11 +201,21 @@ def look(runs: str, name: str) -> Candidate | None:
                 return None
             is_named = True
         began.append(node.head[0].at)
-        ended_well.append(node.object("summary").get("why") in _WELL)
+        summary = node.object("summary") if _own_file(f"{node.folder}/summary.json") is not None else {}
+        ended_well.append(summary.get("why") in _WELL)
     if not began or not is_named:
         return None
     matters = not all(ended_well) or max(written) - min(began) >= _LONG
     return Candidate(name=name, written=max(written), matters=matters)
+
+
+def _own_file(path: str) -> os.stat_result | None:
+    """Return what is known of a regular file of this user; None if none is there: others may write into a shared folder."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found if found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) else None
 
 
 def _measure(runs: str, run: Candidate) -> Generator[None, None, Candidate]:
@@ -259,16 +266,21 @@ def _is_full(folder: str) -> bool:
 def removals(runs: str) -> Mapping[str, Removal]:
     """Return the latest removals in this folder by the name of the run."""
     found = {}
-    for line in (content(_list(runs), 2 * _LONGEST_LIST) or b"").decode(errors="replace").splitlines():
+    for line in _content_of_list(runs).decode(errors="replace").splitlines():
         date, _, rest = line.partition(" ")
         name, _, why = rest.partition(" ")
         found[name] = Removal(name, date, why)
     return found
 
 
+def _content_of_list(runs: str) -> bytes:
+    path = _list(runs)
+    return (content(path, 2 * _LONGEST_LIST) or b"") if _own_file(path) is not None else b""
+
+
 def _shorten_list(runs: str) -> None:
     """Forget the older half of a long list."""
-    lines = content(_list(runs), 2 * _LONGEST_LIST) or b""
+    lines = _content_of_list(runs)
     if len(lines) > _LONGEST_LIST:
         with replaced(_list(runs), 0o600) as file:
             file.write(lines[-_LONGEST_LIST // 2 :].partition(b"\n")[2])

@@ -392,21 +392,23 @@ class Coordinator:
             self._warnings.flush()
         if self.stragglers is not None:
             self.stragglers.end()
-            story, found = self._reporter.story, self.stragglers
-            story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.last_word
+            if not findings.error:  # which explains the end better than the pace of the workers
+                story, found = self._reporter.story, self.stragglers
+                story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.last_word
         text, outcome = self._reporter.ended(findings)
-        status, why = outcome or (status, self.state.why.value if self.state.why is not None else "failed")
+        state = findings.state
+        status, why = outcome or (status, state.why.value if state.why is not None else "failed")
         self._has_ended = True
         self._over.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
-        if self._agents is not None and self.state.end.is_cut_off:
+        if self._agents is not None and state.end.is_cut_off:
             self._agents.send(tuple(self._agents.watchers), replace(end, text=text))
             self._agents.desert()
         elif self._agents is not None:
             # a command that has started the agents requeues the job, unless its shell has ended at the same SIGTERM
             is_left_to_us = requeue == SIGTERM and self._agents.requeues_after_sigterm
             end = replace(end, is_watched=bool(self._agents.watchers) and not is_left_to_us)
-            self._agents.end(replace(end, text=text), self.state.unneeded_spares)
+            self._agents.end(replace(end, text=text), state.unneeded_spares)
         self._take_order(end)
 
     def _order(self, ids: Sequence[int], order: OrderToAll) -> None:

@@ -419,8 +419,10 @@ def why_too_much(found: NodeStacks, workers: int, world_size: int) -> str:
     """Say, as a predicate, why these stacks cannot be those of so many workers of a job; "" if they can."""
     if len(found.processes) > _MAX_PROCESSES * workers:
         return "has more processes than its workers can have started"
+    from ddplaunch.record.seen.recorder import last_rank  # few jobs are asked for their stacks
+
     members = {group.members for process in found.processes for group in process.groups or ()} - {""}
-    if any(max(map(int, ranks.replace("-", ",").split(","))) >= world_size for ranks in members):
+    if any(not 0 <= last_rank(ranks) < world_size for ranks in members):
         return "has process groups of more ranks than the job has"
     return ""
 

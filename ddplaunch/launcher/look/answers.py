@@ -10,6 +10,7 @@ from ddplaunch.plan import WorkerPlan
 from ddplaunch.reach.channel.handshake import LIMIT
 from ddplaunch.record.seen import Sample
 from ddplaunch.record.window.questions import (
+    MAX_SERIES,
     MAX_WORKERS,
     Answer,
     NoAnswer,
@@ -116,7 +117,7 @@ def arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> Answe
     from ddplaunch.launcher.look.recorder import read_arrivals, wall_ahead  # only a child that asks workers needs it
 
     found = read_arrivals(recorders, until=until, every=every)
-    return _bounded(NodeArrivals(wall_ahead(), tuple(found)))
+    return _bounded(NodeArrivals(wall_ahead(), tuple(found[:MAX_SERIES])))
 
 
 def _bounded(answer: Answer) -> Answer:

@@ -44,6 +44,11 @@ def parse_members(text: str) -> dict[str, str]:
     return found
 
 
+def last_rank(written: str) -> int:
+    """Return the highest rank in a text of ascending ranges, -1 for any other text."""
+    return int(re.split("[,-]", written)[-1]) if _count(written) else -1
+
+
 def _count(written: str) -> int:
     """Return how many ranks a text of ascending ranges names: 4 for "0-2,4"; 0 for any other text."""
     ranges = []

@@ -43,6 +43,16 @@ def content(path: str, most: int) -> bytes | None:
         return None
 
 
+def tail(path: str, most: int) -> bytes | None:
+    """Return the last bytes of a regular file; None if the file cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            return file.read(most)
+    except OSError:
+        return None
+
+
 def check_replaceable(path: str) -> None:
     """Refuse what a new file must not take the place of.
 

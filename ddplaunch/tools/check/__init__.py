@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from ddplaunch.record.seen import MAX_FRAMES
 from ddplaunch.spec.outcome import Frame, WorkerError
 from ddplaunch.system.fields import Number, Piece
 
@@ -23,8 +24,10 @@ class Call(Struct, frozen=True, kw_only=True, tag="call"):
     operation: Piece  # "all_reduce"
     group: Piece  # its name
     step: Number  # that the rank was at, from 1 on
-    stack: Number = 0  # in the notes: the number of the stack, which
-    frames: tuple[Frame, ...] = ()  # is this, innermost first
+    stack: Number = 0  # the number of its stack, in a note of a worker
+    frames: Annotated[
+        tuple[Frame, ...], Meta(max_length=MAX_FRAMES)
+    ] = ()  # that stack, innermost first; a note has none
     inputs: Piece = ""  # "float32 [4096]"
     outputs: Piece = ""
     peer: int | None = None  # the rank that sends to all, or gets from all; of a send or receive, the other rank

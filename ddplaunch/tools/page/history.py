@@ -21,13 +21,14 @@ from ddplaunch.record.folders import goes_on
 from ddplaunch.record.log_reader import logs_of
 from ddplaunch.record.run import LONGEST, EventRow, Reached, T, lines_of
 from ddplaunch.record.run_folder import COLLECTIVES, SAMPLES
-from ddplaunch.system.process.files import content
+from ddplaunch.system.process.files import content, tail
 from ddplaunch.system.redaction import HIDDEN, Redactor
 from ddplaunch.system.words import count, duration
 from ddplaunch.tools.page.collectives import CallsRow, Collective, collectives
 from ddplaunch.tools.page.samples import Curve, SampleRow, curves
 
 _WITHIN = 60.0  # seconds that an event may wait until it is written
+_TAIL = 1 << 20  # bytes of samples in which the last one is looked for
 _NOTED = ("notice", "node_joined", "node_stopping", "node_left", "signal_received", "left_after_notice", "front_lost")
 
 _TEXTS = ("program", "how", "reason", "message", "why", "text")  # of an event, which others have written
@@ -222,13 +223,14 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
     ended = max(node.end for node in nodes)
     began = min([*(life.began for life in lives), *(one.began for one in generations.values())], default=ended)
     unread, offsets = Counter[str](), [node.offset for node in nodes]
-    sampled = [list(_lines(f"{node.folder}/{SAMPLES}", SampleRow, unread)) for node in nodes]
     if going:
         last, ended = None, max(time.time(), ended)
     elif last is None:
         problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
-        ended = max(ended, min(_last_sign(folder, nodes, sampled), time.time()))
+        ended = max(ended, min(_last_sign(folder, nodes), time.time()))
     starts = sorted((one.began, one.number) for one in generations.values())
+    samples = (_lines(f"{node.folder}/{SAMPLES}", SampleRow, unread) for node in nodes)
+    drawn = tuple(curves(zip(samples, offsets, strict=True), began, ended, points))
     calls = (_lines(f"{node.folder}/{COLLECTIVES}", CallsRow, unread) for node in nodes)
     called = collectives(zip(calls, offsets, strict=True), starts)
     problems += [f"{count(number, 'line')} of {name} cannot be read." for name, number in unread.items()]
@@ -249,23 +251,29 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
         lives=tuple(sorted(lives, key=lambda life: (life.rank, life.generation))),
         marks=tuple(sorted((mark for node in nodes for mark in node.marks), key=lambda mark: mark.at)),
         gaps=tuple(gap for node in nodes for gap in node.gaps),
-        curves=tuple(curves(zip(sampled, offsets, strict=True), began, ended, points)),
+        curves=drawn,
         collectives=tuple(called),
         problems=tuple(problems),
     )
 
 
-def _last_sign(folder: str, nodes: Sequence[NodeHistory], sampled: Sequence[Sequence[SampleRow]]) -> float:
+def _last_sign(folder: str, nodes: Sequence[NodeHistory]) -> float:
     """Return when any worker of a run that was killed was last seen to live: by its samples, and by the times of its logs.
 
     That is in seconds since 1970; 0 if it is not known. A node without events has no clock that is known.
     """
-    told = [(node, rows) for node, rows in zip(nodes, sampled, strict=True) if node.end]
-    signs = [rows[-1].mono + node.offset for node, rows in told if rows]
+    told = [node for node in nodes if node.end]
+    signs = [at + node.offset for node in told if (at := _last_sample(f"{node.folder}/{SAMPLES}")) is not None]
     # a copy of the folder has another time than that of the last event, and tells nothing
-    if all(abs(_modified(f"{node.folder}/events.jsonl") - node.end) < _WITHIN for node, _ in told):
+    if all(abs(_modified(f"{node.folder}/events.jsonl") - node.end) < _WITHIN for node in told):
         signs += (_modified(path) for log in logs_of(folder) for path in log.paths)
     return max(signs, default=0.0)
+
+
+def _last_sample(path: str) -> float | None:
+    """Return the CLOCK_MONOTONIC time of the last sample of a node; None if no sample can be read."""
+    rows = [row for row in lines_of(tail(path, _TAIL), SampleRow) if row is not None]
+    return rows[-1].mono if rows else None
 
 
 def _modified(path: str) -> float:

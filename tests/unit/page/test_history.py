@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.tools.page import history
 from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.page import page
 from tests.recorded import BEGAN, ended, event, exited, generation, recorded, restarted, started, worker
@@ -153,6 +154,11 @@ def test_it_ends_with_its_last_sample_or_what_it_wrote_last_whichever_is_later(t
     assert killed(tmp_path / "a", sample(10), sample(20), "{") == 20
     assert killed(tmp_path / "b", sample(10), log=90.0) == 90
     assert killed(tmp_path / "c") == 0
+
+
+def test_the_last_sample_is_found_behind_more_of_them_than_are_read(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(history, "LONGEST", 1 << 16)
+    assert killed(tmp_path / "a", *map(sample, range(2000))) == 1999
 
 
 def test_the_times_of_a_copy_are_no_sign_of_life(tmp_path: Path) -> None:

@@ -363,3 +363,13 @@ def test_a_list_that_is_none_does_no_harm(runs: Path) -> None:
     os.mkfifo(runs.parent / "removed-runs")
     assert old_runs.removals(str(runs)) == {}
     assert DAY == old_runs.DAY
+
+
+def test_a_list_of_another_user_is_not_believed(runs: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can arrange this")
+    removed = runs.parent / "removed-runs"
+    removed.write_text("2026-01-01 mine for no reason\n")
+    assert "mine" in old_runs.removals(str(runs))
+    os.chown(removed, 54321, -1)
+    assert old_runs.removals(str(runs)) == {}

@@ -19,7 +19,7 @@ from ddplaunch.record import log as log_module
 from ddplaunch.record import run_socket
 from ddplaunch.record.folders import lock
 from ddplaunch.record.log import BoundedLog, LogTimes, offset_at
-from ddplaunch.record.log_reader import LogFile, LogReader
+from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import compress
 from ddplaunch.tools.runs import find, logs
@@ -267,3 +267,11 @@ def test_the_times_of_a_run_of_months_take_little_room(tmp_path, monkeypatch):
         times.note("rank-0.out", at, float(at))
     os.close(folder)
     assert (tmp_path / log_module.TIMES).stat().st_size < 14_000
+
+
+def test_the_logs_of_a_rank_that_two_nodes_had_come_in_the_order_of_nodes(tmp_path):
+    for node in range(12):
+        folder = tmp_path / f"node-{node}"
+        folder.mkdir()
+        (folder / "rank-1.out").touch()
+    assert [log.folder for log in logs_of(str(tmp_path))] == [f"{tmp_path}/node-{node}" for node in range(12)]
