@@ -308,10 +308,16 @@ class _Children:
 
 
 def _tidies(pid: int) -> bool:
-    """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/system/process/tidying.py."""
+    """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/system/process/tidying.py.
+
+    One in uninterruptible sleep may be such a process, as for a moment in which a page is read; SIGKILL would wait, too. It is
+    looked at again.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *fields = file.read().rpartition(b")")[2].split()
+        if state == b"D":
+            return True
         if state not in (b"S", b"R", b"T") or fields[16] != b"1":  # its memory may be locked
             return False
         with open(f"/proc/{pid}/cmdline", "rb") as file:

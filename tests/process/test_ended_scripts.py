@@ -11,8 +11,7 @@ GOES_ON = """
 import atexit, os, sys, threading, time
 from pathlib import Path
 def may_end():
-    while not Path(os.environ["MAY_END"]).exists():
-        time.sleep(0.01)
+    while not Path(os.environ["MAY_END"]).exists(): time.sleep(0.01)  # in one line: it may be seen anywhere in the loop
 kind = sys.argv[1]
 if kind == "thread":
     threading.Thread(target=may_end).start()
@@ -22,7 +21,7 @@ elif kind == "exits":
 elif kind == "atexit":
     atexit.register(may_end)
 """
-WAITS = "still runs, 2 s after the end of the script: Python waits for a thread: train.py:6 in may_end"
+WAITS = "still runs, 2 s after the end of the script: Python waits for a thread: train.py:5 in may_end"
 RUNS = WAITS.replace("waits for a thread", "runs a function that was registered for its exit")
 
 
