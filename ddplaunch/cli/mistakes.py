@@ -188,7 +188,7 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
         )
     if _ASSIGNMENT.fullmatch(target):
         return _of_assignment(before, program)
-    if meant := _of_split_value(before, program):
+    if target not in VERBS and (meant := _of_split_value(before, program)):
         return LaunchError(f"{target} does not exist", hint=_type([], meant, "a value is one word: "))
     if target.isdecimal():
         return LaunchError(f"{target} is a number, not a script", hint=_type([*before, _NUMBER, target], rest))
@@ -246,7 +246,10 @@ def _not_there(before: Sequence[str], program: Sequence[str]) -> LaunchError | N
             return LaunchError(missing, hint=_type(before, whole, "a name with a blank in it is quoted: "))
     if verb := verb_meant(target):
         late = [word for word in before if word not in VERBS]
-        hint = f"a verb comes first: `ddplaunch {verb} ...`" if late else f"did you mean `ddplaunch {verb} ...`?"
+        hint = f"did you mean `ddplaunch {verb} ...`?"
+        if late:
+            options = before if verb == "plan" else ()  # those of a job, which no other verb has
+            hint = _type((), [verb, *options, *rest], "a verb comes first: ")
         return LaunchError(missing, hint=hint)
     is_word = target.isidentifier() and (not os.path.lexists(f"{target}.py") or rest[:1] == [f"{target}.py"])
     if is_word and rest and (flag_of(rest[0]) in FLAGS or (rest[0].endswith(".py") and os.path.isfile(rest[0]))):

@@ -72,7 +72,7 @@ def test_who_takes_no_part_has_workers_that_wait_and_no_others() -> None:
         (stacks(2, members=(f"0,{WORLD}",)), "has process groups of more ranks than the job has"),
         (stacks(2, members=(f"0-{WORLD}",)), "has process groups of more ranks than the job has"),
         (stacks(2, members=(",".join(["0-3"] * 999),)), "has process groups of more ranks than the job has"),
-        (stacks(*[2] * 131), "has more processes than its workers can have started"),
+        (stacks(*[2] * 259), "has more processes than its workers can have started"),
         (times(2, entries=2 * MAX_ENTRIES + 1), "has more to say of collectives than its workers can have called"),
         (times(*[2] * 257), "has more to say of collectives than its workers can have called"),
     ],
