@@ -52,9 +52,7 @@ _NAME = "ddplaunch-warm"  # for `ps`, as long as a name may be
 _TITLE = "ddplaunch-warm (`ddplaunch warm --stop` ends it)"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _KILL_TIMEOUT = 2.0  # seconds that killed processes have to end
-_TIDY_TIMEOUT = (
-    3.0  # seconds for processes that clean up after others: torch's manager of shared memory ends 2 s after them
-)
+_TIDY_TIMEOUT = 3.0  # seconds for processes that clean up: torch's manager of shared memory ends 2 s after its users
 _PAUSE = 0.002  # seconds between two looks whether they have
 # of the fields behind the name in /proc/PID/stat, counted from 0: where the command line begins and ends (proc(5))
 _ARG_START, _ARG_END = 45, 46
@@ -310,8 +308,7 @@ class _Children:
 def _tidies(pid: int) -> bool:
     """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/system/process/tidying.py.
 
-    One in uninterruptible sleep may be such a process, as for a moment in which a page is read; SIGKILL would wait, too. It is
-    looked at again.
+    A process in uninterruptible sleep may be one that reads a page for a moment: its caller looks again.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
