@@ -52,7 +52,6 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     "node_left": {"host": "string",
         "node_rank": "integer or null: in the generation that ran, null if the node took no part",
         "reason": "string: as in a sentence"},
-    "took_over": {"text": "string"},
     "left_after_notice": {"signal": "string: name of the notice",
         "job": "string or null: the id of the Slurm job; empty outside of Slurm, null where another process requeues it",
         "sent": "boolean or null: whether it was requeued from here", "text": "string or null: why, as in a sentence"},

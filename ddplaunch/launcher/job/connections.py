@@ -66,7 +66,6 @@ class Terms(Struct, frozen=True, kw_only=True):
     key: Key
     listen: str | None  # numeric address to listen on; None: all
     ports: Sequence[int]  # candidates to listen on
-    has_front: bool  # a command has started all agents, and connects to forward the user's signals
     heartbeat_timeout: float  # seconds after which a silent agent counts as lost
     may_shorten_silence: bool = False  # for a host that answers nothing
     listening: socket | None = None  # what listens already, at one of the ports
@@ -78,8 +77,9 @@ class _Connection:
         self.host_silence = 0.0  # seconds, as last measured
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
-        self.answered = 0.0  # when it gave its last answer, or said hello, by its clock
-        self.answered_at = -inf  # when that or another message came
+        self.answered = 0.0  # when it gave its last answer, or said hello, by its clock: the number of a renewal of its lease
+        self.renewed_at = -inf  # when that came: the lease began no later
+        self.heard_at = -inf  # when that or another message came
 
 
 class Connections:
@@ -87,8 +87,8 @@ class Connections:
 
     `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason, whether its process
     is known to have ended, and when its last message came. `dropped` gets each peer of whose message what it tells of workers was
-    malformed and left out, with the reason: no node is lost for that. `answered` is called at each pong. A peer learns when its
-    last pong has come if it `counts`: the coordinator does not go on without it for AT_ONCE after that.
+    malformed and left out, with the reason: no node is lost for that. `answered` is called at each pong. Each
+    ping says which pong has come last, from whose sending the lease of a peer runs.
     """
 
     def __init__(
@@ -101,14 +101,12 @@ class Connections:
         dropped: Callable[[int, str], None],
         refused: Callable[[str, str], None],
         answered: Callable[[], None],
-        counts: Callable[[int], bool],
     ) -> None:
         """Listen on one of the ports of `terms`; raise LaunchError if all are taken."""
         self._received_message = received
         self._lost = lost
         self._dropped = dropped
         self._answered = answered
-        self._counts = counts
         self._loop = loop
         self._heartbeat_timeout = terms.heartbeat_timeout
         least = terms.heartbeat_timeout
@@ -193,13 +191,13 @@ class Connections:
         if (connection := self._connections.pop(id, None)) is not None:
             connection.peer.close()
 
-    def answered_at(self, id: int) -> float:
-        """Return when the last message of a peer came, unless it has left."""
-        return self._connections[id].answered_at
+    def renewed_at(self, id: int) -> float:
+        """Return when the last answer of a peer came, unless it has left."""
+        return self._connections[id].renewed_at
 
     def is_silent(self, id: int) -> bool:
         """Return whether a peer has answered none of the last pings."""
-        return self._loop.now() - self._connections[id].answered_at > _SILENT_BEATS * self._beat
+        return self._loop.now() - self._connections[id].heard_at > _SILENT_BEATS * self._beat
 
     def expel(self, id: int, reason: str) -> None:
         """Close a connection, and report it as lost."""
@@ -209,7 +207,7 @@ class Connections:
                 self._listener.report_refusal(connection.peer.address, reason)
             connection.peer.send(messages.encode(messages.GivenUp(line(reason))))
         self.drop(id)
-        self._lost(id, reason, False, -inf if connection is None else connection.answered_at)
+        self._lost(id, reason, False, -inf if connection is None else connection.renewed_at)
 
     def close(self) -> None:
         """Close everything."""
@@ -247,15 +245,13 @@ class Connections:
             self.expel(id, f"sent a malformed message ({error})")
             return
         heartbeat.unanswered = 0
-        if not isinstance(message, messages.Deserted):
-            connection.answered_at = self._loop.now()
+        connection.heard_at = self._loop.now()
+        if isinstance(message, messages.Hello | messages.Pong):
+            connection.answered, connection.renewed_at = message.at, self._loop.now()
         if isinstance(message, messages.Pong):
             heartbeat.pong_received(message.sent, message.at, time.monotonic())
-            connection.answered = message.at
             self._answered()
         elif message is not None:
-            if isinstance(message, messages.Hello):
-                connection.answered = message.at
             self._received_message(id, message)
             connection.is_known = True
 
@@ -280,7 +276,7 @@ class Connections:
         # the kernel closes the connections of a process that ends; an agent that goes on elsewhere says so before. A firewall
         # may reset them
         text = f"{reason} while the coordinator was {when}" if when else reason
-        self._lost(id, text, reason == CLOSED, connection.answered_at)
+        self._lost(id, text, reason == CLOSED, connection.renewed_at)
 
     # --- time
 
@@ -311,12 +307,7 @@ class Connections:
                 self._ping(id)
 
     def _ping(self, id: int) -> None:
-        self._connections[id].heartbeat.unanswered += 1
-        self.confirm(id)
-
-    def confirm(self, id: int) -> None:
-        """Tell a peer that its last answer or hello has come, by a ping that nobody counts."""
-        if (connection := self._connections.get(id)) is not None:
-            answered = connection.answered if self._counts(id) else 0.0
-            ping = messages.Ping(time.monotonic(), self._silence.host_limit, answered)
-            connection.peer.send(messages.encode(ping))
+        connection = self._connections[id]
+        connection.heartbeat.unanswered += 1
+        ping = messages.Ping(time.monotonic(), self._silence.host_limit, connection.answered)
+        connection.peer.send(messages.encode(ping))

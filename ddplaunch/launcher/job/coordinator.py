@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.first_failure import failed_itself
 from ddplaunch.launcher.decide.job import SELF_ID, Member
-from ddplaunch.launcher.job.orders import Forward, Generation, JobEnd, Moved, NodeEnd, Warned
+from ddplaunch.launcher.job.orders import Forward, Generation, JobEnd, NodeEnd, Warned
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
@@ -33,7 +32,6 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.launcher.job.questions import NodeStreams, Questions
     from ddplaunch.launcher.job.straggler_check import StragglerCheck
     from ddplaunch.launcher.job.warnings import Warnings
-    from ddplaunch.reach.channel.streams import Chunk
     from ddplaunch.record.window.questions import Answer
     from ddplaunch.system.loop.loop import Pending
 
@@ -56,7 +54,6 @@ class Coordinator:
         self._explaining: Pending[Whereabouts] | None = None  # where the workers were, the last time
         self._explaining_end: Pending[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state = state
-        self._took_over = state.succession.took_over
         self._deadline = loop.timer(None, lambda: self.feed(job.DeadlineReached(loop.now())))  # of the state
         self._take_order: Callable[[Order], None]  # of the coordinator's own agent
         self._agents: Agents | None = None  # of the other nodes
@@ -86,9 +83,6 @@ class Coordinator:
         self.state, actions = job.step(before, event)
         self._deadline.set(self.state.deadline)
         self._reporter.on_event(event, before, self.state)
-        known, electorates = before.succession.electorates, self.state.succession.electorates
-        if self._agents is not None and electorates is not known:
-            self._agents.note_ended(known, electorates)  # before a node that leaves is let go
         for action in actions:
             self._carry_out(action)
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
@@ -99,11 +93,6 @@ class Coordinator:
         for asked in (self._questions, self._streams):
             if asked is not None and len(self.state.members) < len(before.members):
                 asked.drop_departed(self.state.members)
-
-    def take_up(self, stop: node.StopOrdered | None) -> None:
-        """Learn from a node that has lost another coordinator why that one was stopping the workers."""
-        if stop is not None:
-            self.feed(job.PastStop(stop.why, stop.signum, self._loop.now()))
 
     def take(self, id: int, report: Report) -> None:
         """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""
@@ -143,19 +132,12 @@ class Coordinator:
         from ddplaunch.record.window.questions import Answered, StacksAtEnd  # only a job that is looked into has them
 
         match report:
-            case Chunk() if member.id == SELF_ID and self._agents is not None:  # our own agent answers a watcher
-                self._agents.send(tuple(self._agents.watchers), report)
             case Chunk() if self._streams is not None:
                 self._streams.take(member.id, report)
             case Answered() if self._questions is not None:
                 self._questions.take(member.id, report)
             case StacksAtEnd(number) if number == self.state.generation.number and not member.has_ended:
                 self._samples[member.id] = report.stacks.samples(member.host)
-
-    def take_of_watcher(self, chunk: Chunk) -> None:
-        """Take what is asked through the command that has started the agents: the agent that is here answers."""
-        if not self._has_ended:
-            self._take_order(chunk)
 
     def _warn(self, member: Member, warned: Warned) -> None:
         if self._warnings is None:
@@ -191,10 +173,6 @@ class Coordinator:
     def attaches(self, id: int) -> bool:
         """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
         return self._streams is not None and id in self._streams
-
-    def last_one_ended(self) -> None:
-        """Take note that the coordinator from which this one has taken over has ended."""
-        self.feed(job.CoordinatorEnded(self._loop.now()))
 
     def expect_one_fewer(self) -> None:
         """Take note that a node which has not joined was given up."""
@@ -244,13 +222,11 @@ class Coordinator:
     def _carry_out(self, action: job.Action) -> None:
         """Carry out one action of the decision (`launcher.decide.job`)."""
         match action:
-            case job.Announce() if self._agents is not None:
-                self._agents.announce(action, self.state.members)
             case job.BeginGeneration(number, order, restarts):
                 self._begin(number, order, restarts)
-            case job.HandOver(signum, unfit) if self._agents is not None:
+            case job.LeaveJob(signum, unfit) if self._agents is not None:
                 self._has_ended = self._has_ended or bool(unfit)
-                self._agents.hand_over(signum, unfit)
+                self._agents.leave(signum, unfit)
             case job.StopNodes(ids, signum, by_cluster, others_ended):
                 why = self.state.why or Why.COORDINATOR
                 self._order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
@@ -336,7 +312,7 @@ class Coordinator:
         self._take_order(generation)  # last: it is busy when it starts
 
     def _reserve(self) -> int:
-        """Reserve MASTER_PORT, and return it; the one that was asked for may not be free where another node has taken over.
+        """Reserve MASTER_PORT, and return it.
 
         Raises:
             PortTaken: it may soon be free.
@@ -346,12 +322,7 @@ class Coordinator:
         port, origin = self._draft.master_port or 0, self._draft.reasons["master_port"]
         if self._agents is None and 0 not in self._draft.ranks:
             return port  # nodes that do not communicate were given it
-        try:
-            self._reservation = reserve(port, origin, again=self.state.may_wait_for_port and not self._took_over)
-        except LaunchError:
-            if not self._took_over:
-                raise
-            self._reservation = reserve()
+        self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
         return self._reservation.port
 
     def _report_when_known(self, report: Callable[[Findings], None]) -> None:
@@ -401,13 +372,7 @@ class Coordinator:
         self._has_ended = True
         self._over.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
-        if self._agents is not None and state.end.is_cut_off:
-            self._agents.send(tuple(self._agents.watchers), replace(end, text=text))
-            self._agents.desert()
-        elif self._agents is not None:
-            # a command that has started the agents requeues the job, unless its shell has ended at the same SIGTERM
-            is_left_to_us = requeue == SIGTERM and self._agents.requeues_after_sigterm
-            end = replace(end, is_watched=bool(self._agents.watchers) and not is_left_to_us)
+        if self._agents is not None:
             self._agents.end(replace(end, text=text), state.unneeded_spares)
         self._take_order(end)
 
@@ -423,26 +388,12 @@ class Coordinator:
         self.feed(job.OwnUnfit(reason))
         return self.state.phase is job.Phase.ENDED
 
-    def retire(self, successor: Moved) -> None:
-        """Decide nothing any more: the own agent follows `successor`. Connections stay open."""
-        self._deadline.cancel()
-        self._release()
-        self._take_order(successor)
-
-    def desert(self) -> None:
-        """Decide nothing any more, since this node follows another coordinator, which the other agents are to find too."""
-        if self._agents is not None:
-            self._agents.desert()
-        self.close()
-
     # --- facts
 
     @property
     def is_over(self) -> bool:
         """Whether all agents know that the job has ended, or have had the time to learn it."""
-        if not self._has_ended or (self._agents is not None and self._agents.awaits_watcher):
-            return False
-        return self._agents is None or not self._agents.connections.ids or not self._over.is_set
+        return self._has_ended and (self._agents is None or not self._agents.connections.ids or not self._over.is_set)
 
     @property
     def reached_at(self) -> str | None:

@@ -58,11 +58,9 @@ def prepare(
         rendezvous = replace(rendezvous, coordinator=False)
     with own_imports():  # from now on all is here, for `join` too
         if rendezvous.coordinator is not False:
-            from ddplaunch.launcher.job import listen
+            pass
         if not rendezvous.coordinator:
             from ddplaunch.launcher.job import remote_link  # noqa: F401
-        if allocation.is_elastic:
-            from ddplaunch.launcher.job import listen, redirector, succession_link  # noqa: F401
     return JoinRequest(
         spec=spec,
         allocation=allocation,
@@ -91,25 +89,14 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
     hello = partial(_hello, request)
-    successor = None
-    if request.allocation.is_elastic:
-        from ddplaunch.launcher.job.succession_link import SuccessionLink
-
-        successor = SuccessionLink(request, hello, loop, reporter)
     if request.rendezvous.coordinator is not False:
         from ddplaunch.launcher.job.listen import coordinate_if_here
         from ddplaunch.launcher.job.local_link import LocalLink
 
-        link_to = successor.lead if successor is not None else partial(LocalLink, loop)
-        try:
-            own = coordinate_if_here(request, hello(request.rendezvous.addresses[0]), loop, reporter, link_to)
-        except LaunchError:
-            if successor is not None:
-                successor.close()
-            raise
-        if own is not None:
+        own_hello = hello(request.rendezvous.addresses[0])
+        if (own := coordinate_if_here(request, own_hello, loop, reporter, partial(LocalLink, loop))) is not None:
             return own
-    link = successor or _remote_link(request, hello, loop)
+    link = _remote_link(request, hello, loop)
     link.aim(request.rendezvous.addresses, request.rendezvous.ports)
     return link
 

@@ -5,40 +5,32 @@ An agent that knows the coordinator to be elsewhere imports none of this.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job
-from ddplaunch.launcher.decide.job.step import REGROUP
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.agents import Agents
 from ddplaunch.launcher.job.connections import Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.local_link import job_policy
-from ddplaunch.launcher.job.orders import Generation, Listening
-from ddplaunch.launcher.job.remote_link import LEAVES
-from ddplaunch.launcher.tell.blame import Suspect
+from ddplaunch.launcher.job.orders import Listening
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.plan.cluster.endpoints import is_same_host
 from ddplaunch.reach.channel.dialer import answers, target
-from ddplaunch.reach.silence import seconds_to_follow, seconds_to_gather
 from ddplaunch.spec.job import Source
 from ddplaunch.spec.options.table import BY_NAME
-from ddplaunch.spec.outcome import Why
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_own
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.link import JoinRequest, Link
-    from ddplaunch.launcher.job.orders import Order
     from ddplaunch.launcher.tell.reporter import Reporter
 
 # options that other nodes need not have
@@ -127,75 +119,10 @@ def _terms(request: JoinRequest, coordinator: Coordinator) -> Terms:
         key=request.key,
         listen=request.rendezvous.listen,
         ports=(0,),
-        has_front=request.allocation.has_front,
         heartbeat_timeout=request.spec.heartbeat_timeout,
         may_shorten_silence=request.spec.may_shorten_silence,
         listening=request.listening,
     )
-
-
-class Inheritance(Struct, frozen=True):
-    """What a node takes over with."""
-
-    succession: messages.Succession
-    since: float  # when the coordinator announced that
-    past: Generation | None  # that this node has begun last
-    lost: str  # the coordinator, and how it was lost: "node 0 (a): connection closed"
-    lost_address: str  # of the connection to it, numeric
-    lost_has_ended: bool
-    left: bool  # it did so by a signal, which may be on its way to others
-    ended: tuple[messages.Candidate, ...]
-    refused: tuple[messages.Candidate, ...]  # other nodes that no longer listen
-    listening: socket.socket
-
-
-def take_over(
-    request: JoinRequest,
-    inheritance: Inheritance,
-    hello: messages.Hello,
-    loop: Loop,
-    reporter: Reporter,
-    take: Callable[[Order], None],
-) -> Coordinator:
-    """Return a coordinator that takes over from one that was lost; its own agent has this `hello` and `take` gives it orders."""
-    told, policy = inheritance.succession, replace(_policy(request), names=(), command=())
-    within = seconds_to_gather(request.spec.heartbeat_timeout)
-    skipped = 1 + int.from_bytes(os.urandom(3))
-    state = job.take_over(
-        policy,
-        told.history,
-        told.electorates,
-        inheritance.since,
-        loop.now(),
-        within,
-        told=(one.votes for one in told.candidates),
-        skipped=skipped,
-    )
-    state = job.without_coordinator(state, inheritance.lost, told.coordinator, has_ended=inheritance.lost_has_ended)
-    if inheritance.left:
-        state = replace(state, rendezvous=state.rendezvous.not_before(loop.now() + REGROUP))
-    if inheritance.lost.partition(": ")[2].startswith(LEAVES):
-        state = replace(state, why=Why.NODE_LEFT)
-    ended = tuple(vote for one in inheritance.ended for vote in one.votes)
-    refused = tuple(vote for one in inheritance.refused for vote in one.votes)
-    state = replace(state, succession=replace(state.succession.with_ended(ended), refused=refused))
-    job_reporter = JobReporter(reporter)
-    lost = Suspect(told.host, inheritance.lost_address)
-    job_reporter.coordinator_lost(lost, inheritance.lost.partition(": ")[2])
-    coordinator = Coordinator(loop, state, request.draft, job_reporter)
-    terms = replace(_terms(request, coordinator), run_id=told.run_id, listening=inheritance.listening)
-    agents = Incoming(loop, terms, coordinator, reporter.print, told.seals).agents
-    agents.continue_with(inheritance.past)
-    coordinator.join(take, agents.join(hello), agents)
-    coordinator.take_up(hello.stop)
-    if terms.has_front:  # else the job would outlive a command that is lost together with node 0
-
-        def end() -> None:
-            coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, loop.now()))
-
-        agents.expect_watcher(seconds_to_follow(terms.heartbeat_timeout), end)
-    loop.handle(Listening(agents.port))  # ahead of all that this agent will report of the job
-    return coordinator
 
 
 def _policy(request: JoinRequest) -> job.Policy:
@@ -206,7 +133,7 @@ def _policy(request: JoinRequest) -> job.Policy:
     return replace(
         job_policy(request.spec, min_nodes, max_nodes),
         spares=request.spec.spares,
-        has_successors=allocation.is_elastic,
+        lease=request.spec.heartbeat_timeout + job.KILLED_WITHIN if allocation.is_elastic else 0.0,
         replaceable=not allocation.has_one_screen,  # what starts all agents does so once
         may_leave=not allocation.start and not allocation.has_front,
         dispatched=bool(allocation.start),

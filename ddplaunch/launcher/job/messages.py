@@ -18,9 +18,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
-from ddplaunch.launcher.decide.electorate import Electorate, History, Vote
 from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself
-from ddplaunch.launcher.job.ballots import Seals, Secret
 from ddplaunch.launcher.job.orders import MAX_LEFTOVERS, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.seen import MAX_ENTRIES
@@ -44,10 +42,8 @@ from ddplaunch.system.fields import (
     Host,
     Line,
     Malformed,
-    Name,
     Number,
     Piece,
-    Port,
     Seconds,
     SignalOrNone,
     Workers,
@@ -64,11 +60,6 @@ _TEXT = 20_000  # so that the whole message stays far below what a frame may hol
 _FRAMES = 100
 _PART = 250  # characters of each part of a frame
 _LONGEST_AGO = 1e12
-MAX_CANDIDATES = 16  # of the nodes of a generation: the first may take over
-MAX_VOTES = 8  # of a node that has acknowledged generations which did not begin
-
-Votes = Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
-Secrets = Annotated[tuple[Secret, ...], Meta(max_length=MAX_VOTES)]
 
 
 class NodeFacts(Struct, frozen=True):
@@ -81,13 +72,6 @@ class NodeFacts(Struct, frozen=True):
     nnodes: Line  # as it was asked for
 
 
-class Running(Struct, frozen=True):
-    """The part of a node in a generation of a coordinator that was lost."""
-
-    generation: Number
-    node_rank: Number
-
-
 class Hello(Struct, frozen=True, tag="hello"):
     """An agent to the coordinator: its identity and its resources."""
 
@@ -98,18 +82,8 @@ class Hello(Struct, frozen=True, tag="hello"):
     backend_reason: Line
     reached: Host  # the host name or address under which it reached the coordinator
     facts: NodeFacts
-    listens: Annotated[int, Meta(ge=0, le=65535)] = 0  # where others reach it, should it take over; 0: it will not
-    # of a node that has lost another coordinator
-    run_id: Name | None = None
-    votes: Votes = ()
-    secrets: Secrets = ()  # of its votes, which shows that they are its own
-    runs: Running | None = None  # whose end is still to be reported
-    stop: node.StopOrdered | None = None  # that the coordinator had ordered, or knew of
+    last_generation: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1  # that it has begun under a coordinator that is gone
     at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
-
-
-class Watch(Struct, frozen=True, tag="watch"):
-    """A front that has started the agents to the coordinator: it has no workers, but forwards the user's signals."""
 
 
 class Withdrawal(Struct, frozen=True, tag="withdrawal"):
@@ -136,104 +110,28 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-# --- who takes over if the coordinator is lost
-
-
-class Candidate(Struct, frozen=True):
-    """A node that may take over, and where it listens then."""
-
-    votes: Votes
-    host: Host
-    address: Host
-    port: Port
-
-
-class Succession(Struct, frozen=True, kw_only=True, tag="succession"):
-    """The coordinator to each node before a generation begins: what to go by if the coordinator is lost."""
-
-    run_id: Name
-    host: Host  # of the coordinator
-    coordinator: Votes
-    votes: Votes = ()  # of the node that gets this
-    secrets: Secrets = ()  # of these votes
-    seals: Annotated[
-        tuple[Seals, ...], Meta(max_length=MAX_VOTES)
-    ] = ()  # of the electorates, for a node that may take over
-    candidates: Annotated[
-        tuple[Candidate, ...], Meta(max_length=MAX_CANDIDATES)
-    ]  # in the order in which they take over
-    electorates: Annotated[tuple[Electorate, ...], Meta(min_length=1, max_length=MAX_VOTES)]
-    history: History
-
-    def without(self, votes: Votes) -> Succession:
-        """Return what counts once the node with these votes is known to have ended."""
-        return replace(self, electorates=tuple(one.without(votes) for one in self.electorates))
-
-    def as_begun(self) -> Succession:
-        """Return what counts once the generation begins: the last electorate alone, which all its nodes have acknowledged."""
-        last = self.electorates[-1]
-
-        def kept(votes: Votes) -> Votes:
-            return tuple(vote for vote in votes if vote.term == last.term)
-
-        return replace(
-            self,
-            electorates=(last,),
-            coordinator=kept(self.coordinator),
-            votes=kept(self.votes),
-            secrets=tuple(
-                secret for vote, secret in zip(self.votes, self.secrets, strict=False) if vote.term == last.term
-            ),
-            seals=tuple(one for one in self.seals if one.term == last.term),
-            candidates=tuple(replace(one, votes=kept(one.votes)) for one in self.candidates),
-        )
-
-
-class Acknowledged(Struct, frozen=True, tag="acknowledged"):
-    """An agent to the coordinator: it knows the succession of this term."""
-
-    term: Number
-
-
-class Ended(Struct, frozen=True, tag="ended"):
-    """The coordinator to the nodes that may take over: the agent of the node with these votes is known to have ended."""
-
-    votes: Votes
-
-
 class GivenUp(Struct, frozen=True, tag="given_up"):
     """The coordinator to an agent: the job goes on without this node."""
 
     reason: Line
 
 
-class Anew(Struct, frozen=True, tag="anew"):
-    """The coordinator to an agent that has lost another one, or to `GoesOn`: it was started since, and has no part in the job."""
-
-
-class HandedOver(Struct, frozen=True, tag="handed_over"):
-    """The coordinator to all agents: it leaves the job, and another is to take over."""
+class LeftByNode0(Struct, frozen=True, tag="left_by_node_0"):
+    """The coordinator to all agents: it leaves the job, which waits until node 0 is started again."""
 
     signum: SignalOrNone  # by which it leaves; 0: it is unfit, or cut off from the command that started it
     unfit: Line = ""  # why its health check has failed
 
 
-class GoesOn(Struct, frozen=True, tag="goes_on"):
-    """The coordinator that has taken over to one that was started where the first one was: the job goes on here."""
-
-    host: Host
-    port: Port
+class Dropped(Struct, frozen=True, tag="dropped"):
+    """An agent to a coordinator that was silent for too long: its workers end, and it follows this coordinator no longer."""
 
 
-class Deserted(Struct, frozen=True, tag="deserted"):
-    """To a coordinator that was silent for too long, or from one that gives way: this side follows another one."""
-
-
-FirstMessage = Hello | Watch | Withdrawal | GoesOn
+FirstMessage = Hello | Withdrawal
 ToCoordinator = (
-    SentReport | Answered | StacksAtEnd | Chunk | Hello | Watch | Withdrawal | Pong | Acknowledged | Deserted | GoesOn
+    SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
 )
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping | Succession | Ended | GivenUp | HandedOver | Anew | Deserted
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | LeftByNode0
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
@@ -435,10 +333,8 @@ class OrderSequence:
 
     def __init__(self, hello: FirstMessage) -> None:
         self._hello = hello
-        running = hello.runs if isinstance(hello, Hello) else None
-        self._generation = -1 if running is None else running.generation  # the latest
-        self._runs = running is not None  # its end was not reported yet
-        self._may_be_anew = isinstance(hello, GoesOn) or (isinstance(hello, Hello) and hello.run_id is not None)
+        self._generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
+        self._runs = False  # its end was not reported yet
 
     def ended(self) -> None:
         """Note that the end of the generation was reported."""
@@ -446,8 +342,6 @@ class OrderSequence:
 
     def check(self, message: ToAgent) -> None:
         """Take the next message. Raises Malformed: it begins what this agent cannot begin, or answers what was not said."""
-        if isinstance(message, Anew) and not self._may_be_anew:
-            raise Malformed("says that it is not the coordinator of before, and there was none")
         if not isinstance(message, Generation):
             return
         agreed, hello = message.agreed, self._hello

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from ddplaunch.launcher.decide import node
 from ddplaunch.plan import Agreed
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
-from ddplaunch.system.fields import Host, Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Text
+from ddplaunch.system.fields import Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Text
 
 if TYPE_CHECKING:
     from ddplaunch.reach.channel.streams import Chunk
@@ -61,14 +61,7 @@ class JobEnd(Struct, frozen=True, tag="quit"):
     is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
 
 
-class Moved(Struct, frozen=True, tag="moved"):
-    """The job goes on with the coordinator there, which has taken over before this one was started: follow that."""
-
-    address: Host
-    port: Port
-
-
-SentOrder = Generation | JobEnd | Moved | Forward | node.StopOrdered | node.KillOrdered
+SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered
 
 # --- reports: what an agent sends the coordinator
 
@@ -117,30 +110,10 @@ class Listening(Struct, frozen=True):
     port: int
 
 
-class CoordinatorLost(Struct, frozen=True):
-    """A link has lost the coordinator, and looks for the one that takes over: how it was lost, for the user."""
+class Waits(Struct, frozen=True):
+    """A link waits as a spare, or for node 0 to be started again: in a sentence for the user."""
 
     text: str
-
-
-class Follows(Struct, frozen=True):
-    """A link has found another coordinator than before, or waits as a spare: in a sentence for the user."""
-
-    text: str
-
-
-class TookOver(Struct, frozen=True):
-    """The coordinator is here from now on: why, for the user."""
-
-    text: str
-
-
-class Retired(Struct, frozen=True):
-    """The coordinator is here no longer: the job goes on elsewhere."""
-
-
-class Coordinates(Struct, frozen=True):
-    """A coordinator that has taken over here begins a generation: who has started the agents follows it from now on."""
 
 
 class LookingForCoordinator(Struct, frozen=True):

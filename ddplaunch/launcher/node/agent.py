@@ -206,9 +206,6 @@ class Agent:
             case events.OneFewer():
                 if self._link is not None:
                     self._link.expect_one_fewer()
-            case events.CoordinatorEnded():
-                if self._coordinator is not None:
-                    self._coordinator.last_one_ended()
             case node.FrontLost():
                 context.queue.abandon()
                 self._step(event)
@@ -221,16 +218,8 @@ class Agent:
             # the coordinator
             case orders.LookingForCoordinator(text):
                 self._reporter.print(text)
-            case orders.CoordinatorLost(text) | orders.Follows(text):
-                self._reporter.on_succession(text)
-            case orders.TookOver(text):
-                self._report_job()
-                self._reporter.took_over(text)
-                self._run_socket.took_over()
-            case orders.Retired():
-                self._run_socket.retired()
-            case orders.Coordinates():
-                context.queue.put(CONTROL, b'{"type":"coordinates"}')
+            case orders.Waits(text):
+                self._reporter.waits(text)
             case orders.Listening(port):
                 context.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
             case orders.Generation():
@@ -427,8 +416,6 @@ class Agent:
     def _begin(self, generation: orders.Generation) -> None:
         """Begin a generation, as the coordinator has ordered."""
         assert self._link is not None
-        if self._coordinator is None:  # if this node had taken over, it has yielded
-            self._reporter.reports_job = self._context.inputs.reports_job
         self._generations.prepare(generation, self._link.address)
         self._step(node.GenerationBegun(generation.number, generation.ranks, self._loop.now(), generation.alone))
 

@@ -44,10 +44,6 @@ class OneFewer(Struct, frozen=True):
     """The front knows that one node of the job will not come."""
 
 
-class CoordinatorEnded(Struct, frozen=True):
-    """The front knows that the coordinator from which this agent has taken over has ended."""
-
-
 class FrontWaits(Struct, frozen=True):
     """The front is to stop, as after Ctrl-Z, and waits until all else has."""
 

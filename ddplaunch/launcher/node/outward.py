@@ -34,7 +34,7 @@ MOST = 32  # events that wait for a slow command; what comes then is dropped, bu
 EVERY = 15.0  # seconds from one writing of the figures to the next
 _MARGIN = 2.0  # seconds for the child itself
 _STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
-_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "took_over", "job_ended")
+_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
 
 Now = Callable[[], "tuple[State, Workers | None, Link | None]"]
 Errand = Callable[[], str]  # returns why it failed, "" if it did not

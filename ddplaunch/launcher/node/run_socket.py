@@ -14,7 +14,7 @@ import msgspec
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.orders import JobEnd
 from ddplaunch.launcher.node.context import AgentContext
-from ddplaunch.reach.pipes import CONTROL, NOWHERE, SOCKET
+from ddplaunch.reach.pipes import CONTROL, SOCKET
 from ddplaunch.record.file_queue import LISTEN, pack
 from ddplaunch.system.errors import expendable
 from ddplaunch.system.fields import piece, text
@@ -79,18 +79,6 @@ class RunSocket:
         if self._context.inputs.notifies_starter:
             registered = {"type": "registered", "folder": piece(folder), "name": piece(name)}
             self._context.queue.put(CONTROL, msgspec.json.encode(registered))
-
-    def took_over(self) -> None:
-        """Answer for the job from now on: the coordinator is here."""
-        if self._place is not None:
-            self._register()
-        elif self._link is not None:
-            self.open(self._link)
-
-    def retired(self) -> None:
-        """Answer for the job no longer: its coordinator is elsewhere."""
-        if self._context.inputs.spec.live:
-            self._context.queue.put(SOCKET, NOWHERE)
 
     def _on_connection(self) -> None:
         """Hand the listening socket to `RunClients`, which is imported when the first client connects."""

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.node.child import PATIENCE, longest_wait, watch_interval
-from ddplaunch.launcher.node.events import ChildEnded, CoordinatorEnded, FrontWaits, OneFewer
+from ddplaunch.launcher.node.events import ChildEnded, FrontWaits, OneFewer
 from ddplaunch.reach.pipes import (
     ASKS,
     COORDINATOR_ENDED,

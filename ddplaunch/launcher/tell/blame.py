@@ -64,7 +64,6 @@ class Faults:
     def __init__(self) -> None:
         self.found: dict[Suspect, tuple[str, str]] = {}
         self._losses: dict[int, tuple[int, list[Loss]]] = {}  # by generation: how many others it had, which were lost
-        self.predecessor: tuple[Suspect, str] | None = None  # from which this coordinator has taken over, and why
 
     def note_loss(self, member: Member, lost: AgentLost, before: State) -> None:
         """Note the loss of a node for which a machine may be at fault."""
@@ -82,8 +81,4 @@ class Faults:
         for others, losses in self._losses.values():
             for suspect, why in blamed(own, others, losses).items():
                 self.found.setdefault(suspect, ("lost", why))
-        if self.predecessor is not None and not state.succession.took_over and not state.end.is_cut_off:
-            suspect, why = self.predecessor
-            if kind := kind_of(why):
-                self.found.setdefault(suspect, (kind, why))
         return self.found

@@ -13,7 +13,7 @@ from msgspec import Struct
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Member, State
 from ddplaunch.launcher.tell import closing
-from ddplaunch.launcher.tell.blame import Faults, Suspect, suspect_of
+from ddplaunch.launcher.tell.blame import Faults, suspect_of
 from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.job import Program, ProgramKind
@@ -68,7 +68,7 @@ class JobReporter:
                 Why.TIMED_OUT,
             ):
                 emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why=after.why.value)
-            case job.Joined(member, _) if not member.is_known:
+            case job.Joined(member, _):
                 emit("node_joined", host=member.host, workers=member.workers, node_rank=member.requested_rank)
             case job.AgentLost(id, reason, _) if id in before.members:
                 member = before.members[id]
@@ -88,10 +88,6 @@ class JobReporter:
         """Report that the job goes on without a node whose machine seems to be at fault; `names` are those of `suspect_of`."""
         self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
         self._faults.found.setdefault(suspect_of(member, names), ("unfit", reason))
-
-    def coordinator_lost(self, suspect: Suspect, reason: str) -> None:
-        """Note that this node has taken over from one whose machine may be at fault, or this one's: who goes on will tell."""
-        self._faults.predecessor = suspect, reason
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Say that the job stops by a signal which came to another node, or to the command that has started the agents.
@@ -253,7 +249,7 @@ class JobReporter:
         if first is None:
             alone = state.policy.may_leave  # each node was started by a command of its own
             whose = f"of {state.members[SELF_ID]}" if alone else "that had started the job"
-            hint = f"\nhint: {_WITHOUT_LOST}\n" if alone and not state.policy.has_successors else ""
+            hint = f"\nhint: {_WITHOUT_LOST}\n" if alone and not state.policy.is_elastic else ""
             return f"error: the ddplaunch {whose} was killed\n{hint}"
         try:
             return self._full_report(first, findings, restarts)
@@ -331,8 +327,8 @@ def _node_lost(state: State) -> str:
         lines += ["", f"  {count(ended, 'other worker')} of the job {'was' if ended == 1 else 'were'} stopped"]
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if "silent" in first else ""
     hint = f"hint: {slow}{_WITHOUT_LOST}"
-    if state.policy.has_successors and len(state.members) >= state.policy.min_nodes:
+    if state.policy.is_elastic and len(state.members) >= state.policy.min_nodes:
         hint = ""  # the loss alone did not end the job
-    elif state.policy.has_successors:
+    elif state.policy.is_elastic:
         hint = f"hint: {slow}{count(len(state.members), 'node')} left, and `--nnodes` wants {state.policy.min_nodes}"
     return "\n".join([*map(below, lines), *(["", hint] if hint else [])]) + "\n"

@@ -119,17 +119,11 @@ class Reporter:
         self._pause: Pause | None = None  # reported
         self._oom_kills_before = sysfs.oom_kills("/")
 
-    def on_succession(self, text: str) -> None:
-        """Report that this node has lost the coordinator, or follows another one, or waits as a spare."""
+    def waits(self, text: str) -> None:
+        """Report that this node waits: as a spare, or for node 0 to be started again."""
         self.emit("notice", text=text)
         if self.reports_job:  # else the coordinator says so where all nodes are shown
             self.print(text)
-
-    def took_over(self, text: str) -> None:
-        """Report that this node has taken over from the coordinator, and the job as a whole from now on."""
-        self.reports_job = True
-        self.emit("took_over", text=text)
-        self.print(text)
 
     @property
     def caller(self) -> CallerReporter | None:

@@ -180,8 +180,6 @@ def _said(row: EventRow) -> str:
     match row.event:
         case "stop_sent" | "kill_sent":
             return f"{row.name or 'SIGKILL'} to rank{'' if row.ranks.isdigit() else 's'} {row.ranks}"
-        case "took_over":
-            return row.text or ""
         case "worker_raised":
             return f"rank {row.rank} raised {row.type}: {row.message}"
         case "job_suspended":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ddplaunch.launcher.decide.job.actions import *
 from ddplaunch.launcher.decide.job.ending import Result
 from ddplaunch.launcher.decide.job.events import *
-from ddplaunch.launcher.decide.job.members import NO_MEMBER, SELF_ID, Member, Policy
-from ddplaunch.launcher.decide.job.starting import begin, take_over, without_coordinator
+from ddplaunch.launcher.decide.job.members import KILLED_WITHIN, NO_MEMBER, SELF_ID, Member, Policy
+from ddplaunch.launcher.decide.job.starting import begin
 from ddplaunch.launcher.decide.job.state import Phase, State
 from ddplaunch.launcher.decide.job.step import step

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ddplaunch.launcher.decide.electorate import Electorate, History
 from ddplaunch.launcher.decide.job.members import Member
 
 
-class Announce(Struct, frozen=True):
-    """Have these agents, in the order of their node ranks, acknowledge who may take over; and tell all others."""
-
-    order: tuple[int, ...]  # ids
-    electorates: tuple[Electorate, ...]
-    history: History
-
-
-class HandOver(Struct, frozen=True):
-    """Tell all other agents that this one leaves, so that another takes over."""
+class LeaveJob(Struct, frozen=True):
+    """Tell all other agents that node 0 leaves, so that they wait until it is started again."""
 
     signum: int  # by which it leaves; 0: it is unfit, or cut off from the command that started it
     unfit: str = ""  # why its health check has failed
@@ -102,5 +93,5 @@ class EndJob(Struct, frozen=True):
     hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
-_OnNodes = Announce | HandOver | BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop
+_OnNodes = LeaveJob | BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop
 Action = _OnNodes | ReportFailure | Print | NameIdle | NameProgress | EndJob

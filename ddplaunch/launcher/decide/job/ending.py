@@ -38,7 +38,7 @@ def go_on_if_ended(state: State, at: float) -> Result:
         return state, ()
     if state.phase is Phase.RUNNING:
         return _end_after_notice(replace(state, why=Why.FINISHED))
-    if state.phase is not Phase.STOPPING or state.succession.gather_until is not None:
+    if state.phase is not Phase.STOPPING:
         return state, ()
     generation = state.generation
     no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not generation.lost
@@ -57,7 +57,7 @@ def _restart_or_end(state: State, at: float) -> Result:
         return end_job(state)
     if state.why not in HARMLESS:
         return _restart_after_failure(state, at)
-    return _restart(state, at) if state.may_go_on else cut_off(state)
+    return _restart(state, at)
 
 
 def _why_in_the_end(state: State) -> Why | None:
@@ -83,23 +83,14 @@ def _restart_after_failure(state: State, at: float) -> Result:
         return end_job(state)
     if reason := restarts.why_in_vain(policy, state.why, generation):
         return _announced(f"not started again: {reason}", end_job(state))
-    if not state.may_go_on:
-        return cut_off(state)
     sick = restarts.sick_node(policy, state.members, state.why, generation)
-    healthy = state if sick is None else replace(state, members=state.members.without(sick.id))
-    if sick is None or generation.failure is None or not healthy.may_go_on:
+    if sick is None or generation.failure is None:
         return _restart(state, at, counts=counts)
+    healthy = replace(state, members=state.members.without(sick.id))
     reason = f"left out, since its workers failed first twice in a row: {generation.failure.how}"
     state, then = _restart(healthy, at, counts=counts)
     hint = "`ddplaunch doctor` examines it"
     return state, (*then, actions.Refuse(sick.id, reason, exitcodes.NODE_LOST, hint, unfit=sick))
-
-
-def cut_off(state: State) -> Result:
-    """End the job here, since nodes that are cut off may be going on with it."""
-    hint = "`ddplaunch ps` on the other nodes shows whether it goes on there; if it does not, start it again"
-    alone = replace(state, why=Why.NODE_LOST, end=replace(state.end, is_cut_off=True))
-    return end_job(alone, state.succession.why_not(state.members), hint)
 
 
 def _end_after_notice(state: State) -> Result:
@@ -128,7 +119,7 @@ def _restart(state: State, at: float, *, counts: bool = False) -> Result:
 
 def _pause(state: State, at: float, seconds: float) -> Result:
     """Pause for so many seconds at least, and report the failure of the generation that has ended."""
-    wait = max(seconds, state.rendezvous.regroup_at - at)
+    wait = max(seconds, state.rendezvous.earliest - at)
     rendezvous = replace(state.rendezvous, port_deadline=None)
     state = replace(state, phase=Phase.PAUSING, phase_deadline=at + wait, rendezvous=rendezvous)
     return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)

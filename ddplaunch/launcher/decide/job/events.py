@@ -23,23 +23,9 @@ class AgentLost(Struct, frozen=True):
     id: int
     reason: str  # as in a sentence: "connection closed", "silent for 10 s"
     at: float
-    has_ended: bool = False  # its process is known to be gone, so that it goes on nowhere else
-    answered_at: float = -inf  # when its last answer came
+    has_ended: bool = False  # its process is known to be gone, and its workers with it
+    renewed_at: float = -inf  # when its last answer came: its lease began no later
     silent: int = 0  # how many other members have not answered lately either, if the workers were running
-
-
-class Acknowledged(Struct, frozen=True):
-    """A node knows the electorate of this term."""
-
-    id: int
-    term: int
-    at: float
-
-
-class CoordinatorEnded(Struct, frozen=True):
-    """The coordinator from which this one has taken over is known to have ended: who has started the agents says so."""
-
-    at: float
 
 
 class OwnUnfit(Struct, frozen=True):
@@ -109,14 +95,6 @@ class Abandoned(Struct, frozen=True):
     """The user is stopping the job for good, by whatever signal."""
 
 
-class PastStop(Struct, frozen=True):
-    """The coordinator that was lost was stopping the workers, and for this reason."""
-
-    why: Why
-    signum: int
-    at: float
-
-
 class NodeEnded(Struct, frozen=True):
     """Nothing of the generation is left on this node."""
 
@@ -165,14 +143,13 @@ class DeadlineReached(Struct, frozen=True):
     at: float
 
 
-_OfMembers = Joined | AgentLost | Acknowledged | CoordinatorEnded | NodeGivenUp | OwnUnfit | Withdrawn
+_OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
 _OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused
 Event = (
     _OfMembers
     | _OfNodes
     | StopRequested
     | Abandoned
-    | PastStop
     | BeginFailed
     | PortTaken
     | JobSuspended

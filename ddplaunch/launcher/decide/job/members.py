@@ -10,11 +10,10 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from ddplaunch.launcher.decide.electorate import Vote
-
 V = TypeVar("V")
 
 SELF_ID = 0  # the id of the coordinator's own agent
+KILLED_WITHIN = 2.0  # seconds from SIGKILL to the end of all that a node has started
 NO_MEMBER = -1  # no member's id
 _SHARD = 128  # keys of a part: of ten thousand items, one more copies these and the list of some eighty parts
 
@@ -70,9 +69,9 @@ class Member(Struct, frozen=True, kw_only=True):
     agreed: tuple[tuple[str, str], ...] = ()  # what all nodes should have in common: (what, value)
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left there
+    has_run: bool = False  # it has taken part in a generation
     leaves_by: int = 0  # the signal at which it ends, when none of this generation is left there, and the others go on
-    votes: tuple[Vote, ...] = ()  # in the electorates
-    is_known: bool = False  # it was a member for the coordinator from which this one takes over
+    last_generation: int = -1  # that it has begun under a coordinator that is gone
 
     @property
     def is_leaving(self) -> bool:
@@ -173,10 +172,10 @@ class Policy(Struct, frozen=True, kw_only=True):
     debugs: bool = False  # a debugger of the user may hold workers of any node
     straggler_check: float = 0.0  # seconds from one check for stragglers to the next; 0: that is not done
     replaceable: bool = False  # whether another agent may be started in place of a lost one
-    has_successors: bool = False  # whether another node takes over when the coordinator is lost
     may_leave: bool = False  # whether SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
     dispatched: bool = False  # whether one command has started all agents (`launcher/elsewhere/dispatcher.py`)
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
+    lease: float = 0.0  # seconds after which a node that hears nothing has no workers; 0: the job needs all its nodes
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
     command: tuple[str, ...] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank
 
@@ -184,6 +183,11 @@ class Policy(Struct, frozen=True, kw_only=True):
     def most_running(self) -> int:
         """How many nodes a generation has at most; any others are spares."""
         return self.max_nodes - self.spares
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job goes on when it loses a node of many, or has spares."""
+        return self.min_nodes < self.max_nodes
 
     @property
     def needs_all(self) -> bool:

@@ -21,7 +21,9 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     given_up: int = 0  # nodes that were given up before they joined
     deadline: float | None = None  # when the job waits no longer for nodes; None: it does not wait
     line_at: float | None = None  # when to print which nodes the job waits for
-    regroup_at: float = 0.0  # no generation begins before: a node's signal to leave may be on its way to other nodes
+    # no generation begins before: a node's signal to leave may be on its way to others, or workers of a lost one may live
+    earliest: float = 0.0
+    alone_at: float = 0.0  # the first generation does not begin before with fewer nodes than it may have
     port_deadline: float | None = None  # until when a restart waits for its port; None: no other process has had it
 
     def opened(self, policy: Policy, at: float) -> Rendezvous:
@@ -29,7 +31,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
         return replace(self, deadline=at + policy.rdzv_timeout, line_at=at + FIRST_LINE)
 
     def regrouping(self, policy: Policy, at: float) -> Rendezvous:
-        """Return the rendezvous that waits until `regroup_at`; a node that is lost again and again postpones no deadline."""
+        """Return the rendezvous that waits until `earliest`; a node that is lost again and again postpones no deadline."""
         opened = self.opened(policy, at)
         return opened if self.deadline is None else replace(opened, deadline=self.deadline)
 
@@ -39,7 +41,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
 
     def not_before(self, at: float) -> Rendezvous:
         """Return the rendezvous after which no generation begins before this time."""
-        return replace(self, regroup_at=max(self.regroup_at, at))
+        return replace(self, earliest=max(self.earliest, at))
 
     def without_port(self, at: float) -> Rendezvous:
         """Return the rendezvous after a generation found another process at its port."""
@@ -91,14 +93,10 @@ def hint_to_refused(policy: Policy, members: Members, member: Member) -> str:
 
 
 def next_members(policy: Policy, members: Members) -> dict[int, Member]:
-    """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back.
-
-    Then come those of the last announcement, which others that have joined since are not to displace.
-    """
+    """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back."""
 
     def place(one: Member) -> tuple[object, ...]:
-        announced = max((vote.term for vote in one.votes), default=0)
-        return one.id != SELF_ID, _or_last(one.node_rank), -announced, _or_last(one.requested_rank), one.id
+        return one.id != SELF_ID, _or_last(one.node_rank), _or_last(one.requested_rank), one.id
 
     ordered = sorted(members.values(), key=place)
     return {member.id: member for member in ordered[: policy.most_running]}

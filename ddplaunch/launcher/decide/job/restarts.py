@@ -11,7 +11,6 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.electorate import MAX_SPENT, History
 from ddplaunch.launcher.decide.first_failure import (
     all_failed_at_same_import,
     failed_itself,
@@ -23,7 +22,6 @@ from ddplaunch.launcher.decide.first_failure import (
 )
 from ddplaunch.launcher.decide.job.members import SELF_ID, FrozenMap, Member, Members, Policy
 from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
-from ddplaunch.system.fields import line
 
 SHORT_LIFE = 5.0  # seconds; a generation that fails sooner makes the next one wait
 _LONGEST_PAUSE = 30.0  # seconds
@@ -50,9 +48,9 @@ class Generation(Struct, frozen=True, kw_only=True):
     start_failure: StartFailure | None = None
     leftovers: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
 
-    def next(self, at: float) -> Generation:
-        """Return the generation that begins at this time."""
-        return Generation(number=self.number + 1, began_at=at)
+    def next(self, at: float, *, after: int = -1) -> Generation:
+        """Return the generation that begins at this time; some node has begun the one of number `after` already."""
+        return Generation(number=max(self.number, after) + 1, began_at=at)
 
     def with_lost(self, node: str) -> Generation:
         """Return the generation after another node was lost."""
@@ -82,35 +80,6 @@ class Restarts(Struct, frozen=True, kw_only=True):
     import_failure: str = ""  # the import in the first lines by which the last generation failed, with its host
     failed_machine: str = ""  # the host on which the last generation failed first, if the reason may be the machine's
     same_exception: str = ""  # that all ranks of the last generation raised at the same line
-
-    @classmethod
-    def of(cls, past: History, since: float) -> Restarts:
-        """Return the restarts of a coordinator that takes over; `since` is when `past` was announced, on its clock."""
-        return cls(
-            number=past.restarts,
-            spent=tuple(since - spent for spent in past.spent),
-            best_step=past.best_step,
-            in_vain=past.in_vain,
-            short_lives=past.short_lives,
-            import_failure=past.import_failure,
-            failed_machine=past.failed_machine,
-            same_exception=past.same_exception,
-        )
-
-    def history(self, generation: int, time_left: float | None, at: float) -> History:
-        """Return what the nodes of the generation of this number are to know, should they lose this coordinator."""
-        return History(
-            generation=generation,
-            restarts=self.number,
-            spent=tuple(at - spent for spent in self.spent[-MAX_SPENT:]),
-            time_left=time_left,
-            best_step=self.best_step,
-            in_vain=self.in_vain,
-            short_lives=self.short_lives,
-            import_failure=line(self.import_failure),
-            failed_machine=line(self.failed_machine),
-            same_exception=line(self.same_exception),
-        )
 
     def after_generation(self, why: Why | None, generation: Generation, at: float) -> Restarts:
         """Return the restarts with the failure of this generation, with which that of the next one is compared."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.electorate import Electorate, History, Vote
 from ddplaunch.launcher.decide.job import actions, events, rendezvous
-from ddplaunch.launcher.decide.job.ending import Result, cut_off, end_job
+from ddplaunch.launcher.decide.job.ending import Result, end_job
 from ddplaunch.launcher.decide.job.limits import Limits
-from ddplaunch.launcher.decide.job.members import SELF_ID, FrozenMap, Member, Members, Policy
+from ddplaunch.launcher.decide.job.members import Member, Members, Policy
 from ddplaunch.launcher.decide.job.rendezvous import NEXT_LINE, Rendezvous
-from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
 from ddplaunch.launcher.decide.job.state import Phase, State
-from ddplaunch.launcher.decide.job.succession import Succession
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import is_due
 
@@ -24,46 +21,9 @@ _PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
 def begin(policy: Policy, at: float) -> State:
     """Return the first state, in which the job waits for the agents."""
     limits = Limits(job_deadline=None if policy.timeout is None else at + policy.timeout)
-    return State(policy=policy, rendezvous=Rendezvous().opened(policy, at), limits=limits)
-
-
-def take_over(
-    policy: Policy,
-    past: History,
-    electorates: tuple[Electorate, ...],
-    since: float,
-    at: float,
-    within: float,
-    *,
-    told: Iterable[tuple[Vote, ...]] = (),
-    skipped: int = 0,
-) -> State:
-    """Return the state of a coordinator that takes over and waits for the other nodes, so many seconds at most.
-
-    The workers that ran are being stopped on all nodes. `since` is when `past` was announced; for `told` and `skipped` see
-    `Succession.of_successor`.
-    """
-    return State(
-        policy=policy,
-        phase=Phase.STOPPING,
-        why=Why.NODE_LOST,
-        has_begun=True,
-        generation=Generation(number=past.generation, began_at=since),
-        succession=Succession.of_successor(electorates, told, skipped, at, within),
-        restarts=Restarts.of(past, since),
-        limits=Limits(job_deadline=None if past.time_left is None else since + past.time_left),
-    )
-
-
-def without_coordinator(state: State, lost: str, votes: tuple[Vote, ...], *, has_ended: bool) -> State:
-    """Note how the last coordinator, which had these votes, was lost: "node 0 (a): connection closed"."""
-    succession = state.succession.with_ended(votes) if has_ended else replace(state.succession, lost_votes=votes)
-    return replace(state, generation=replace(state.generation, lost=(lost,)), succession=succession)
-
-
-def history(state: State, at: float) -> History:
-    """Return what the nodes of the next generation are to know, should they lose this coordinator."""
-    return state.restarts.history(state.generation.number + 1, state.time_left(at), at)
+    # who followed a coordinator before this one has no workers by then
+    rendezvous = replace(Rendezvous().opened(policy, at), alone_at=at + policy.lease)
+    return State(policy=policy, rendezvous=rendezvous, limits=limits)
 
 
 def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
@@ -72,7 +32,8 @@ def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
     has_enough = len(members) >= policy.min_nodes
     if state.rendezvous.is_complete(policy, members) or (has_enough and is_restart):
         return start(state, at)
-    return replace(state, phase_deadline=at + policy.last_call if has_enough else None), ()
+    due = max(at + policy.last_call, state.rendezvous.alone_at)
+    return replace(state, phase_deadline=due if has_enough else None), ()
 
 
 def wait_for_nodes(state: State, at: float) -> State:
@@ -82,71 +43,19 @@ def wait_for_nodes(state: State, at: float) -> State:
 
 
 def start(state: State, at: float) -> Result:
-    """Begin the next generation with all members but spares; before that, if another may take over, let them know who decides."""
-    state = replace(state, succession=state.succession.committed())
-    if not state.may_go_on:
-        return cut_off(state)
-    if at < state.rendezvous.regroup_at:
+    """Begin the next generation with all members but spares, once no worker of the last one can be left on any node."""
+    if at < state.rendezvous.earliest:
         regrouping = state.rendezvous.regrouping(state.policy, at)
-        until = regrouping.regroup_at
+        until = regrouping.earliest
         return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=until, rendezvous=regrouping), ()
     ordered = rendezvous.by_node_rank(rendezvous.next_members(state.policy, state.members))
-    return _announce(state, ordered, at) if state.policy.has_successors else _begin(state, ordered, at)
-
-
-def _announce(state: State, ordered: Sequence[Member], at: float) -> Result:
-    """Let the nodes of the next generation know who decides if this coordinator is lost; begin once they have acknowledged."""
-    term = state.succession.term + 1
-    kept = {one.term for one in state.succession.electorates}
-    voting = {member.id: Vote(term, rank) for rank, member in enumerate(ordered)}
-    members = Members.of(_with_votes(member, kept, voting.get(member.id)) for member in state.members.values())
-    # also who takes no part, but has let this coordinator go on: it could let another one do so with the same vote
-    unacknowledged = FrozenMap.of({one.id: True for one in members.values() if one.votes and one.id != SELF_ID})
-    state = replace(
-        state,
-        phase=Phase.ANNOUNCING,
-        phase_deadline=None,
-        members=members,
-        rendezvous=state.rendezvous.closed(),
-        succession=state.succession.announced(len(ordered), unacknowledged),
-    )
-    ids = tuple(member.id for member in ordered)
-    announced = actions.Announce(ids, state.succession.electorates, history(state, at))
-    state, then = _begin_if_acknowledged(state, at)
-    return state, (announced, *then)
-
-
-def _with_votes(member: Member, kept: Collection[int], new: Vote | None = None) -> Member:
-    """Return the member with its votes in the electorates of these terms, and with a new one if there is one."""
-    votes = tuple(vote for vote in member.votes if vote.term in kept)
-    return replace(member, votes=votes if new is None else (*votes, new))
-
-
-def on_acknowledged(state: State, id: int, term: int, at: float) -> Result:
-    """Note that a node knows who decides in the next generation, which begins with the last of them."""
-    succession = state.succession
-    if term != succession.term or id not in succession.unacknowledged:
-        return state, ()  # of an announcement that another one has replaced
-    succession = replace(succession, unacknowledged=succession.unacknowledged.without(id))
-    return _begin_if_acknowledged(replace(state, succession=succession), at)
-
-
-def _begin_if_acknowledged(state: State, at: float) -> Result:
-    """Begin once all nodes know who decides; if others have joined meanwhile, let all know of these first."""
-    if state.phase is not Phase.ANNOUNCING or state.succession.unacknowledged:
-        return state, ()
-    members = Members.of(_with_votes(member, {state.succession.term}) for member in state.members.values())
-    state = replace(state, members=members, succession=state.succession.begun())
-    if any(not member.votes for member in rendezvous.next_members(state.policy, members).values()):
-        return start(state, at)
-    ordered = sorted((member for member in members.values() if member.votes), key=lambda one: one.votes[0].rank)
     return _begin(state, ordered, at)
 
 
 def _begin(state: State, ordered: Sequence[Member], at: float) -> Result:
     """Begin the next generation with these members; where some are new, warn of differences between the nodes."""
     newcomers = [(rank, member) for rank, member in enumerate(ordered) if member.node_rank is None]
-    ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
+    ranked = [replace(member, node_rank=rank, has_ended=False, has_run=True) for rank, member in enumerate(ordered)]
     taking_part = {member.id for member in ranked}
     spares = [replace(member, node_rank=None) for member in state.members.values() if member.id not in taking_part]
     members = Members.of(sorted([*ranked, *spares], key=lambda member: member.id))

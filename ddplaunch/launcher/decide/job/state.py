@@ -11,7 +11,6 @@ from ddplaunch.launcher.decide.job.limits import Idleness, Limits
 from ddplaunch.launcher.decide.job.members import Member, Members, Policy
 from ddplaunch.launcher.decide.job.rendezvous import Rendezvous
 from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
-from ddplaunch.launcher.decide.job.succession import Succession
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import soonest
 
@@ -31,28 +30,16 @@ class Phase(Enum):
     PAUSING     the pause is over, and not enough nodes are there               RENDEZVOUS
     PAUSING     the pause is over, and enough nodes are there                   RUNNING
     PAUSING     the job is stopped, or a node is lost that cannot be replaced   ENDED
-
-    Where another node may take over from the coordinator, ANNOUNCING precedes RUNNING:
-
-    RENDEZVOUS  enough nodes joined                                             ANNOUNCING
-    PAUSING     the pause is over, and enough nodes are there                   ANNOUNCING
-    ANNOUNCING  all nodes have acknowledged the electorate                      RUNNING
-    ANNOUNCING  a node is lost, and not enough are there                        RENDEZVOUS
-    ANNOUNCING  the job is stopped, or may go on without this part of it        ENDED
     """
 
     RENDEZVOUS = auto()  # for the agents of the next generation
     RUNNING = auto()
     STOPPING = auto()  # all nodes were ordered to stop; some still have workers
     PAUSING = auto()  # between two generations
-    ANNOUNCING = auto()  # the nodes of the next generation learn who may take over
     ENDED = auto()
 
 
-BETWEEN = (Phase.RENDEZVOUS, Phase.PAUSING, Phase.ANNOUNCING)  # no process of any generation is left
-
-
-BETWEEN = (Phase.RENDEZVOUS, Phase.PAUSING, Phase.ANNOUNCING)  # no process of any generation is left
+BETWEEN = (Phase.RENDEZVOUS, Phase.PAUSING)  # no process of any generation is left
 
 
 class End(Struct, frozen=True, kw_only=True):
@@ -62,7 +49,6 @@ class End(Struct, frozen=True, kw_only=True):
     abandoned: bool = False  # the user has stopped the job: it is not queued again
     status: int | None = None  # the exit status; None: the job has not ended
     requeue: int = 0  # the notice after which the job should go back into the queue
-    is_cut_off: bool = False  # it has ended here alone: other nodes may go on
     without_workers: bool = False  # it has ended between two generations: `State.generation` is the one before
 
 
@@ -78,7 +64,6 @@ class State(Struct, frozen=True, kw_only=True):
     has_begun: bool = False  # workers were started, or may have been
 
     rendezvous: Rendezvous = Rendezvous()
-    succession: Succession = Succession()
     generation: Generation = Generation()
     limits: Limits = Limits()
     idleness: Idleness = Idleness()
@@ -95,7 +80,7 @@ class State(Struct, frozen=True, kw_only=True):
             why=None,
             signum=0,
             rendezvous=self.rendezvous.closed(),
-            generation=self.generation.next(at),
+            generation=self.generation.next(at, after=max(member.last_generation for member in members.values())),
             limits=self.limits.next_generation(),
             idleness=self.idleness.next_generation(),
         )
@@ -109,8 +94,6 @@ class State(Struct, frozen=True, kw_only=True):
         return soonest(
             self.rendezvous.deadline,
             self.rendezvous.line_at,
-            self.succession.gather_until,
-            self.succession.line_at,
             self.generation.early_exits_at if self.phase is Phase.RUNNING else None,
             self.phase_deadline if goes_on else None,
             self.limits.job_deadline if self.has_time_limit else None,
@@ -126,16 +109,6 @@ class State(Struct, frozen=True, kw_only=True):
     def is_debugged(self) -> bool:
         """Whether a debugger holds a worker of any node, so that the limits of time wait."""
         return any(map(self.members.runs, self.limits.debugging))
-
-    def time_left(self, at: float) -> float | None:
-        """Return the seconds of --timeout that are left; None: it was not given."""
-        until = self.limits.job_deadline
-        return None if until is None else max(0.0, until - at)
-
-    @property
-    def may_go_on(self) -> bool:
-        """Whether no other coordinator can go on with nodes of this job."""
-        return self.succession.may_go_on(self.members)
 
     @property
     def may_wait_for_port(self) -> bool:
@@ -154,4 +127,4 @@ class State(Struct, frozen=True, kw_only=True):
         """The ids of the spares that have not taken part in any generation; () before the first one, when no node is a spare."""
         if not self.policy.spares or self.generation.number < 0:
             return ()
-        return tuple(one.id for one in self.members.values() if one.node_rank is None and not one.votes)
+        return tuple(one.id for one in self.members.values() if one.node_rank is None and not one.has_run)

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import actions, events, limits, rendezvous
 from ddplaunch.launcher.decide.job.ending import HARMLESS, MAY_RESTART, Result, end_job, go_on_if_ended, halt, stop
-from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members
+from ddplaunch.launcher.decide.job.members import KILLED_WITHIN, SELF_ID, Member, Members
 from ddplaunch.launcher.decide.job.starting import (
-    on_acknowledged,
     on_rendezvous_due,
     on_withdrawn,
     start,
@@ -24,7 +23,6 @@ from ddplaunch.launcher.decide.job.starting import (
     with_given_up,
 )
 from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
-from ddplaunch.launcher.decide.job.succession import AT_ONCE
 from ddplaunch.spec.outcome import CUT_OFF, OWN_END, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.deadline import is_due
@@ -47,13 +45,10 @@ def step(state: State, event: events.Event) -> Result:
         # members
         case events.Joined(member, at):
             return _on_joined(state, member, at)
-        case events.AgentLost(id, reason, at, has_ended, answered_at):
-            state = _without_surprise(state, id, answered_at) if not has_ended else state
-            return _on_agent_lost(state, id, reason, at, has_ended=has_ended) if id in state.members else (state, ())
-        case events.Acknowledged(id, term, at):
-            return on_acknowledged(state, id, term, at)
-        case events.CoordinatorEnded(at):
-            return _on_coordinator_ended(state, at)
+        case events.AgentLost(id, reason, at) if id in state.members:
+            return _on_agent_lost(_after_lease(state, event), id, reason, at)
+        case events.AgentLost():
+            return state, ()
         case events.NodeGivenUp(at):
             return start_if_complete(with_given_up(state), at)
         case events.Withdrawn():
@@ -83,8 +78,6 @@ def step(state: State, event: events.Event) -> Result:
             return _stop_job(_note(state, signum, why), why, signum, at, by_cluster=by_cluster)
         case events.Abandoned():
             return _abandon(state), ()
-        case events.PastStop():
-            return _on_past_stop(state, event)
         case events.JobSuspended(at):
             return replace(state, limits=state.limits.suspended(at)), ()
         case events.JobResumed(at):
@@ -121,9 +114,6 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
     state = replace(state, members=members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
         return start_if_enough(state, at, is_restart=state.generation.number >= 0)
-    if state.succession.gather_until is not None:
-        succession = state.succession.with_begun(member).with_unbegun(member)
-        return go_on_if_ended(_gathered(replace(state, succession=succession), at), at)
     if state.spares:
         return state, (actions.Print(f"{member.host} is a spare: it waits until a node is lost or leaves"),)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
@@ -132,28 +122,24 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
     return state, ()
 
 
-def _without_surprise(state: State, id: int, answered_at: float) -> State:
-    """Begin no generation without this node as long as it would take a refused connection for the end of this coordinator."""
-    if not state.succession.counts(state.members, id):
+def _after_lease(state: State, lost: events.AgentLost) -> State:
+    """Begin no generation while workers of a lost node may live: until its lease is over, or it has had the time to end them."""
+    if not state.policy.lease or not state.members.runs(lost.id):
         return state
-    return replace(state, rendezvous=state.rendezvous.not_before(answered_at + AT_ONCE))
+    until = lost.at + KILLED_WITHIN if lost.has_ended else lost.renewed_at + state.policy.lease
+    return replace(state, rendezvous=state.rendezvous.not_before(until))
 
 
-def _on_agent_lost(state: State, id: int, reason: str, at: float, *, has_ended: bool) -> Result:
+def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:
     """Go on without this agent, if the job can: start with the other agents, or stop what runs and decide then."""
     member = state.members[id]
     state = replace(state, members=state.members.without(id))
-    if has_ended:
-        state = _gathered(_with_ended(state, member), at)
     if state.phase in BETWEEN and state.policy.needs_all:
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         generation = replace(state.generation, lost=(f"{named}: {reason}",))
         return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
-    was_to_begin = state.phase is Phase.ANNOUNCING and state.succession.has_announced_to(member)
-    if was_to_begin:
-        state = wait_for_nodes(state, at)
     if state.phase is Phase.RENDEZVOUS:
-        state, then = start_if_enough(state, at, is_restart=was_to_begin or state.generation.number >= 0)
+        state, then = start_if_enough(state, at, is_restart=state.generation.number >= 0)
         return state, (actions.Print(f"{member.host} has left: {reason}"), *then)
     if not member.runs:
         state, then = go_on_if_ended(state, at)
@@ -172,13 +158,6 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float, *, has_ended: 
     return state, (actions.Print(f"{member} is lost: {reason}"), *then)
 
 
-def _on_coordinator_ended(state: State, at: float) -> Result:
-    """Note that the coordinator from which this one has taken over does not go on elsewhere."""
-    succession = state.succession
-    succession = replace(succession.with_ended(succession.lost_votes), lost_votes=())
-    return go_on_if_ended(_gathered(replace(state, succession=succession), at), at)
-
-
 # --- the end of a generation
 
 
@@ -189,21 +168,20 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         # one command has started all agents: a signal to one is for the job
         stays_alone = state.members[id].node_rank is None and not state.policy.needs_all and not state.policy.dispatched
         if why is Why.FRONT_LOST or stays_alone:
-            state, then = _on_agent_lost(state, id, CUT_OFF if state.policy.dispatched else OWN_END, at, has_ended=True)
+            lost = events.AgentLost(id, CUT_OFF if state.policy.dispatched else OWN_END, at, renewed_at=at)
+            state, then = _on_agent_lost(_after_lease(state, lost), id, lost.reason, at)
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
             return _on_node_leaving(state, event)
-    elif (_has_heirs(state) or _is_waited_for(state)) and _leaves_job(state, event):
+    elif _is_waited_for(state) and _leaves_job(state, event):
         return _on_own_leaving(state, event)
-    elif why is Why.FRONT_LOST and (state.succession.electorates or _is_waited_for(state)):
+    elif why is Why.FRONT_LOST and _is_waited_for(state):
         return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
     if state.phase in BETWEEN:
         return end_job(replace(state, why=why, signum=signum))
-    if state.succession.gather_until is not None and why is not Why.FAILED:
-        return _stop_gathering(state, why, signum, at)
     if state.why is Why.NODE_JOINED or (why is not Why.FAILED and _was_to_go_on(state)):
         state = replace(state, why=why, signum=signum)  # the workers were being stopped for nothing worse
     return state if why is Why.FAILED else halt(state), ()
@@ -226,8 +204,6 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
         return stop(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
     if state.phase in BETWEEN:
         return end_job(replace(state, why=why, signum=signum))
-    if state.succession.gather_until is not None:
-        return _stop_gathering(state, why, signum, at)
     if _was_to_go_on(state):
         state = replace(state, why=why, signum=signum)
     return halt(state), ()
@@ -236,39 +212,8 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
 def _was_to_go_on(state: State) -> bool:
     """Whether the workers are being stopped for what ends no job: nodes came or left, or were lost while enough remain."""
     policy = state.policy
-    is_elastic = policy.has_successors and len(state.members) >= policy.min_nodes
-    return state.why in HARMLESS or (state.why is Why.NODE_LOST and is_elastic)
-
-
-def _stop_gathering(state: State, why: Why, signum: int, at: float) -> Result:
-    """End a job that waits for the nodes of a lost coordinator, once these nodes know too. Else they would go on alone."""
-    state = halt(replace(state, why=why, signum=signum, succession=state.succession.settling(at)))
-    return go_on_if_ended(_gathered(state, at), at)
-
-
-def _gathered(state: State, at: float) -> State:
-    """Wait no longer than it takes for the nodes of a lost coordinator."""
-    return replace(state, succession=state.succession.gathered(state.policy, state.members, at))
-
-
-def _with_ended(state: State, *members: Member) -> State:
-    """Note that the agents of these nodes have ended: they do not go on elsewhere."""
-    votes = tuple(vote for member in members for vote in member.votes)
-    return replace(state, succession=state.succession.with_ended(votes))
-
-
-def _on_past_stop(state: State, event: events.PastStop) -> Result:
-    """Do what the lost coordinator was about to do: end the job after a signal, or decide what follows a failure."""
-    why, signum = event.why, event.signum
-    is_stopping_after_it = state.succession.took_over and state.phase is Phase.STOPPING
-    if why in (Why.FAILED, Why.HUNG) and is_stopping_after_it and not state.end.halted:
-        return replace(state, why=why), ()
-    if why is not Why.SIGNALLED or state.end.halted:
-        return state, ()
-    state = _note(state, signum)
-    if is_stopping_after_it:
-        return _stop_gathering(state, why, signum, event.at)
-    return _stop_job(state, why, signum, event.at)
+    is_enough = policy.is_elastic and len(state.members) >= policy.min_nodes
+    return state.why in HARMLESS or (state.why is Why.NODE_LOST and is_enough)
 
 
 def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
@@ -278,7 +223,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     has_begun = state.has_begun or bool(event.exits or event.leftovers)
     state = replace(state, generation=generation, has_begun=has_begun)
     if member.is_leaving and event.id != SELF_ID:
-        state = _with_ended(replace(state, members=state.members.without(event.id)), member)
+        state = replace(state, members=state.members.without(event.id))
         state, then = _go_on_without_leaving(state, event.at)
         return state, (actions.Release(event.id, member.leaves_by), *then)
     generation = replace(
@@ -333,10 +278,10 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     others = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
     announces = actions.Print(f"{member} leaves ({signal_name(event.signum)}): all workers start again {others}")
     members = state.members.with_member(replace(member, leaves_by=event.signum))
-    state = replace(state, members=members, rendezvous=replace(state.rendezvous, regroup_at=at + REGROUP))
+    state = replace(state, members=members, rendezvous=state.rendezvous.not_before(at + REGROUP))
     if not member.runs:
-        starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING, Phase.ANNOUNCING)
-        state, then = _on_agent_lost(state, id, OWN_END, at, has_ended=True)
+        starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
+        state, then = _on_agent_lost(state, id, OWN_END, at)
         if state.phase is Phase.PAUSING:
             state = replace(state, phase_deadline=max(state.phase_deadline or at, at + REGROUP))
         return state, (*((announces,) if starts_again else ()), *then, actions.Release(id, event.signum))
@@ -346,84 +291,62 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     return replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), (announces,)
 
 
-def _has_heirs(state: State) -> bool:
-    """Whether the nodes that stay can go on without this one, of which one takes over. Spares alone cannot."""
-    if not state.policy.has_successors or not state.succession.electorates:
-        return False
-    leaving = [one for one in state.members.values() if one.id == SELF_ID or one.is_leaving]
-    staying = Members.of(one for one in state.members.values() if one not in leaving)
-    if state.succession.gather_until is not None:  # others are still to come
-        return any(one.votes for one in staying.values())
-    return replace(_with_ended(state, *leaving).succession, took_over=True).may_go_on(staying)
-
-
 def _is_waited_for(state: State) -> bool:
-    """Whether the other nodes wait for node 0 to be started again, should it end: nothing has been announced yet."""
+    """Whether the other nodes wait for node 0 to be started again, should it end."""
     policy = state.policy
-    return policy.has_successors and policy.replaceable and not state.succession.electorates and len(state.members) > 1
+    return policy.is_elastic and policy.replaceable and len(state.members) > 1
 
 
 def _go_on_without_leaving(state: State, at: float) -> Result:
-    """Go on once a node that leaves has ended; if node 0 has, too, hand over when all have, which the others then know of."""
-    own = state.members[SELF_ID]
-    if not own.is_leaving or not own.has_ended:
+    """Go on once a node that leaves has ended; node 0, which the others wait for, leaves when all of them have."""
+    own = state.members.get(SELF_ID)
+    if own is None or not own.is_leaving or not own.has_ended:
         return go_on_if_ended(state, at)
     if any(one.is_leaving and one.runs for one in state.members.values()):
         return state, ()
-    if not _is_ending(state):
-        if _has_heirs(state):
-            return _hand_over(state)
-        state = halt(replace(state, why=Why.SIGNALLED, signum=own.leaves_by))
-    return go_on_if_ended(state, at)
+    return go_on_if_ended(state, at) if _is_ending(state) else _leave(state)
 
 
 def _on_own_leaving(state: State, event: events.NodeStopping) -> Result:
-    """Have another node take over once the workers here have ended; they may save something, as all workers do."""
+    """Have the others wait for node 0 once the workers have ended everywhere; they may save something, as all workers do."""
     own = replace(state.members[SELF_ID], leaves_by=event.signum)
-    what = (
-        "another node takes over" if state.succession.electorates else "the others wait until node 0 is started again"
-    )
-    announces = actions.Print(f"{own} leaves ({signal_name(event.signum)}): {what}")
+    how = f"{own} leaves ({signal_name(event.signum)}): the others wait until node 0 is started again"
     state = replace(state, members=state.members.with_member(own))
     if not own.runs:
-        state, then = _hand_over(state)
+        state, then = _leave(state)
     elif state.phase is Phase.RUNNING:
         state, then = stop(state, Why.NODE_LEFT, SIGTERM, event.at, but=SELF_ID)
     else:
         state, then = replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), ()
-    return state, (announces, *then)
+    return state, (actions.Print(how), *then)
 
 
-def _hand_over(state: State) -> Result:
-    """Leave the job to the nodes that stay."""
+def _leave(state: State) -> Result:
+    """Leave the job to the others, which wait for node 0."""
     signum = state.members[SELF_ID].leaves_by
-    return _ended_here(state, exitcodes.of_signal(signum)), (actions.HandOver(signum), actions.Release(SELF_ID, signum))
+    return _ended_here(state, exitcodes.of_signal(signum)), (actions.LeaveJob(signum), actions.Release(SELF_ID, signum))
 
 
 def _on_own_unfit(state: State, reason: str) -> Result:
-    """Leave the job to the other nodes at once, since no worker has been started here; do nothing if they cannot go on."""
-    if not _has_heirs(state) or _is_ending(state) or not _goes_on_without(state, SELF_ID):
+    """Leave the job, in which no worker has been started here, to the others; do nothing if they do not wait for node 0."""
+    if not _is_waited_for(state) or _is_ending(state):
         return state, ()
-    return _ended_here(state, exitcodes.NODE_LOST), (actions.HandOver(0, reason),)
+    return _ended_here(state, exitcodes.NODE_LOST), (actions.LeaveJob(0, reason),)
 
 
 def _ended_here(state: State, status: int) -> State:
-    """Return the state of a coordinator that has ended with this status, while the job goes on elsewhere."""
+    """Return the state of a coordinator that has ended with this status, while the others wait for another one."""
     return replace(state, phase=Phase.ENDED, end=replace(state.end, status=status))
 
 
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
-    """Have another node take over, since the command that started this one is lost or was killed; end the job here.
-
-    Others that have lost this one may be looking for it, and are to find nobody.
-    """
+    """Have the others wait for node 0, since the command that started this one is lost or was killed; end the job here."""
     # its own workers may have ended with 0 while those of others hang
     why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
-    own, succession = state.members[event.id], state.succession.left_to_others()
-    alone = replace(state, members=Members.of([own]), succession=succession, why=why)
+    alone = replace(state, members=Members.of([state.members[event.id]]), why=why)
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)
-    return state, (actions.HandOver(0), *then, *ended)
+    return state, (actions.LeaveJob(0), *then, *ended)
 
 
 # --- time
@@ -467,8 +390,6 @@ def _on_deadline(state: State, at: float) -> Result:
         return state, ()
     if is_due(state.limits.job_deadline, at) and state.has_time_limit:
         return _stop_job(state, Why.TIMED_OUT, SIGTERM, at)
-    if state.succession.gather_until is not None:
-        return _on_gathering_due(state, at)
     if is_due(state.phase_deadline, at):
         if state.phase is Phase.RENDEZVOUS:  # no further node has joined in time
             return start(state, at)
@@ -476,14 +397,6 @@ def _on_deadline(state: State, at: float) -> Result:
     if state.phase is Phase.RENDEZVOUS:
         return on_rendezvous_due(state, at)
     return _on_early_exits_due(state)
-
-
-def _on_gathering_due(state: State, at: float) -> Result:
-    """Go on without the nodes of a lost coordinator that have not come in time, or print that they are waited for."""
-    if is_due(state.succession.gather_until, at):
-        return go_on_if_ended(replace(state, succession=state.succession.gathering_ended()), at)
-    succession, line = state.succession.waiting(state.members, at)
-    return replace(state, succession=succession), (actions.Print(line),)
 
 
 def _on_early_exits_due(state: State) -> Result:
