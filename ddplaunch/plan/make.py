@@ -81,6 +81,34 @@ def make_plan(
     )
 
 
+def plan_of_job(
+    spec: JobSpec, allocation: Allocation, *, run_id: str, python: str, agreed: Agreed | None = None
+) -> Plan:
+    """Return the plan of a job as the command has it that starts all agents: without workers, for these are on the hosts.
+
+    `python` runs the program there. Until `agreed` is known, each host counts for one worker.
+    """
+    hosts, endpoint = [host.address for host in allocation.start], allocation.endpoint
+    agents = tuple(PlannedAgent(host, 1) for host in hosts) if agreed is None else agreed.agents
+    return Plan(
+        run_id=run_id,
+        cluster=allocation.cluster,
+        nnodes=len(agents),
+        node_rank=0,
+        agents=agents,
+        master_addr=hosts[0] if agreed is None else agreed.address,
+        master_port=endpoint.port or None,
+        init_method="env",
+        backend=spec.backend if agreed is None else agreed.backend,
+        pin=spec.pin or "auto",
+        interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or python,
+        workers=(),
+        authenticated=allocation.authenticated,
+        requeues=allocation.requeues,
+        reasons={"backend": "" if agreed is None else agreed.backend_reason, "master_port": endpoint.port_reason},
+    )
+
+
 def _reasons(here: _Here, start: _Start, *, workers: str, backend: str, threads: str) -> dict[str, str]:
     """Return why each value of the plan is as it is, in the order in which `ddplaunch plan` shows the values."""
     spec, endpoint, hardware = here.spec, here.allocation.endpoint, here.node.hardware

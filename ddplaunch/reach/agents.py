@@ -33,10 +33,10 @@ def agents(
     python: str,
     run_id: str,
     *,
+    token: str,
     module: str = AGENT,
-    reports_to_caller: bool = False,
 ) -> tuple[AgentStart, ...]:
-    """Return the command and the order for each host; all orders hold one fresh token. `module` is what runs there."""
+    """Return the command and the order for each host; all orders hold this token. `module` is what runs there."""
     try:
         cwd = os.getcwd()
     except OSError as error:
@@ -44,13 +44,12 @@ def agents(
             f"the current folder: {why_failed(error)}",
             hint="ddplaunch runs on each host in the folder where it was typed: change to one that exists",
         ) from None
-    token = os.urandom(32).hex()
     sent, screen = orders.variables_to_send(secret.public(env)), Screen.here(env, has_rows=spec.live)
 
     made = partial(orders.order, spec, allocation, env=sent, cwd=cwd, run_id=run_id, token=token, screen=screen)
 
     def order(node_rank: int) -> bytes:
-        return messages.encode(made(node_rank, reports_to_caller=reports_to_caller))
+        return messages.encode(made(node_rank))
 
     return tuple(
         AgentStart(

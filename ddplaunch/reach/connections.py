@@ -29,9 +29,6 @@ _LONGEST_LINE = 1 << 20  # bytes of a line in several messages that are kept tog
 MAX_STARTING = 64  # hosts whose agent is being started
 NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named
 QUIT_TIMEOUT = 5.0  # seconds that an agent needs to end when its workers have
-# seconds in which an agent takes over and begins, beyond the grace period and the heartbeats after which losses are noticed: 16
-# others may come before it, and a restart may wait for 30 s
-_TAKE_OVER = 60.0
 _LOOK_AGAIN = 0.5  # seconds until it is looked whether output is read again
 
 
@@ -56,8 +53,6 @@ class RemoteJob(Struct, frozen=True, kw_only=True):
     min_nodes: int
     env: Mapping[str, str]  # of ssh, or what else starts the agents
     open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of those processes
-    signals: frozenset[int]  # that the front passes on
-    reports_to_caller: bool  # why it failed goes to the caller of `launch()`, not to stderr
 
 
 class HostPhase(Enum):
@@ -352,11 +347,6 @@ class Startup:
         """Whether all connections are closed."""
         return all(host.phase is HostPhase.CLOSED for host in self._hosts)
 
-    def only_connected(self, host: HostConnection) -> bool:
-        """Whether this host is connected and all others are closed."""
-        closed = (other.phase is HostPhase.CLOSED for other in self._hosts if other is not host)
-        return host.phase is HostPhase.CONNECTED and all(closed)
-
     @property
     def is_undecided(self) -> bool:
         """Whether some host that was started may yet report that the job cannot run there."""
@@ -422,15 +412,6 @@ class Startup:
         """Wait at most so many seconds for the connections to close, unless more output comes: the job is over."""
         self._is_over = True
         self._end_by.set_by(self._loop.now() + within)
-
-    def await_successor(self) -> None:
-        """Wait, in place of any other time limit, for a host whose agent takes over and begins, or for the ends of all."""
-        self._is_over, spec = False, self._job.spec
-        self._end_by.set(self._loop.now() + spec.grace_period + 4 * spec.heartbeat_timeout + _TAKE_OVER)
-
-    def go_on(self) -> None:
-        """Wait for no end any more: a host's agent has taken over."""
-        self._end_by.cancel()
 
     def extend_deadline(self) -> None:
         """Do not kill a connection in the middle of its output."""

@@ -16,7 +16,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import BUG, NODE_LOST, NOT_EXECUTABLE, NOT_FOUND, RENDEZVOUS
 from ddplaunch.system.words import some
 
-_SSH_FAILED = 255  # ssh(1); any other status is that of the remote command
+SSH_FAILED = 255  # ssh(1); any other status is that of the remote command
 _SHOWN = 8  # lines
 _NAMED = 8  # hosts with the same error
 
@@ -69,7 +69,7 @@ def explain(starter: str, python: str, status: int | None, output: str) -> HostE
 
     None means that ddplaunch printed no greeting.
     """
-    if starter == "ssh" and status == _SSH_FAILED:
+    if starter == "ssh" and status == SSH_FAILED:
         for pattern, message, hint in _SSH:
             if re.search(pattern, output):
                 return HostError(message, hint)

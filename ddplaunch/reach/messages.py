@@ -23,8 +23,6 @@ from ddplaunch.system.fields import (
     Keyword,
     Line,
     Number,
-    Piece,
-    Port,
     Status,
     Text,
     decoder,
@@ -33,8 +31,6 @@ from ddplaunch.system.fields import (
 
 _Pid = Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT
 _Ticks = Annotated[int, Meta(ge=0, le=2**62)]
-MAX_ADDRESSES = 100
-_Addresses = Annotated[tuple[Host, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
 
 
 class Order(Struct, frozen=True):
@@ -56,65 +52,14 @@ class Order(Struct, frozen=True):
     heartbeat_timeout: Duration  # seconds without a frame after which the workers are ended
     simulated: Keyword | None  # "divide" or "share": all nodes are simulated on this machine
     killed: tuple[Number, ...] = ()  # ranks that --chaos kills
-    reports_to_caller: bool = False  # the first host reports the outcome to the caller of `launch()`
 
     def __post_init__(self) -> None:
         if self.node_rank >= len(self.hosts):
             raise ValueError(f"node rank {self.node_rank} of {len(self.hosts)} hosts")
 
 
-class CoordinatorAddress(Struct, frozen=True):
-    """To all hosts but the first: where the coordinator listens."""
-
-    addresses: _Addresses  # in the order to try
-    port: Port
-
-
-class Connect(Struct, frozen=True):
-    """To the host of the coordinator: connect this stream to the socket of the run there."""
-
-    number: Number
-    folder: Piece
-    name: Piece
-
-
-class Addresses(Struct, frozen=True, tag="addresses"):
-    """From the first host: the addresses under which others may reach it."""
-
-    addresses: _Addresses
-
-
 class Ready(Struct, frozen=True, tag="ready"):
-    """From any other host: the host has all that the job needs."""
-
-
-class Listening(Struct, frozen=True, tag="listening"):
-    """From the first host: the coordinator listens. From another: its agent has taken over, and waits for the others."""
-
-    port: Port
-
-
-class Coordinates(Struct, frozen=True, tag="coordinates"):
-    """From a host whose agent has taken over: it begins a generation."""
-
-
-class Registered(Struct, frozen=True, tag="registered"):
-    """From the host of the coordinator: where the socket of the run lies there."""
-
-    folder: Piece
-    name: Piece
-
-
-class Begun(Struct, frozen=True, tag="begun"):
-    """From a host: the first of its generations begins."""
-
-    world_size: Number
-
-
-class GenerationBegun(Struct, frozen=True, tag="generation"):
-    """From a host: a generation begins there."""
-
-    number: Number
+    """From a host: it has all that the job needs."""
 
 
 class Worker(Struct, frozen=True, tag="worker"):
@@ -139,31 +84,10 @@ class AgentEnded(Struct, frozen=True, tag="ended"):
     spared: tuple[tuple[_Pid, _Ticks], ...] = ()  # these processes: pid and start
 
 
-class FinalReport(Struct, frozen=True, tag="final_report"):
-    """The failure report or summary that is printed last; from a host without the coordinator, that this was lost."""
-
-    text: Text
-
-
-class FailureText(Struct, frozen=True, tag="failure_text"):
-    """From the host of the coordinator, for the caller of `launch()`: the failure report as text."""
-
-    text: Text
-
-
-class Outcome(Struct, frozen=True, tag="outcome"):
-    """From the host of the coordinator, for the caller of `launch()`: how the job ended."""
-
-    status: Status
-
-
-FromCoordinator = Addresses | Listening | Coordinates | Registered | FailureText | Outcome
-Report = FromCoordinator | Ready | Begun | GenerationBegun | Worker | OrderRefused | AgentEnded | FinalReport
+Report = Ready | Worker | OrderRefused | AgentEnded
 
 encode = msgspec.json.Encoder().encode
 order: Callable[[bytes], Order] = decoder(Order)
-coordinator: Callable[[bytes], CoordinatorAddress] = decoder(CoordinatorAddress)
-connect: Callable[[bytes], Connect] = decoder(Connect)
 chunk: Callable[[bytes], Chunk] = decoder(Chunk)
 report: Callable[[bytes], Report] = decoder(Report)
 

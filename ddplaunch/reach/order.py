@@ -9,7 +9,7 @@ from typing import Any
 from ddplaunch.plan.cluster import Allocation, Endpoint, Rendezvous
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.cluster.hostlist import Host
-from ddplaunch.reach.messages import CoordinatorAddress, Order
+from ddplaunch.reach.messages import Order
 from ddplaunch.spec.job import Fault, Given, JobSpec
 from ddplaunch.spec.options.resolve import received, sent
 from ddplaunch.spec.options.table import OPTIONS, Reach
@@ -28,7 +28,6 @@ def order(
     run_id: str,
     token: str,
     screen: Screen,
-    reports_to_caller: bool = False,
 ) -> Order:
     """Write the order for the host with this rank; `env` are the variables that are sent."""
     host = allocation.start[node_rank]
@@ -62,7 +61,6 @@ def order(
         heartbeat_timeout=spec.heartbeat_timeout,
         simulated=spec.simulate,
         killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),
-        reports_to_caller=reports_to_caller,
     )
 
 
@@ -86,24 +84,17 @@ def _decoded(texts: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, texts))
 
 
-def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocation:
-    """Return the allocation of a host from its order. For the first host, and for the only host, `coordinator` is None."""
-    is_simulated, number = order.simulated is not None, order.node_rank + 1
-    rendezvous = Rendezvous(
-        addresses=coordinator.addresses if coordinator else (LOOPBACK if is_simulated else order.hosts[0],),
-        ports=(coordinator.port,) if coordinator else (0,),
-        coordinator=coordinator is None,
-        listen=LOOPBACK if is_simulated else None,
-        source=f"127.0.{number // 256}.{number % 256}" if is_simulated and coordinator else None,
-    )
+def allocation(order: Order) -> Allocation:
+    """Return the allocation of a host from its order: its connection to the coordinator comes with the order's pipe."""
     return Allocation(
         cluster=order.cluster,
         nnodes=(order.min_nodes, len(order.hosts)),
         node_rank=order.node_rank,
         hosts=order.hosts,
         endpoint=order.endpoint,
-        rendezvous=rendezvous if len(order.hosts) > 1 else None,
+        rendezvous=Rendezvous(addresses=(order.hosts[0],), ports=(0,), coordinator=False),
         start=tuple(Host(name=name) for name in order.hosts),
+        has_front=True,
     )
 
 

@@ -31,11 +31,7 @@ CONTROL = b"c"  # JSON, see reach/messages.py: for the command that started this
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
 # requests of a front: one of these bytes and another, the number of a signal for the first three
-PLAIN_SIGNAL = b"p"  # take this signal, which does not escalate, as another process has decided
-DECIDED_SIGNAL = b"d"  # take this signal, which escalates
 HOST_SIGNAL = b"h"  # the same, but it was sent to the front of this host itself
-ONE_FEWER = b"f"  # one node of the job will not join
-COORDINATOR_ENDED = b"e"  # the agent of the coordinator from which this one has taken over has ended
 MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
 IS_RUNNING = b"r"  # reply, if the loop runs
 ASKS = signal.SIGURG  # asks the same of a handler; by default it does nothing, so that it harms no agent at its start

@@ -77,7 +77,9 @@ def make(root: str, name: str) -> tuple[str, int]:
     for number in count():
         path = f"{root}/{name}.{number}" if number else f"{root}/{name}"
         with suppress(FileExistsError):
-            os.mkdir(path, 0o700)
+            # a node of this run may have made it on its way to a folder of its own
+            if not os.path.isdir(path) or os.path.lexists(f"{path}/events.jsonl"):
+                os.mkdir(path, 0o700)
             return path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     raise AssertionError
 
@@ -136,14 +138,15 @@ def lock(events: int) -> None:
 
 
 def parts_of(run: str) -> list[str]:
-    """Return the folders of a run that hold events: those of its nodes, by node rank, or its own."""
+    """Return the folders of a run that hold events: its own, if it has any, and those of its nodes, by node rank."""
     try:
         with os.scandir(run) as entries:
             own = [entry for entry in entries if entry.name.startswith(OF_A_NODE)]
             parts = [entry.path for entry in own if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return [run]
-    return sorted(parts, key=_by_number) or [run]
+    whole = [run] if not parts or os.path.exists(f"{run}/events.jsonl") else []
+    return [*whole, *sorted(parts, key=_by_number)]
 
 
 def _by_number(part: str) -> tuple[list[int], str]:

@@ -180,8 +180,13 @@ class RunFolder:
         )
 
 
-def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue) -> RunFolder:
-    """Have the folder of this run made where --log-dir wants it; return a folder that keeps nothing if none is wanted."""
+def folder_of_run(
+    spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue, *, is_part: bool = False
+) -> RunFolder:
+    """Have the folder of this run made where --log-dir wants it; return a folder that keeps nothing if none is wanted.
+
+    `is_part`: the command that has started all agents has the folder of the whole run, perhaps on the same disk.
+    """
     if spec.log_dir == os.devnull:  # torchrun's value for none
         return RunFolder.none(files)
     if spec.log_dir:
@@ -190,8 +195,8 @@ def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: File
     if (runs := runs_folder(env)) is None:
         return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
     # homes are often shared, so each node has a folder of its own in that of the run
-    node = None if len(plan.agents) == 1 else f"node-{plan.node_rank}"
-    if len(plan.agents) > plan.nnodes:
+    node = f"node-{plan.node_rank}" if is_part or (plan.workers and len(plan.agents) > 1) else None
+    if plan.workers and len(plan.agents) > plan.nnodes:
         node = f"rank-{plan.workers[0].rank}"  # a command was started for each rank
     root, name = (runs, plan.run_id) if node is None else (f"{runs}/{plan.run_id}", node)
     return RunFolder(files, root, name, runs=runs, torchrun_layout=False, keep=spec.keep_runs)

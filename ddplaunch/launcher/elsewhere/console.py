@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from itertools import chain
 
 from ddplaunch.launcher.output.bars import Bar, BarFeed, unpack
-from ddplaunch.reach import messages
 from ddplaunch.reach.connections import HostConnection
-from ddplaunch.reach.pipes import BARS, CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
-from ddplaunch.system import fields
-from ddplaunch.system.errors import below, visible
+from ddplaunch.reach.pipes import BARS, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
+from ddplaunch.system.errors import visible
 from ddplaunch.system.loop.deadline import soonest
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
@@ -22,12 +20,10 @@ REMEMBERED = 100  # messages; hosts send an equal one at about the same time
 class Console:
     """Stops reading the hosts' output while the front reads none; a stopped job waits UNREAD_TIMEOUT seconds for that at most."""
 
-    def __init__(self, loop: Loop, queue: OutputQueue, *, quiet: bool, reports_to_caller: bool = False) -> None:
+    def __init__(self, loop: Loop, queue: OutputQueue) -> None:
         """Show what hosts send through `queue`, which leads to the front; the hosts' output is not read while it is full."""
         self._loop = loop
         self.queue = queue
-        self._quiet = quiet
-        self._reports_to_caller = reports_to_caller
         self._first: dict[bytes, HostConnection] = {}  # by message of ddplaunch, the host that sent it first
         self._sent = 0  # bytes
         self._sent_at = 0.0  # when that was last new
@@ -72,18 +68,6 @@ class Console:
         """Draw the progress bars again after SIGWINCH and SIGCONT: the terminal has another size, or the shell wrote to it."""
         if signum in (signal.SIGWINCH, signal.SIGCONT):
             self._bar_feed.repeat(self._loop.now())
-
-    def notify(self, text: str) -> None:
-        """Print a message of ddplaunch, unless quiet."""
-        if not self._quiet:
-            self.write(f"ddplaunch: {below(text)}\n")
-
-    def report(self, text: str) -> None:
-        """Tell the caller of the job, or the user, why the job failed; "" if it did not fail."""
-        if not self._reports_to_caller:
-            self.write(text)
-        elif text:
-            self.queue.put(CONTROL, messages.encode(messages.FailureText(text=fields.text(text))))
 
     def write(self, text: str) -> None:
         """Write to stderr."""

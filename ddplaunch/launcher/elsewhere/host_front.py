@@ -1,4 +1,4 @@
-"""The front of an agent on another host: frames from the dispatcher become signals, the agent's output becomes frames.
+"""The front of an agent on another host: it carries the agent's connection to the coordinator, and the agent's output, as frames.
 
 It serves the agent as `launcher.node.front` does in the command that the user typed, but never blocks. When the connection
 closes, or no frame comes for the heartbeat timeout, it closes the agent's signal pipe, and the agent ends its workers.
@@ -14,22 +14,11 @@ from contextlib import suppress
 
 from ddplaunch.launcher.node import child
 from ddplaunch.launcher.node.signals import passed_on
-from ddplaunch.reach import messages, pipes
-from ddplaunch.reach.channel.streams import Chunk, Streams
+from ddplaunch.reach import messages
+from ddplaunch.reach.channel.streams import Streams
 from ddplaunch.reach.messages import Report
-from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
-from ddplaunch.reach.protocol import (
-    CONNECT,
-    COORDINATOR_ENDED,
-    FEWER,
-    HEARTBEAT,
-    PLAIN_SIGNAL,
-    SIGNAL,
-    STREAM,
-    InputPipe,
-    OutputPipe,
-)
-from ddplaunch.record import run_socket
+from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, FrontPipes, Replies
+from ddplaunch.reach.protocol import CHANNEL, HEARTBEAT, STREAM, InputPipe, OutputPipe
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import NODE_LOST, of_signal
 from ddplaunch.system.fields import Malformed
@@ -39,26 +28,22 @@ from ddplaunch.system.process.clock import PROCESS_CLOCK
 from ddplaunch.system.process.tree import ends_within, has_ended
 from ddplaunch.system.words import duration
 
-_REQUESTS = {FEWER: pipes.ONE_FEWER, COORDINATOR_ENDED: pipes.COORDINATOR_ENDED}
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 
 
 class HostFront:
     """Serves one agent."""
 
-    def __init__(
-        self, input_pipe: InputPipe, output_pipe: OutputPipe, heartbeat_timeout: float, host: str, *, reports_job: bool
-    ) -> None:
+    def __init__(self, input_pipe: InputPipe, output_pipe: OutputPipe, heartbeat_timeout: float, host: str) -> None:
         """Prepare to serve; after `heartbeat_timeout` seconds without a frame the dispatcher is lost.
 
-        `host` is the name of this host in the job; one of the hosts reports how all of it ended.
+        `host` is the name of this host in the job.
         """
         self._input = input_pipe
         self._output = output_pipe
         self._heartbeat_timeout = heartbeat_timeout
         PROCESS_CLOCK.protect(heartbeat_timeout)
         self._host = host
-        self._reports_job = reports_job
         self.ends_job = True  # whether the job cannot go on without this host
         self._loop = Loop()
         self._lost_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._disconnect)
@@ -67,12 +52,15 @@ class HostFront:
         self._agent: int | None = None
         self._pipes: FrontPipes | None = None
         self._stops: Collection[int] = ()
-        self._stopped = False
         self._prevented: tuple[int, str] | None = None  # status and text of an agent that never began
         # processes that outlive the agent: see `FrontPipes.spared_processes`
         self.spared: tuple[tuple[int, int], ...] = ()
         self._lost = False
-        self._streams: Streams | None = None  # of commands where the job was typed, which ask the agent
+        self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, messages.encode(chunk)))
+        self.channel, self._carried = (
+            socket.socketpair()
+        )  # of the agent, to the coordinator, and what is carried of it here
+        self._streams.add(CHANNEL, self._carried)
         self._watch: child.Watch | None = None  # of the agent
         self._look_at = self._loop.timer(None, self._look_whether_it_runs)
         self._question: child.Question | None = None  # to an agent that has to end
@@ -105,9 +93,11 @@ class HostFront:
         def as_agent(pipes: FrontPipes) -> int:
             self._input.close()
             self._output.close()
+            self._carried.close()
             return agent(pipes)
 
         pid, self._pipes = child.start(as_agent, passed, _send_error)
+        self.channel.close()
         self._agent = pid
         self._replies = Replies(self._pipes.replies[0])
         self._watch = child.Watch(pid, self._pipes, self._replies, self._heartbeat_timeout)
@@ -139,17 +129,11 @@ class HostFront:
         return status
 
     def finish(self, report: Report) -> None:
-        """Send the last report, and wait until all is sent; if the job was stopped, only while there is progress."""
+        """Send the last report, and wait until all is sent, or the dispatcher is lost."""
         self.report(report)
         self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
-        sent, read_by = self._output.sent, self._loop.timer(self._loop.now() + UNREAD_TIMEOUT, lambda: None)
         while self._output.size and not self._lost:
             self._wait()
-            if self._output.sent != sent or not self._stopped:
-                sent = self._output.sent
-                read_by.set(self._loop.now() + UNREAD_TIMEOUT)
-            elif not read_by.is_set:
-                return
 
     # --- an agent that does not run
 
@@ -229,43 +213,21 @@ class HostFront:
             self._disconnect()
 
     def _on_message(self, tag: bytes, data: bytes) -> None:
-        """Take a message of the command that has started this host: a heartbeat, a signal or a client's bytes."""
+        """Take a message of the command that has started this host: a heartbeat, or what the coordinator says to the agent."""
         if tag == HEARTBEAT and not self._output.size:  # else the output that waits serves as a heartbeat
             self._output.put(HEARTBEAT, b"")
-        elif tag in (SIGNAL, PLAIN_SIGNAL) and data and 0 < data[0] < signal.NSIG:
-            if self._stopped and tag == SIGNAL and data[0] in self._stops:
-                self._ask()
-            self._stopped = self._stopped or data[0] in self._stops
-            self._prevent_start(data[0], is_printed=self._reports_job)  # all hosts get it
-            self._request(pipes.PLAIN_SIGNAL if tag == PLAIN_SIGNAL else pipes.DECIDED_SIGNAL, data[0])
-        elif tag in _REQUESTS:
-            self._request(_REQUESTS[tag])
-        elif tag in (CONNECT, STREAM):
-            self._take_chunk(tag, data)
-
-    def _take_chunk(self, tag: bytes, data: bytes) -> None:
-        """Begin or continue the stream of a command that asks the agent over the socket of the run."""
-        if self._streams is None:
-            self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, messages.encode(chunk)))
-        try:
-            if tag == STREAM:
+        elif tag == STREAM:
+            try:
                 self._streams.take(messages.chunk(data))
-                return
-            wanted = messages.connect(data)
-        except Malformed:
-            self._disconnect()
-            return
-        try:
-            self._streams.add(wanted.number, run_socket.connect(wanted.folder, wanted.name))
-        except (OSError, LaunchError):  # the run has ended, or its agent is stopped, and the kernel keeps no more
-            self._output.put(STREAM, messages.encode(Chunk(wanted.number)))
+            except Malformed:
+                self._disconnect()
 
-    def _prevent_start(self, signum: int, *, is_printed: bool = True) -> None:
+    def _prevent_start(self, signum: int) -> None:
         """End an agent that has not begun, if this signal stops the job; 0 stands for the loss of the dispatcher."""
         if self._agent is None or self._pipes is None or (signum and signum not in self._stops):
             return
         if child.prevent_start(self._agent, self._pipes):
-            text = child.prevented_by(signum) if signum and is_printed else ""
+            text = child.prevented_by(signum) if signum else ""
             self._prevented = (of_signal(signum) if signum else NODE_LOST, text)
 
     def _on_signal(self, signum: int, _frame: object) -> None:
@@ -284,8 +246,7 @@ class HostFront:
         self._lost = True
         self._lost_at.cancel()
         self._loop.unwatch(self._input)
-        if self._streams is not None:
-            self._streams.close()
+        self._streams.close()
         self._output.abandon()
         if self._pipes is not None:
             self._prevent_start(0)

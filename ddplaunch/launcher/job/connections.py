@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from math import inf
 from socket import socket
 
 from msgspec import Struct
 
 from ddplaunch.launcher.job import messages
-from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.channel.handshake import Key, Server
 from ddplaunch.reach.channel.listener import Listener
-from ddplaunch.reach.channel.peer import CLOSED, Peer, sends_again_each_second
+from ddplaunch.reach.channel.peer import CLOSED, Greeting, Peer, sends_again_each_second
 from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS, Silence
 from ddplaunch.system.fields import Malformed, line
 from ddplaunch.system.loop.loop import Loop
@@ -65,7 +66,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     ] = ()  # by which others may reach it: this node was told them itself, on its own command line, say
     key: Key
     listen: str | None  # numeric address to listen on; None: all
-    ports: Sequence[int]  # candidates to listen on
+    ports: Sequence[int] | None  # candidates to listen on; None: all connections are carried, see `Connections.adopt`
     heartbeat_timeout: float  # seconds after which a silent agent counts as lost
     may_shorten_silence: bool = False  # for a host that answers nothing
     listening: socket | None = None  # what listens already, at one of the ports
@@ -77,7 +78,9 @@ class _Connection:
         self.host_silence = 0.0  # seconds, as last measured
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
-        self.answered = 0.0  # when it gave its last answer, or said hello, by its clock: the number of a renewal of its lease
+        self.answered = (
+            0.0  # when it gave its last answer, or said hello, by its clock: the number of a renewal of its lease
+        )
         self.renewed_at = -inf  # when that came: the lease began no later
         self.heard_at = -inf  # when that or another message came
 
@@ -108,6 +111,7 @@ class Connections:
         self._dropped = dropped
         self._answered = answered
         self._loop = loop
+        self._terms = terms
         self._heartbeat_timeout = terms.heartbeat_timeout
         least = terms.heartbeat_timeout
         if terms.may_shorten_silence:
@@ -121,18 +125,23 @@ class Connections:
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
         self._most = max(64, 2 * terms.max_nodes)
-        self._listener = Listener(
-            loop,
-            terms.key,
-            address=terms.listen,
-            ports=terms.ports,
-            opened=self._on_opened,
-            refused=refused,
-            user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is decided here
-            max_half_open=self._most,
-            listening=terms.listening,
+        self._refused = refused
+        self._listener = (
+            None
+            if terms.ports is None
+            else Listener(
+                loop,
+                terms.key,
+                address=terms.listen,
+                ports=terms.ports,
+                opened=self._on_opened,
+                refused=refused,
+                user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is decided here
+                max_half_open=self._most,
+                listening=terms.listening,
+            )
         )
-        self.port = self._listener.port
+        self.port = 0 if self._listener is None else self._listener.port
 
     @property
     def ids(self) -> Collection[int]:
@@ -204,14 +213,21 @@ class Connections:
         connection = self._connections.get(id)
         if connection is not None:
             if not connection.is_known:  # nothing else reports it
-                self._listener.report_refusal(connection.peer.address, reason)
+                self._report_refusal(connection.peer.address, reason)
             connection.peer.send(messages.encode(messages.GivenUp(line(reason))))
         self.drop(id)
         self._lost(id, reason, False, -inf if connection is None else connection.renewed_at)
 
+    def _report_refusal(self, address: str, reason: str) -> None:
+        if self._listener is None:
+            self._refused(address, reason)
+        else:
+            self._listener.report_refusal(address, reason)
+
     def close(self) -> None:
         """Close everything."""
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self._beat_at.cancel()
         for connection in self._connections.values():
             connection.peer.close()
@@ -219,13 +235,27 @@ class Connections:
 
     # --- what comes in
 
+    def adopt(self, sock: socket, address: str, opened: Callable[[int], None]) -> None:
+        """Take the connection of an agent that something else carries, as ssh does; `opened` gets its number once proven."""
+
+        def take(peer: Peer) -> None:
+            if (id := self._add(peer)) is not None:
+                opened(id)
+
+        failed = partial(self._report_refusal, address)
+        Greeting(self._loop, sock, (address, 0), Server(self._terms.key), opened=take, failed=failed)
+
     def _on_opened(self, peer: Peer) -> None:
-        """Take a peer that has proven the key, and ping it once. Called by the listener."""
+        """Take a peer that has proven the key. Called by the listener."""
+        self._add(peer)
+
+    def _add(self, peer: Peer) -> int | None:
+        """Take a peer, and ping it once; return its number, or None if there are too many."""
         if len(self._connections) >= self._most:
-            self._listener.report_refusal(peer.address, _TOO_MANY)
+            self._report_refusal(peer.address, _TOO_MANY)
             peer.send(messages.encode(messages.GivenUp(_TOO_MANY)))
             peer.close()
-            return
+            return None
         self._last_id += 1
         id = self._last_id
         self._connections[id] = _Connection(peer)
@@ -234,6 +264,7 @@ class Connections:
         self._ping(id)
         if not self._beat_at.is_set:
             self._beat_at.set(self._loop.now() + self._beat)
+        return id
 
     def _on_payload(self, id: int, payload: bytes) -> None:
         """Pass on a message of a peer; expel a peer whose message is malformed. Called by the peer."""

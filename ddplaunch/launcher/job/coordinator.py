@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.first_failure import failed_itself
 from ddplaunch.launcher.decide.job import SELF_ID, Member
-from ddplaunch.launcher.job.orders import Forward, Generation, JobEnd, NodeEnd, Warned
+from ddplaunch.launcher.job.orders import Forward, Generation, GroupMade, JobEnd, NodeEnd, Warned
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
@@ -47,7 +47,7 @@ class Coordinator:
     """The job's state, and what its decisions come to."""
 
     def __init__(self, loop: Loop, state: job.State, draft: Plan, reporter: JobReporter) -> None:
-        """Begin in this state. `draft` is the plan of this node, made as if all nodes were like this one."""
+        """Begin in this state. `draft` is the plan of this node, made as if all nodes were like this one, or without workers."""
         self._loop = loop
         self._draft = draft
         self._reporter = reporter
@@ -55,7 +55,9 @@ class Coordinator:
         self._explaining_end: Pending[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state = state
         self._deadline = loop.timer(None, lambda: self.feed(job.DeadlineReached(loop.now())))  # of the state
-        self._take_order: Callable[[Order], None]  # of the coordinator's own agent
+        self._take_order: Callable[
+            [Order], None
+        ]  # of the coordinator's own agent, or of the command that has started all
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
         self._samples: dict[int, list[Sample]] = {}  # of this generation, by member
@@ -72,6 +74,11 @@ class Coordinator:
         """Take the coordinator's own agent as a member, which gets its orders so; `agents` are those of the other nodes."""
         self._take_order, self._agents = take_order, agents
         self.feed(job.Joined(member, self._loop.now()))
+
+    def lead(self, take_order: Callable[[Order], None], agents: Agents) -> None:
+        """Coordinate these agents from the command that has started them, which hears of each generation and of the end."""
+        self._take_order, self._agents = take_order, agents
+        self._deadline.set(self.state.deadline)
 
     # --- what comes in
 
@@ -101,7 +108,12 @@ class Coordinator:
         now = self._loop.now()
         match report:
             case node.RequestStore():
-                self._take_order(node.StoreOrdered(now))
+                first = [member.id for member in self.state.members.values() if member.node_rank == 0]
+                self._order(first, node.StoreOrdered(now))
+            case GroupMade() if self.state.members[id].node_rank == 0:
+                expendable(
+                    self.joined, lambda why: self._reporter.print(f"warning: no stragglers are looked for: {why}")
+                )
             case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
@@ -173,10 +185,6 @@ class Coordinator:
     def attaches(self, id: int) -> bool:
         """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
         return self._streams is not None and id in self._streams
-
-    def expect_one_fewer(self) -> None:
-        """Take note that a node which has not joined was given up."""
-        self.feed(job.NodeGivenUp(self._loop.now()))
 
     def joined(self) -> None:
         """Take note that a worker of this generation has a process group."""

@@ -16,7 +16,7 @@ from ddplaunch.launcher.job.agents import Agents, member_of
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import speaks_for_others, why_refused, why_too_much
-from ddplaunch.launcher.job.orders import NodeEnd, SentReport, Unfit, Warned
+from ddplaunch.launcher.job.orders import GroupMade, NodeEnd, SentReport, Unfit, Warned
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.spec.outcome import Why
@@ -69,6 +69,13 @@ class Incoming:
             retry=loop.timer(None, self._admit_waiting),
         )
 
+    def lose(self, id: int, reason: str, *, has_ended: bool) -> None:
+        """Take an agent for lost whose connection was carried by something that has ended."""
+        if id in self._connections.ids:
+            renewed_at = self._connections.renewed_at(id)
+            self._connections.drop(id)
+            self._on_lost(id, reason, has_ended, renewed_at)
+
     # --- called by Connections
 
     def _on_dropped(self, id: int, reason: str) -> None:
@@ -111,7 +118,7 @@ class Incoming:
                 self._warnings[id] += 1
                 if self._warnings[id] <= _WARNINGS:
                     self._coordinator.take(id, message)
-            case node.ReportIdle() | node.PauseLimits() | Chunk():
+            case node.ReportIdle() | node.PauseLimits() | GroupMade() | Chunk():
                 self._coordinator.take(id, message)
             case Unfit(reason):
                 lost = below(f"its health check failed: {reason}")

@@ -47,6 +47,7 @@ def prepare(
     *,
     torch: str,
     listening: socket.socket | None = None,
+    carried: socket.socket | None = None,
 ) -> JoinRequest:
     """Decide how this agent finds the other nodes; may look up a name. The secret, if there is one, is in `env`.
 
@@ -75,6 +76,7 @@ def prepare(
             nnodes=_typed_nnodes(allocation.nnodes, spec.spares),
         ),
         listening=listening,
+        carried=carried,
     )
 
 
@@ -97,7 +99,10 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
         if (own := coordinate_if_here(request, own_hello, loop, reporter, partial(LocalLink, loop))) is not None:
             return own
     link = _remote_link(request, hello, loop)
-    link.aim(request.rendezvous.addresses, request.rendezvous.ports)
+    if request.carried is not None:
+        link.adopt(request.carried, request.rendezvous.addresses[0])
+    else:
+        link.aim(request.rendezvous.addresses, request.rendezvous.ports)
     return link
 
 
@@ -185,7 +190,9 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
     from ddplaunch.launcher.job.remote_link import RemoteLink  # few jobs need it
 
     rendezvous, task = allocation.rendezvous, allocation.task
-    if rendezvous is None or rendezvous.coordinator:
+    if (
+        rendezvous is None or rendezvous.coordinator or allocation.start
+    ):  # what has started this node hears of it otherwise
         return False
     message = Withdrawal(
         requested_rank=allocation.node_rank if task is None else task.rank,

@@ -33,6 +33,7 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
     key: Key
     facts: messages.NodeFacts
     listening: socket.socket | None  # what the others can reach already, if the coordinator is here
+    carried: socket.socket | None = None  # the connection to the coordinator, which what has started this agent carries
 
 
 class Link(ABC):
@@ -60,11 +61,6 @@ class Link(ABC):
     def is_over(self) -> bool:
         """Whether nothing more is expected of this node."""
         return self._has_ended if self.coordinator is None else self.coordinator.is_over
-
-    def expect_one_fewer(self) -> None:
-        """Have the coordinator wait for one node less, if it is here: only the agent of node 0 learns who was given up."""
-        if self.coordinator is not None:
-            self.coordinator.expect_one_fewer()
 
     def leave(self) -> None:
         """Wait for the coordinator no longer."""

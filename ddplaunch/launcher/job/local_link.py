@@ -37,7 +37,15 @@ class LocalLink(Link):
         self.coordinator.close()
 
 
-def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
+def job_policy(
+    spec: JobSpec,
+    min_nodes: int,
+    max_nodes: int,
+    *,
+    dispatched: bool = False,
+    names: tuple[str, ...] = (),
+    has_lease: bool = False,
+) -> job.Policy:
     """Return what the user decided about the job as a whole."""
     return job.Policy(
         min_nodes=min_nodes,
@@ -53,6 +61,10 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
         debugs=spec.debug_on_error or spec.debug_rank is not None or bool(spec.debugpy_ranks) or is_followed(),
         straggler_check=spec.straggler_check,
         notices=frozenset(spec.notices),
+        spares=spec.spares,
+        dispatched=dispatched,
+        names=names,
+        lease=spec.heartbeat_timeout + job.KILLED_WITHIN if has_lease else 0.0,
     )
 
 

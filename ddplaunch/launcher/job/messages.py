@@ -82,7 +82,9 @@ class Hello(Struct, frozen=True, tag="hello"):
     backend_reason: Line
     reached: Host  # the host name or address under which it reached the coordinator
     facts: NodeFacts
-    last_generation: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1  # that it has begun under a coordinator that is gone
+    last_generation: Annotated[
+        int, Meta(ge=-1, le=2**31 - 1)
+    ] = -1  # that it has begun under a coordinator that is gone
     at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
 
 
@@ -128,9 +130,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 FirstMessage = Hello | Withdrawal
-ToCoordinator = (
-    SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
-)
+ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
 ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | LeftByNode0
 
 encode = msgspec.json.Encoder().encode
@@ -246,7 +246,7 @@ def on_arrival(order: _O, at: float) -> _O:
     Our messages begin at the left edge: only the first lines of the error and of its hint may do so.
     """
     match order:
-        case node.StopOrdered() | node.KillOrdered():
+        case node.StopOrdered() | node.KillOrdered() | node.StoreOrdered():
             return replace(order, at=at)
         case JobEnd(text=text):
             error, separator, hint = text.partition("\n\nhint: ")

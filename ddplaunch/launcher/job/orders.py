@@ -61,7 +61,7 @@ class JobEnd(Struct, frozen=True, tag="quit"):
     is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
 
 
-SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered
+SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered | node.StoreOrdered
 
 # --- reports: what an agent sends the coordinator
 
@@ -90,11 +90,15 @@ class Unfit(Struct, frozen=True, tag="unfit"):
     reason: Piece
 
 
-SentReport = node.Reports | NodeEnd | Warned | Unfit | Forward
+class GroupMade(Struct, frozen=True, tag="group_made"):
+    """A worker of this node has made a process group, the first one of its generation."""
+
+
+SentReport = node.Reports | NodeEnd | Warned | Unfit | Forward | GroupMade
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk
-    Order = OrderToAll | node.StoreOrdered  # the last one to the coordinator's own agent only
+    Order = OrderToAll
     Report = SentReport | Answered | StacksAtEnd | Chunk | node.Suspend | node.Resume  # the last two from there only
 
 

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
+from socket import socket
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,9 +16,9 @@ from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import OrderSequence
 from ddplaunch.launcher.job.orders import JobEnd, LookingForCoordinator, NodeEnd
-from ddplaunch.reach.channel.dialer import Dialer, Target, target
-from ddplaunch.reach.channel.handshake import UNPROVEN, WRONG_KEY, Key
-from ddplaunch.reach.channel.peer import CLOSED, Peer
+from ddplaunch.reach.channel.dialer import Dialer
+from ddplaunch.reach.channel.handshake import UNPROVEN, WRONG_KEY, Client, Key
+from ddplaunch.reach.channel.peer import CLOSED, Greeting, Peer
 from ddplaunch.reach.silence import Silence
 from ddplaunch.spec.outcome import CUT_OFF
 from ddplaunch.system import exitcodes
@@ -69,6 +70,7 @@ class RemoteLink(Link):
         pings; `rdzv_timeout` those after which one that was not reached is given up.
         """
         super().__init__(loop)
+        self._key = key
         self._hello = hello
         self._heartbeat_timeout = heartbeat_timeout
         self._may_shorten_silence = may_shorten_silence
@@ -76,7 +78,6 @@ class RemoteLink(Link):
         self._heard_at = 0.0
         self._answers: deque[tuple[float, float]] = deque(maxlen=8)  # when pings were answered, by both clocks
         self._known_at = -inf  # when the last answer was given that has come there, as it has said
-        self._acknowledged_at = -inf  # when the last electorate was
         loop.clock.protect(heartbeat_timeout)
         self._peer: Peer | None = None
         self._sequence: OrderSequence | None = None  # from the first message on
@@ -104,9 +105,13 @@ class RemoteLink(Link):
         self._queries = tuple((host, port) for host in hosts for port in ports)
         self._resolve()
 
-    def aim_at(self, candidates: Sequence[messages.Candidate], *others: Target) -> None:
-        """Look for a coordinator among the nodes that may have taken over, and at these other places."""
-        self._dialer.set_targets([*(target(one.address, one.port) for one in candidates), *others])
+    def adopt(self, sock: socket, host: str) -> None:
+        """Follow the coordinator at the other end of this connection, which something else carries, as ssh does."""
+
+        def failed(reason: str) -> None:
+            self._lose(f"{_LOST}: {reason}")
+
+        Greeting(self._loop, sock, (host, 0), Client(self._key), opened=self._on_opened, failed=failed)
 
     def _resolve(self) -> None:
         """Look up all names again, in place of a look-up that is under way."""
@@ -142,7 +147,7 @@ class RemoteLink(Link):
             self._resolver.close()
         self._peer = peer
         self._answers.clear()
-        self._known_at = self._acknowledged_at = -inf
+        self._known_at = -inf
         self._notice_at.cancel()
         peer.received, peer.closed = self._on_message, self._on_closed
         self._note_message()
@@ -187,12 +192,6 @@ class RemoteLink(Link):
                     self._silence.host_limit = min(host_limit, self._heartbeat_timeout)
                 self._known_at = next((when for at, when in self._answers if at == answered), self._known_at)
                 self._send(messages.Pong(sent, self._answer_now()))
-            case messages.Succession():
-                self._on_succession(message)
-                self._acknowledged_at = self._loop.now()
-                self._send(messages.Acknowledged(message.electorates[-1].term))
-            case messages.Ended(votes):
-                self._on_ended(votes)
             case messages.GivenUp(reason):
                 if when := self._loop.clock.paused(self._heartbeat_timeout):
                     self._lose(
@@ -201,13 +200,8 @@ class RemoteLink(Link):
                 else:
                     # other nodes may have been given up, too, and be more than those that are left there
                     self._lose_coordinator(f"it goes on without this node: {reason}", has_ended=False)
-            case messages.Anew():
-                self._on_anew()
-            case messages.Deserted():
-                self._known_at = -inf  # with the one that it follows it may go on without this node at once
-                self._lose_coordinator("it leaves the job to other nodes", has_ended=False)
-            case messages.HandedOver(signum, unfit):
-                self._on_handed_over(signum, unfit)
+            case messages.LeftByNode0(signum, unfit):
+                self._on_left(signum, unfit)
             case _:
                 self.take(messages.on_arrival(message, self._loop.now()))
 
@@ -277,22 +271,13 @@ class RemoteLink(Link):
         ports = sorted({port for _, port in self._queries})
         return f"{', '.join(hosts)}, " + (f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}")
 
-    def _on_succession(self, succession: messages.Succession) -> None:
-        """Learn who takes over if the coordinator is lost."""
-
-    def _on_ended(self, votes: messages.Votes) -> None:
-        """Learn that the node with these votes has ended."""
-
-    def _on_handed_over(self, signum: int, unfit: str) -> None:
+    def _on_left(self, signum: int, unfit: str) -> None:
         """Lose a coordinator that leaves by this signal, is unfit, or is cut off."""
         if unfit:
             why = f"its health check failed: {unfit}"
         else:
             why = f"{LEAVES}{signal_name(signum)})" if signum else self._without_front
         self._lose_coordinator(why, has_ended=True)
-
-    def _on_anew(self) -> None:
-        """Leave a coordinator that was started anew: it has no part in the job of which the first message has told."""
 
     def _lose_coordinator(self, reason: str, *, has_ended: bool) -> None:
         """End this node, or look for another coordinator; `has_ended`: the process of the last one is known to be gone."""

@@ -27,6 +27,7 @@ from ddplaunch.launcher.node.run_socket import RunSocket
 from ddplaunch.launcher.node.shutdown import Shutdown
 from ddplaunch.launcher.node.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.launcher.tell.closing import render_still_running, render_stuck
+from ddplaunch.launcher.tell.story import Ended
 from ddplaunch.reach.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
 from ddplaunch.reach.repeated_stop import Typed
 from ddplaunch.record.file_queue import FileQueue
@@ -97,7 +98,6 @@ class Agent:
         self._rest = loop.timer(None, self._on_deadline, may_rest=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
         self._outward: list[Errands] = []
-        self._reports_job = False
 
     def run(self, connect: Connect) -> int:
         """Run the loop until everything is gone; give the job's exit status."""
@@ -108,7 +108,7 @@ class Agent:
             except LaunchError as error:
                 self._loop.handle = self._handle_without_coordinator
                 self._reporter.stderr.write(error.render())
-                self._shutdown.leave_early(self._state)
+                self._shutdown.leave_early()
                 return error.status
             if self._job.inputs.allocation.has_one_screen:
                 self._reporter.tell_all = lambda text, is_warning: self._report(Warned(line(text), is_warning))
@@ -129,19 +129,17 @@ class Agent:
             self._shutdown.wait_for(self._outward)
         assert self._state.end.status is not None
         assert link.end is not None
-        self._shutdown.leave(self._state, self._exits, link)
+        self._shutdown.leave(self._ended(link), link, is_stopped=self._state.why is Why.SIGNALLED)
         return self._state.end.status
 
     def _report_job(self) -> None:
         """Do from now on what one node does for the whole job: tell programs outside of it, and look for the stop file."""
-        if self._reports_job:
-            return
-        self._reports_job = True
+        assert self._coordinator is not None
         spec, reporter = self._context.inputs.spec, self._reporter
         if spec.notify or spec.metrics_file:
             from ddplaunch.launcher.node import outward  # few jobs need it
 
-            self._outward = outward.begin(self._loop, self._context, lambda: (self._state, self._workers, self._link))
+            self._outward = outward.begin(self._loop, self._context, self._coordinator)
         if spec.stop_file:
             from ddplaunch.launcher.node import notices  # few jobs need it
 
@@ -196,16 +194,13 @@ class Agent:
                 if self._state.phase is Phase.SWEEPING:
                     self._sweep()
             case events.GroupJoined():
-                if context.inputs.spec.straggler_check and self._coordinator is not None:
-                    generations.guard("stragglers are no longer looked for", self._coordinator.joined)
+                if context.inputs.spec.straggler_check:
+                    self._report(orders.GroupMade())
             case events.WorkersLinger(ranks):
                 generations.name_lingering(ranks)
             # the front
             case events.FrontWaits():
                 self._signals.let_front_stop(all_stopped=self._workers is None or self._workers.has_stopped)
-            case events.OneFewer():
-                if self._link is not None:
-                    self._link.expect_one_fewer()
             case node.FrontLost():
                 context.queue.abandon()
                 self._step(event)
@@ -505,6 +500,20 @@ class Agent:
             NodeEnd(state.generation, exits, state.start_failure, state.teardown.leftovers, self._reporter.traces)
         )
 
+    def _ended(self, link: Link) -> Ended:
+        state, end = self._state, link.end
+        assert end is not None
+        assert state.end.status is not None
+        failure = state.start_failure or state.failure if state.why is Why.FAILED else None
+        return Ended(
+            status=state.end.status,
+            why=end.why,
+            text=end.text,
+            restarts=state.generation,
+            exits=self._exits,
+            failure=failure,
+        )
+
     def _exit(self, status: int) -> None:
         """Conclude: nothing is left, and this node ends with this status."""
         assert self._link is not None
@@ -516,5 +525,5 @@ class Agent:
             self._link.leave()
         if end is None or (end.why == "signalled" and self._link.coordinator is None and not end.text):
             end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.end.signum))
-        self._shutdown.conclude(self._state, self._exits, self._link, time.monotonic())
+        self._shutdown.conclude(self._ended(self._link), self._link, time.monotonic())
         self._run_socket.ended(end)

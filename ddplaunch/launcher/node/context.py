@@ -86,7 +86,8 @@ class AgentContext:
         self.files = files
         self.error_files = inputs.error_files
         self.debug_address = f"ddplaunch-debug-{os.urandom(8).hex()}"  # abstract, unix(7)
-        if inputs.allocation.rendezvous is None or inputs.spec.no_control:
+        self.last_words = ""  # what closes a job whose agents were started from here: it comes behind the output of all
+        if not inputs.leads and (inputs.allocation.rendezvous is None or inputs.spec.no_control):
             self.make_folder(self.draft)
 
     def worker_setup(self, generation: Generation, address: str | None) -> WorkerSetup:
@@ -134,11 +135,12 @@ class AgentContext:
         Where other nodes were started by hand, their users know of none, and their time limits do not wait for it.
         """
         inputs = self.inputs
-        return inputs.node.is_followed and (0 in inputs.draft.ranks or inputs.notifies_starter)
+        return inputs.node.is_followed and (0 in inputs.draft.ranks or bool(inputs.allocation.start))
 
     def make_folder(self, plan: Plan) -> None:
         """Have the run folder made."""
-        self.folder = folder_of_run(self.inputs.spec, self.inputs.env, plan, self.files)
+        is_part = bool(self.inputs.allocation.start) and not self.inputs.leads
+        self.folder = folder_of_run(self.inputs.spec, self.inputs.env, plan, self.files, is_part=is_part)
 
     def output(self, plan: Plan) -> Output:
         """Return what shows and keeps the workers' output."""
@@ -201,7 +203,7 @@ class AgentContext:
     def _reporter(self) -> Reporter:
         """Return the reporter of this node, with the readers and the colours that fit where the job was started."""
         inputs, screen, queue, to_caller = self.inputs, self.inputs.screen, self.queue, self.inputs.reports_to_caller
-        ours = OURS if inputs.allocation.start else STDERR
+        ours = OURS if inputs.allocation.start and not inputs.leads else STDERR
 
         def put(text: str) -> None:
             queue.put(ours, visible(text).encode(errors="surrogateescape"))
@@ -210,13 +212,14 @@ class AgentContext:
             inputs.spec,
             Stderr(
                 put=put,
-                put_last=partial(_send_last, queue) if inputs.allocation.start else put,
+                put_last=self._keep_last if inputs.leads else put,
                 # what becomes an exception elsewhere has no colours
                 paint=Paint() if to_caller else Paint(Stream.ERR in screen.colour, screen.links, screen.columns),
                 redactor=Redactor(self.known_secrets),
             ),
             time.monotonic,
             around=Surroundings(
+                host=inputs.node.host,
                 cwd=working_directory() or "",  # removed meanwhile: no path lies below it
                 home=inputs.env.get("HOME", ""),
                 cluster=inputs.cluster,
@@ -227,24 +230,18 @@ class AgentContext:
             reports_job=inputs.reports_job,
             caller=CallerReporter(partial(_send, queue)) if to_caller else None,
         )
-        if inputs.notifies_starter:
-            reporter.also_tell(partial(_notify, queue))
+        if inputs.spec.simulate and not inputs.leads:
+            reporter.also_tell(partial(_tell_of_workers, queue))
         return reporter
 
-
-def _notify(queue: OutputQueue, event: Event) -> None:
-    match event.name:
-        case "job_started":
-            queue.put(CONTROL, b'{"type":"begun","world_size":%d}' % event.fields["world_size"])
-        case "generation_started":
-            queue.put(CONTROL, b'{"type":"generation","number":%d}' % event.fields["generation"])
-        case "worker_started":
-            queue.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
+    def _keep_last(self, text: str) -> None:
+        self.last_words += visible(text)
 
 
-def _send_last(queue: OutputQueue, text: str) -> None:
-    """Leave it to the command that started this agent to print this when nothing more comes from any host."""
-    _send(queue, {"type": "final_report", "text": text})
+def _tell_of_workers(queue: OutputQueue, event: Event) -> None:
+    """Tell the command that has started this simulated node, and may inject faults, which process each worker is."""
+    if event.name == "worker_started":
+        queue.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
 
 
 def _send(queue: OutputQueue, what: Mapping[str, Any]) -> None:

@@ -40,10 +40,6 @@ class GroupJoined(Struct, frozen=True):
 # --- the front
 
 
-class OneFewer(Struct, frozen=True):
-    """The front knows that one node of the job will not come."""
-
-
 class FrontWaits(Struct, frozen=True):
     """The front is to stop, as after Ctrl-Z, and waits until all else has."""
 

@@ -1,4 +1,4 @@
-"""What node 0 tells programs outside of the job: events to the command of `--notify`, figures to the file of `--metrics-file`.
+"""What is told to programs outside of the job: events to the command of `--notify`, figures to the file of `--metrics-file`.
 
 Children run the command and write the file, one after another and each with a time limit: neither can hold the job up or end it.
 """
@@ -24,36 +24,30 @@ from ddplaunch.system.process.files import replaced
 from ddplaunch.system.process.shell import run_in_shell
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.decide.node import State
-    from ddplaunch.launcher.job.link import Link
+    from ddplaunch.launcher.job.coordinator import Coordinator
     from ddplaunch.launcher.node.context import AgentContext
-    from ddplaunch.launcher.node.workers import Workers
+    from ddplaunch.record.window.questions import Answer
 
 LIMIT = 10.0  # seconds that a command has, or a disk
 MOST = 32  # events that wait for a slow command; what comes then is dropped, but for the end of the job
+_ANSWER_WITHIN = 2.0  # seconds that the nodes have to say how their workers are
 EVERY = 15.0  # seconds from one writing of the figures to the next
 _MARGIN = 2.0  # seconds for the child itself
 _STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
 _TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
 
-Now = Callable[[], "tuple[State, Workers | None, Link | None]"]
 Errand = Callable[[], str]  # returns why it failed, "" if it did not
 
 
-def begin(loop: Loop, context: AgentContext, now: Now) -> list[Errands]:
-    """Start what tells programs outside the job about it, as its options ask; `now` returns this node's state and parts.
-
-    A node that has taken over, and yields to another, tells nothing more.
-    """
+def begin(loop: Loop, context: AgentContext, coordinator: Coordinator) -> list[Errands]:
+    """Start what tells programs outside the job about it, as its options ask."""
     spec, reporter, found = context.inputs.spec, context.reporter, []
     if spec.notify:
         notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
-        if reporter.story.plan is not None:  # this node has taken over
-            notifier.begin(reporter.story.plan.run_id, spec.program.target)
-        reporter.also_tell(lambda event: notifier(event) if reporter.reports_job else None)
+        reporter.also_tell(notifier)
         found.append(notifier.errands)
     if spec.metrics_file:
-        file = MetricsFile(loop, os.path.abspath(spec.metrics_file), Look(loop, context, now), reporter.warn)
+        file = MetricsFile(loop, os.path.abspath(spec.metrics_file), Look(loop, context, coordinator), reporter.warn)
         reporter.also_tell(lambda event: file.ended() if event.name == "job_ended" else None)
         found.append(file.errands)
     return found
@@ -106,16 +100,13 @@ class Notifier:
         self.errands = Errands(loop, warn, f"--notify {command}")
         self._command = command
         self._env = dict(env)
-        self._run: dict[str, Any] = {}
-
-    def begin(self, run_id: str, program: str) -> None:
-        """Know the run, which every event that is told names; nothing is told before."""
-        self._run = {"run_id": run_id, "name": short(run_id), "program": program}
+        self._run: dict[str, Any] = {}  # which every event that is told names; nothing is told before
 
     def __call__(self, event: Event) -> None:
         """Hand an event to the command."""
         if event.name == "job_started":
-            self.begin(event.fields["run_id"], event.fields["program"])
+            run_id = event.fields["run_id"]
+            self._run = {"run_id": run_id, "name": short(run_id), "program": event.fields["program"]}
         if event.name in _TOLD and self._run:
             said = {"v": VERSION, "event": event.name, "at": time.time(), **self._run, **event.fields}
             self.errands.add(partial(run_command, self._command, self._env, said), most=MOST)
@@ -149,68 +140,95 @@ class Figures(Struct, frozen=True):
 
 
 class Look:
-    """Looks at the job, and remembers how far it was when it has ended."""
+    """Looks at the job by asking all nodes, and remembers how far it was."""
 
-    def __init__(self, loop: Loop, context: AgentContext, now: Now) -> None:
+    def __init__(self, loop: Loop, context: AgentContext, coordinator: Coordinator) -> None:
         self._loop = loop
         self._context = context
-        self._now = now
+        self._coordinator = coordinator
         self._progress: Progress | None = None
+        self._moved_at = 0.0  # when a worker last made a step or wrote a line, by the clock of the epoch
 
-    def __call__(self) -> Figures | None:
-        """Return the figures for the file of --metrics-file; None before the workers are started."""
-        state, workers, link = self._now()
-        reporter, now, epoch = self._context.reporter, self._loop.now(), time.time()
-        plan = reporter.story.plan
-        if plan is None or not reporter.reports_job:
-            return None
-        ages = [now - state.progress.idle_since]
-        known = {exit.rank: exit.progress for exit in state.exits if exit.progress is not None}
-        if workers is not None:
-            ages += workers.quiet.values()
-            known |= workers.progress
+    def ask(self, done: Callable[[], None]) -> None:
+        """Ask all nodes how their workers are, and call `done` once that is known as far as it can be."""
+        from ddplaunch.launcher.job.questions import Asker
+        from ddplaunch.record.window.questions import AskStatus, NodeStatus
+
+        known: dict[int, Progress] = {}
+        quiet: list[float] = []
+
+        def answered(_: object, answer: Answer) -> None:
+            for worker in answer.workers if isinstance(answer, NodeStatus) else ():
+                if worker.progress is not None:
+                    known[worker.rank] = worker.progress
+                quiet.append(min(worker.seconds, worker.seconds if worker.quiet is None else worker.quiet))
+
+        def finished() -> None:
+            self._note(known, quiet)
+            done()
+
+        self._coordinator.questions.ask(AskStatus(), _ANSWER_WITHIN, Asker(answered=answered, done=finished))
+
+    def _note(self, known: Mapping[int, Progress], ages: list[float]) -> None:
+        """Note how far these workers are, and how long ago one of them moved."""
         if (found := progress_of_job(known)) is not None:
             self._progress = found
-            ages.append(found.age)
+            ages = [*ages, found.age]
+        if ages:
+            self._moved_at = max(self._moved_at, time.time() - min(ages))
+
+    def figures(self) -> Figures | None:
+        """Return the figures for the file of --metrics-file; None before the workers are started."""
+        reporter, state = self._context.reporter, self._coordinator.state
+        plan = reporter.story.plan
+        if plan is None:
+            return None
+        if state.end.status is not None:
+            self._note({end.rank: end.progress for end in state.generation.exits if end.progress is not None}, [])
+        started_at = time.time() - (reporter.clock() - reporter.story.began)
+        idle_at = time.time() - (self._loop.now() - max(state.idleness.progress_at, state.generation.began_at))
         return Figures(
             run_id=plan.run_id,
             program=self._context.inputs.spec.program.target,
             world_size=plan.world_size,
             nnodes=plan.nnodes,
-            restarts=state.generation,
-            started_at=epoch - (reporter.clock() - reporter.story.began),
-            progressed_at=epoch - min(ages),
-            progress=self._progress or _by_collectives(link),
+            restarts=state.generation.number,
+            started_at=started_at,
+            progressed_at=max(self._moved_at, idle_at),
+            progress=self._progress or self._by_collectives(),
             status=state.end.status,
         )
 
-
-def _by_collectives(link: Link | None) -> Progress | None:
-    """Return about how far the job is, as its collectives show; None without such a sign, or on another node than node 0."""
-    stragglers = link.coordinator.stragglers if link is not None and link.coordinator is not None else None
-    steps = stragglers.last_steps if stragglers is not None else None
-    return Progress(step=size(steps), total=None, source="collectives") if steps is not None else None
+    def _by_collectives(self) -> Progress | None:
+        """Return about how far the job is, as its collectives show; None without such a sign."""
+        stragglers = self._coordinator.stragglers
+        steps = stragglers.last_steps if stragglers is not None else None
+        return Progress(step=size(steps), total=None, source="collectives") if steps is not None else None
 
 
 class MetricsFile:
     """Writes the figures of a job in Prometheus' text format, every 15 s and once it has ended."""
 
-    def __init__(self, loop: Loop, path: str, look: Callable[[], Figures | None], warn: Callable[[str], None]) -> None:
-        """`look` returns the figures of now, None before there are any."""
+    def __init__(self, loop: Loop, path: str, look: Look, warn: Callable[[str], None]) -> None:
+        """Write what `look` finds."""
         self.errands = Errands(loop, warn, f"--metrics-file {path}")
         self._loop = loop
         self._path = path
         self._look = look
-        self._due = loop.timer(loop.now(), self._write, may_rest=True)
+        self._has_ended = False
+        self._due = loop.timer(loop.now(), lambda: look.ask(self._write), may_rest=True)
 
     def _write(self) -> None:
-        if (figures := self._look()) is not None:
+        if self._has_ended:
+            return
+        if (figures := self._look.figures()) is not None:
             self.errands.add(partial(write_whole, self._path, render(figures)), most=1)
         self._due.set(self._loop.now() + (EVERY if figures is not None else 1.0))
 
     def ended(self) -> None:
         """Write how the job has ended."""
         self._write()
+        self._has_ended = True
         self._due.cancel()
 
 
@@ -244,7 +262,7 @@ def render(figures: Figures) -> str:
     add("nodes", "gauge", "How many nodes take part.", figures.nnodes)
     add("restarts_total", "counter", "How often all workers were started again.", figures.restarts)
     add("start_timestamp_seconds", "gauge", "When the job started.", round(figures.started_at, 3))
-    since = "When a worker of node 0 last made a step, wrote a line or was seen to compute."
+    since = "When a worker last made a step, wrote a line or was seen to compute."
     add("last_progress_timestamp_seconds", "gauge", since, round(figures.progressed_at, 3))
     if (progress := figures.progress) is not None:
         add(

@@ -9,15 +9,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.orders import JobEnd
 from ddplaunch.launcher.node.context import AgentContext
-from ddplaunch.reach.pipes import CONTROL, SOCKET
+from ddplaunch.reach.pipes import SOCKET
 from ddplaunch.record.file_queue import LISTEN, pack
 from ddplaunch.system.errors import expendable
-from ddplaunch.system.fields import piece, text
+from ddplaunch.system.fields import text
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:  # only a job that is looked into needs it
@@ -76,9 +74,6 @@ class RunSocket:
         folder, name = self._place
         if self._context.inputs.spec.live:
             self._context.queue.put(SOCKET, os.fsencode(f"{folder}\0{name}"))
-        if self._context.inputs.notifies_starter:
-            registered = {"type": "registered", "folder": piece(folder), "name": piece(name)}
-            self._context.queue.put(CONTROL, msgspec.json.encode(registered))
 
     def _on_connection(self) -> None:
         """Hand the listening socket to `RunClients`, which is imported when the first client connects."""

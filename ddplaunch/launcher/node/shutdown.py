@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.launcher.decide.node import State
 from ddplaunch.launcher.node.context import AgentContext
 from ddplaunch.launcher.node.signals import SignalSource
+from ddplaunch.launcher.tell.story import Ended
 from ddplaunch.reach.pipes import UNREAD_TIMEOUT, FrontPipes
-from ddplaunch.spec.outcome import Intent, Why, WorkerExit
+from ddplaunch.spec.outcome import Intent
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.tree import look
 
@@ -38,14 +38,14 @@ class Shutdown:
         self._pipes = pipes
         self._requeue = requeue
 
-    def conclude(self, state: State, exits: list[WorkerExit], link: Link, at: float) -> None:
+    def conclude(self, ended: Ended, link: Link, at: float) -> None:
         """Report how the job ended, unless it is to be queued again."""
         end = link.end
         assert end is not None
         if end.requeue:
             self._reporter.story.note_left_after(end.requeue)
         if self._own_requeue(link) is None:
-            self._reporter.write_summary(state, exits, end.why, end.text, at)
+            self._reporter.write_summary(ended, at)
             self._reporter.print_end(end.why, end.text)
             self._advise()
 
@@ -64,22 +64,22 @@ class Shutdown:
         while any(one.is_busy for one in errands) and self._signals.stop_signals == before:
             self._loop.run_once()
 
-    def leave(self, state: State, exits: list[WorkerExit], link: Link) -> None:
+    def leave(self, ended: Ended, link: Link, *, is_stopped: bool) -> None:
         """End this agent: requeue the job if that is due, which may end this process, too; then hand over all output."""
         end = link.end
         if end is not None and (requeue := self._own_requeue(link)) is not None:
             asked = self._loop.ask(partial(requeue.decide, end.requeue), requeue.undecided(end.requeue))
             decision, at = self._signals.wait_for(asked), time.monotonic()
             self._reporter.print_end(end.why, end.text)
-            failed = self._submit(requeue, decision, state)
+            failed = self._submit(requeue, decision, is_stopped=is_stopped)
             self._reporter.story.note_left_after(end.requeue, decision, failed)
-            self._reporter.write_summary(state, exits, end.why, end.text, at)
-        self.leave_early(state)
+            self._reporter.write_summary(ended, at)
+        self.leave_early(is_stopped=is_stopped)
 
-    def leave_early(self, state: State) -> None:
+    def leave_early(self, *, is_stopped: bool = False) -> None:
         """Have all files of the run written, and hand over all output."""
         self._end_files()
-        self._hand_over(state)
+        self.hand_over(is_stopped=is_stopped)
 
     def _end_files(self) -> None:
         """Wait until all files of the run are written, unless their disk hangs, or is slow and the user does not wait."""
@@ -91,12 +91,12 @@ class Shutdown:
             self._pipes.spare(writer.pid, writer.started)
         self._reporter.report_folder(leaves=True)
 
-    def _hand_over(self, state: State) -> None:
+    def hand_over(self, *, is_stopped: bool = False) -> None:
         """Wait until the front has taken all output; after a stop, only as long as the front takes any."""
         sent, read_by = self._queue.sent, self._loop.timer(None, lambda: None)
         is_limited = False
         while self._queue.size:
-            stopped = state.why is Why.SIGNALLED or self._signals.end_asked
+            stopped = is_stopped or self._signals.end_asked
             if stopped and (not is_limited or self._queue.sent != sent):
                 sent, is_limited = self._queue.sent, True
                 read_by.set(self._loop.now() + UNREAD_TIMEOUT)
@@ -109,12 +109,12 @@ class Shutdown:
         is_due = link.end is not None and link.end.requeue and not link.end.is_watched
         return self._requeue if is_due and link.coordinator is not None else None
 
-    def _submit(self, requeue: Requeue, decision: Intent, state: State) -> str | None:
+    def _submit(self, requeue: Requeue, decision: Intent, *, is_stopped: bool) -> str | None:
         """Requeue the job if that was decided; return the reason if that failed. The requeue ends this process, too."""
         self._reporter.print(decision.text)
         if not decision.requeues:
             return None
-        self._hand_over(state)
+        self.hand_over(is_stopped=is_stopped)
         # srun drops what it has not read when its step ends, and there is no sign of when it has
         self._signals.wait(OUTPUT_DELAY)
         failed = self._signals.wait_for(self._loop.ask(requeue.submit, requeue.unsent))

@@ -18,18 +18,14 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.node.child import PATIENCE, longest_wait, watch_interval
-from ddplaunch.launcher.node.events import ChildEnded, FrontWaits, OneFewer
+from ddplaunch.launcher.node.events import ChildEnded, FrontWaits
 from ddplaunch.reach.pipes import (
     ASKS,
-    COORDINATOR_ENDED,
-    DECIDED_SIGNAL,
     GOES_ON,
     HOST_SIGNAL,
     IS_RUNNING,
     LIVES,
     MAY_STOP,
-    ONE_FEWER,
-    PLAIN_SIGNAL,
     REQUEST,
     RUNS,
     STOPPED,
@@ -282,14 +278,8 @@ class SignalSource:
             self._loop.unwatch(self._requests)
         for at in range(0, len(requests), REQUEST):
             request = requests[at : at + 1]
-            if request in (PLAIN_SIGNAL, DECIDED_SIGNAL):
-                self.received(requests[at + 1], SignalOrigin.FRONT, decided=request == DECIDED_SIGNAL)
-            elif request == HOST_SIGNAL:
+            if request == HOST_SIGNAL:
                 self.received(requests[at + 1], SignalOrigin.HOST)
-            elif request == ONE_FEWER:
-                self._loop.post(OneFewer())
-            elif request == COORDINATOR_ENDED:
-                self._loop.post(CoordinatorEnded())
             elif request == MAY_STOP:
                 if self._loop.watches(self._from_front):
                     self._on_front_signals()  # its SIGTSTP is in the other pipe

@@ -172,7 +172,6 @@ def _run_here(
             allocation,
             here,
             screen=screen,
-            notifies_starter=to_caller,
             reports_to_caller=to_caller,
             serve=serve,
         )

@@ -11,17 +11,15 @@ import ddplaunch.system.interrupt  # noqa: F401 - before all else
 
 import os
 import sys
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.reach import messages
 from ddplaunch.reach.pipes import CONTROL
-from ddplaunch.reach.protocol import COORDINATOR, ORDER, PLAIN_SIGNAL, SIGNAL, InputPipe, reserve_stdio
+from ddplaunch.reach.protocol import ORDER, reserve_stdio
 from ddplaunch.system.errors import LaunchError, own_imports
-from ddplaunch.system.exitcodes import BUG, NODE_LOST, of_signal
+from ddplaunch.system.exitcodes import BUG, NODE_LOST
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.words import why_failed
 
@@ -29,14 +27,6 @@ if TYPE_CHECKING:  # for the others see main
     from ddplaunch.launcher.elsewhere.host_front import HostFront
 
 _ORDER_TIMEOUT = 60.0  # seconds
-
-
-class _JobEnded(Exception):
-    """The job has ended before it began here."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
 
 
 def main() -> int:
@@ -55,20 +45,17 @@ def main() -> int:
     except LaunchError as error:  # there is no front to send it; the pipe has room
         output_pipe.put(CONTROL, messages.encode(messages.refusal(error)))
         return error.status
-    host, is_first = order.hosts[order.node_rank], order.node_rank == 0
-    front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, host, reports_job=is_first)
+    front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, order.hosts[order.node_rank])
     try:
-        status = _run(order, front, input_pipe)
+        status = _run(order, front)
     except LaunchError as error:
         front.finish(messages.refusal(error))
         return error.status
-    except _JobEnded as ended:
-        status = ended.status
     front.finish(messages.AgentEnded(status, front.spared))
     return status
 
 
-def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
+def _run(order: messages.Order, front: HostFront) -> int:
     """Run the part of the job on a host that another ddplaunch has started; return the exit status."""
     with own_imports():
         from ddplaunch.launcher.start.node import run
@@ -89,12 +76,8 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
     nodes = len(order.hosts)
     here = inspect(spec, env, divided_by=nodes if order.simulated else 1)
     node = simulated(here, order.node_rank, nodes, order.simulated)
-    if order.node_rank == 0 and nodes > 1:
-        front.report(messages.Addresses(_addresses(order)))
-    if order.node_rank > 0:
-        front.report(messages.Ready())
-    coordinator = _wait_for_coordinator(order, spec.stop_signals, input_pipe) if order.node_rank else None
-    allocation = orders.allocation(order, coordinator)
+    front.report(messages.Ready())
+    allocation = orders.allocation(order)
     front.ends_job = not allocation.is_elastic
     return run(
         replace(spec, chaos=orders.faults(order), simulate=order.simulated),  # of which a failure report has to know
@@ -102,38 +85,10 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
         allocation,
         node,
         screen=order.screen,
-        reports_job=order.node_rank == 0,
-        notifies_starter=True,
-        reports_to_caller=order.reports_to_caller,
+        reports_job=False,
         serve=front.serve,
+        carried=front.channel,
     )
-
-
-def _addresses(order: messages.Order) -> tuple[str, ...]:
-    """Where other hosts may reach this one: its name, the address that ssh connected to, those of its interfaces."""
-    if order.simulated:
-        return (LOOPBACK,)
-    from ddplaunch.system.net.addresses import usable_addresses
-
-    connection = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
-    found = dict.fromkeys((order.hosts[0], *connection[2:3], *usable_addresses()))
-    return tuple(found)[: messages.MAX_ADDRESSES]
-
-
-def _wait_for_coordinator(
-    order: messages.Order, stops: Collection[int], pipe: InputPipe
-) -> messages.CoordinatorAddress:
-    """Wait for the coordinator's address. Raises _JobEnded: the job was stopped, or the dispatcher was lost."""
-    while (frame := pipe.wait(order.heartbeat_timeout)) is not None:
-        tag, data = frame
-        if tag == COORDINATOR:
-            try:
-                return messages.coordinator(data)
-            except Malformed:
-                break
-        if tag in (SIGNAL, PLAIN_SIGNAL) and data and data[0] in stops:
-            raise _JobEnded(of_signal(data[0]))
-    raise _JobEnded(NODE_LOST)
 
 
 if __name__ == "__main__":

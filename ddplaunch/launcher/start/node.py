@@ -34,6 +34,8 @@ from ddplaunch.system.process.linux import raise_open_files, signal_at_end_of
 from ddplaunch.system.words import duration
 
 if TYPE_CHECKING:  # one node needs none of it, or its agent alone
+    import socket
+
     from ddplaunch.launcher.node.job import Connect
     from ddplaunch.launcher.workers.warm import Interpreter
     from ddplaunch.reach.slurm.job import SlurmRequeue
@@ -64,15 +66,15 @@ def run(
     *,
     screen: Screen | None = None,
     reports_job: bool | None = None,
-    notifies_starter: bool = False,
     reports_to_caller: bool = False,
     serve: Callable[..., int] = front.run,
+    carried: socket.socket | None = None,
 ) -> int:
     """Be the agent of this node, behind a front of its own, and give the exit status.
 
     `screen` is what is written to, if that is not our stdout and stderr; `reports_job` is whether this node reports the job
-    as a whole, `notifies_starter` whether it notifies the command that started it of each worker, `reports_to_caller`
-    whether it reports to a caller in Python how the job ended, in place of the user.
+    as a whole, `reports_to_caller` whether it reports to a caller in Python how the job ended, in place of the user. `carried`
+    is this agent's connection to the coordinator, where what has started the agent carries it.
 
     Raises LaunchError: nothing was started.
     """
@@ -100,7 +102,6 @@ def run(
         screen=screen,
         error_files=ErrorFiles(draft.run_id, env.get("TMPDIR") or "/tmp"),
         reports_job=reports_job,
-        notifies_starter=notifies_starter,
         reports_to_caller=reports_to_caller,
         cluster=ClusterQuestions(
             why_ending=_ask_slurm(env, allocation, "why_ending"),
@@ -109,20 +110,22 @@ def run(
         warm=warm,
         why_cold=why_cold,
     )
-    run_agent = partial(begin.run, _agent_job(inputs, env, signals, several=several))
+    run_agent = partial(begin.run, _agent_job(inputs, env, signals, several=several, carried=carried))
     try:
         return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again)
     finally:
         inputs.error_files.remove()  # an agent that was killed has left them
 
 
-def _agent_job(inputs: JobInputs, env: Mapping[str, str], signals: frozenset[int], *, several: bool) -> AgentJob:
+def _agent_job(
+    inputs: JobInputs, env: Mapping[str, str], signals: frozenset[int], *, several: bool, carried: socket.socket | None
+) -> AgentJob:
     """Return the job as the agent runs it; with `several` nodes, the agent meets the others over the control channel."""
     spec, allocation, draft = inputs.spec, inputs.allocation, inputs.draft
     return AgentJob(
         policy=_policy(spec, draft),
         inputs=inputs,
-        link=partial(_link, inputs, env, several=several),
+        link=partial(_link, inputs, env, several=several, carried=carried),
         signals=signals,
         sent_again=allocation.sent_again,
         signals_all=allocation.cluster == "slurm",
@@ -275,7 +278,7 @@ def _ask_slurm(
     return ask
 
 
-def _link(inputs: JobInputs, env: Mapping[str, str], *, several: bool) -> Connect:
+def _link(inputs: JobInputs, env: Mapping[str, str], *, several: bool, carried: socket.socket | None) -> Connect:
     """Return what connects the agent with the coordinator. If the coordinator is certainly here, listen at once.
 
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
@@ -299,7 +302,9 @@ def _link(inputs: JobInputs, env: Mapping[str, str], *, several: bool) -> Connec
 
     build = torch_build(spec)
     torch = build.version if build else ""
-    return partial(join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening))
+    return partial(
+        join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening, carried=carried)
+    )
 
 
 def _check_health(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: bool) -> None:

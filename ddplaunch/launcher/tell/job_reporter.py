@@ -67,7 +67,7 @@ class JobReporter:
                 Why.HUNG,
                 Why.TIMED_OUT,
             ):
-                emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why=after.why.value)
+                emit("node_stopping", host=self._reporter.around.host, node_rank=0, why=after.why.value)
             case job.Joined(member, _):
                 emit("node_joined", host=member.host, workers=member.workers, node_rank=member.requested_rank)
             case job.AgentLost(id, reason, _) if id in before.members:

@@ -13,14 +13,14 @@ from ddplaunch import __version__
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.node import State
 from ddplaunch.launcher.tell.closing import render_repeated, render_stopped, render_stopping
-from ddplaunch.launcher.tell.story import Story, row_of
+from ddplaunch.launcher.tell.story import Ended, Story, row_of
 from ddplaunch.plan import Plan
 from ddplaunch.plan.devices import sysfs
 from ddplaunch.record.events import Event, Reader
 from ddplaunch.record.folders import short
 from ddplaunch.record.run_folder import COLLECTIVES, RunFolder
 from ddplaunch.spec.job import JobSpec
-from ddplaunch.spec.outcome import ClusterQuestions, Traces, Why, WorkerExit
+from ddplaunch.spec.outcome import ClusterQuestions, Traces, Why
 from ddplaunch.system.console.paint import Paint, plain
 from ddplaunch.system.errors import below
 from ddplaunch.system.process.clock import Pause
@@ -58,6 +58,7 @@ class Stderr(Struct, frozen=True, kw_only=True):
 class Surroundings(Struct, frozen=True, kw_only=True):
     """What is around a run on this node."""
 
+    host: str = ""  # its name
     cwd: str = ""  # paths below it are shown relative to it
     home: str = ""  # the user's folder, for ~
     cluster: ClusterQuestions = ClusterQuestions()
@@ -213,7 +214,7 @@ class Reporter:
             run_id=plan.run_id,
             program=self.spec.program.target[:_LONGEST_PROGRAM],
             world_size=plan.world_size,
-            host=plan.workers[0].host,
+            host=self.around.host,
             backend=plan.backend,
             ddplaunch=__version__,
         )
@@ -225,7 +226,7 @@ class Reporter:
             self.print(f"{short(plan.run_id)}: {count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}")
             if logs := self._where_output_goes(plan, folder):
                 self.print(logs)
-            if not plan.authenticated and plan.workers[0].rank == 0:
+            if not plan.authenticated and 0 in plan.ranks:
                 self.print(_NO_TOKEN)
         if folder.warning is not None:
             self.warn(folder.warning)
@@ -237,7 +238,7 @@ class Reporter:
         """Return "logs in FOLDER", or which rank has the terminal; "" if there is nothing to say."""
         where = ""
         if folder.path is not None and folder.is_made:  # homes need not be shared, and the user may be on another host
-            where = f"{tilde(folder.path, self.around.home)}{self._on(plan.workers[0].rank)}"
+            where = f"{tilde(folder.path, self.around.home)}{self._where(plan)}"
         text = f"logs in {where}" if where else ""
         if self._has_terminal and plan.world_size == 1:
             text = ""
@@ -262,13 +263,17 @@ class Reporter:
             return f"ddplaunch {verb} {name}"
         from ddplaunch.reach import other_host  # few jobs need it
 
-        return other_host.line(plan.workers[0].host, self.around.slurm_job, (verb, name))
+        return other_host.line(self.around.host, self.around.slurm_job, (verb, name))
 
     def _on(self, rank: int) -> str:
         """Name the host of a rank in a job of several nodes."""
         plan = self.story.plan
         hosts = [worker.host for worker in plan.workers if worker.rank == rank] if plan and plan.nnodes > 1 else []
         return f" on {hosts[0]}" if hosts else ""
+
+    def _where(self, plan: Plan) -> str:
+        """Name this host in a job of several nodes; a command that starts them all was typed on its own host."""
+        return f" on {self.around.host}" if plan.nnodes > 1 and plan.workers else ""
 
     def output_dropped(self, size: int) -> None:
         """Report, if it is more than was reported before, that so many bytes of output in all were not shown."""
@@ -289,14 +294,14 @@ class Reporter:
 
     # --- the end
 
-    def write_summary(self, state: State, exits: list[WorkerExit], why: str, text: str, at: float) -> None:
-        """Record how the job ended; `why` and `text` are the coordinator's."""
+    def write_summary(self, ended: Ended, at: float) -> None:
+        """Record how the job ended."""
         story = self.story
         if story.left_after is not None:
             self.emit("left_after_notice", **story.left_after)
-        text = plain(text or story.closing).partition("\n")[0].removeprefix("ddplaunch: ").removeprefix("error: ")
-        self.emit("job_ended", status=state.end.status, why=why, seconds=round(at - story.began, 3), text=text)
-        outcome = story.outcome(state, exits, why, at)
+        text = plain(ended.text or story.closing).partition("\n")[0].removeprefix("ddplaunch: ").removeprefix("error: ")
+        self.emit("job_ended", status=ended.status, why=ended.why, seconds=round(at - story.began, 3), text=text)
+        outcome = story.outcome(ended, at)
         if (caller := self.caller) is not None:
             caller.ended(outcome)
         if self._folder is not None:
@@ -345,7 +350,7 @@ class Reporter:
             self.warn(folder.problem)
         while folder.notices:
             self.print(folder.notices.pop(0))
-        on = self._on(plan.workers[0].rank)
+        on = self._where(plan)
         if (text := folder.leave(on) if leaves else folder.news(on)) is not None:
             if not leaves:
                 self.emit("notice", text=text)

@@ -11,12 +11,23 @@ from msgspec import Struct
 from ddplaunch.launcher.decide import node
 from ddplaunch.plan import Plan
 from ddplaunch.record.events import progress_data
-from ddplaunch.spec.outcome import Progress, StartFailure, Why, WorkerExit
+from ddplaunch.spec.outcome import Progress, StartFailure, WorkerExit
 from ddplaunch.system.words import compress, signal_name
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.record.time_spent import Spent
     from ddplaunch.spec.outcome import Intent
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """How a job has ended, as this process knows it."""
+
+    status: int  # exit status of the command
+    why: str  # as in summary.json
+    text: str  # of the coordinator, for the user
+    restarts: int  # the number of the last generation
+    exits: Sequence[WorkerExit]  # of that generation, of all workers that are known here
+    failure: WorkerExit | StartFailure | None = None  # the first one here, if a failure has ended the job
 
 
 class Story(Struct, kw_only=True):
@@ -73,20 +84,20 @@ class Story(Struct, kw_only=True):
         ]
         return time_spent(attempts, self.began, now, self.queued)
 
-    def outcome(self, state: node.State, exits: Sequence[WorkerExit], why: str, at: float) -> dict[str, Any]:
+    def outcome(self, ended: Ended, at: float) -> dict[str, Any]:
         """Return how the job ended, as plain data: what a caller of `launch()` gets, and the first part of summary.json.
 
-        `exits` are those of the last generation, `why` is the coordinator's, and `at` is when this node knew.
+        `at` is when this process knew.
         """
         first = self.first_failure
-        if first is None and why == "failed" and self.left_after is None and state.why is Why.FAILED:
-            first = state.start_failure or state.failure
+        if first is None and ended.why == "failed" and self.left_after is None:
+            first = ended.failure
         return {
             "v": 1,
-            "status": state.end.status,
-            "why": why,
+            "status": ended.status,
+            "why": ended.why,
             "seconds": round(at - self.began, 3),
-            "restarts": state.generation,
+            "restarts": ended.restarts,
             "first_failure": _first_failure(first),
             "left_after": self.left_after,
             "workers": [
@@ -100,7 +111,7 @@ class Story(Struct, kw_only=True):
                     "cpu_seconds": round(exit.cpu_seconds, 3),
                     "progress": progress_data(exit.progress),
                 }
-                for exit in sorted(exits, key=lambda exit: exit.rank)
+                for exit in sorted(ended.exits, key=lambda exit: exit.rank)
             ],
         }
 

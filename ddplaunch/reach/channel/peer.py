@@ -56,8 +56,10 @@ class Peer:
     def host_silence(self) -> float:
         """Return for how many seconds the kernel of the other side has sent nothing, not even an acknowledgement.
 
-        0.0 where this kernel does not say, as in some sandboxes.
+        0.0 where this kernel does not say, as in some sandboxes, and where the connection is no TCP of its own.
         """
+        if self._sock.family == socket.AF_UNIX:
+            return 0.0
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
         return min(struct.unpack_from("II", info, _LAST_RECEIVED)) / 1000 if len(info) == _TCP_INFO_SIZE else 0.0
 
@@ -283,8 +285,8 @@ def sends_again_each_second() -> bool:
 
 
 def host_of(address: Sockaddr) -> str:
-    """The address alone; an IPv4 one that came through an IPv6 socket as what it is."""
-    return str(address[0]).removeprefix("::ffff:")
+    """The address alone; an IPv4 one that came through an IPv6 socket as what it is; "" of what something else carries."""
+    return str(address[0]).removeprefix("::ffff:") if address else ""
 
 
 def endpoint_of(address: Sockaddr) -> str:

@@ -46,10 +46,10 @@ class StoreWanted(Struct, frozen=True):
     at: float
 
 
-class StoreOrdered(Struct, frozen=True):
-    """The coordinator wants this node, which is its own, to host torch's store."""
+class StoreOrdered(Struct, frozen=True, tag="store"):
+    """The coordinator wants this node, which has rank 0, to host torch's store."""
 
-    at: float
+    at: Seconds
 
 
 class WorkerExited(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -92,7 +93,7 @@ def _joining(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> S
     """Return what is started for this node; nothing is for the others."""
     own = joined.rank_of(allocation) or 0
     here = replace(allocation, starter="simulate")
-    agents = starting.agents(spec, env, here, sys.executable, "doctor", module=_MODULE)
+    agents = starting.agents(spec, env, here, sys.executable, "doctor", token=os.urandom(32).hex(), module=_MODULE)
     return [agent if agent.node_rank == own else replace(agent, argv=()) for agent in agents]
 
 
@@ -101,7 +102,7 @@ def _agents(
 ) -> tuple[Sequence[AgentStart], Mapping[str, str]]:
     """Return what is started for each node, and the variables of that command."""
     python = spec.remote_python or sys.executable
-    agents = starting.agents(spec, env, allocation, python, "doctor", module=_MODULE)
+    agents = starting.agents(spec, env, allocation, python, "doctor", token=os.urandom(32).hex(), module=_MODULE)
     if allocation.starter != "srun":
         return agents, token.public(env)
     from ddplaunch.reach.slurm import step  # few have Slurm
