@@ -7,6 +7,7 @@ of each agent comes as a stream through the same pipe as its output.
 from __future__ import annotations
 
 import gc
+import os
 import socket
 from collections.abc import Sequence
 from signal import SIGKILL
@@ -22,6 +23,7 @@ from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob
 from ddplaunch.launcher.elsewhere.statuses import HostStatuses
 from ddplaunch.launcher.job.orders import Generation, JobEnd
 from ddplaunch.launcher.node import begin, child
+from ddplaunch.launcher.node.events import ChildEnded
 from ddplaunch.reach import diagnose, messages
 from ddplaunch.reach.channel.streams import Chunk, Streams
 from ddplaunch.reach.connections import QUIT_TIMEOUT, HostConnection, HostPhase, RemoteJob, Startup
@@ -35,6 +37,7 @@ from ddplaunch.system.fields import Malformed, line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.linux import become_subreaper
+from ddplaunch.system.process.tree import children, reap, state_of
 
 SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, so that one message names all
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed
@@ -150,6 +153,8 @@ class Dispatcher:
                     self._on_stop(event)
             case node.FrontLost():
                 self._startup.disconnect()
+            case ChildEnded():
+                reap(keep=self._own)
             case Generation(number=0, agreed=agreed) if agreed is not None:
                 self._chaos.begun(sum(agent.workers for agent in agreed.agents))
             case JobEnd():
@@ -222,7 +227,8 @@ class Dispatcher:
         status = self._statuses.ended.get(host.agent.node_rank)
         error = diagnose.of_host(self._job.starter, self._job.python, host)
         if (agent := self._agents.get(host)) is not None:
-            agent.lose(line(below(error.message).partition("\n")[0]), has_ended=status is not None or _has_ended(host))
+            reason = line(error.message.partition("\n")[0].removeprefix("lost: "))
+            agent.lose(reason, has_ended=status is not None or self._has_ended(host))
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
         elif status is None and not host.given_up and not self._lead.has_begun:
@@ -246,7 +252,17 @@ class Dispatcher:
         if not self._settle_by.is_set or statuses.may_try_others:
             self._settle_by.set(self._loop.now() + SETTLE_TIME)
 
+    def _has_ended(self, host: HostConnection) -> bool:
+        """Whether all that ran on a host is known to have ended, though its agent has not said so: of a simulated one we see it.
 
-def _has_ended(host: HostConnection) -> bool:
-    """Whether what ran on the host is known to have ended: ssh gives its status, or 255 if ssh itself has lost the host."""
-    return not host.fault and host.exit_status is not None and host.exit_status != diagnose.SSH_FAILED
+        What loses its parent becomes our child.
+        """
+        if self._job.starter != "simulate":
+            return False  # ssh gives the same status if it has lost the host
+        return all(pid in self._own or state_of(pid) in "ZX" for pid in children(os.getpid()))
+
+    @property
+    def _own(self) -> frozenset[int]:
+        """Our children that are none of a simulated node that has lost its front."""
+        fronts = (host.pid for host in self._hosts if host.phase is not HostPhase.CLOSED)
+        return frozenset((*filter(None, fronts), self._lead.context.files.pid)) | self._loop.asked_pids

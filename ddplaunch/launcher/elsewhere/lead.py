@@ -145,6 +145,7 @@ class Lead:
         self.shutdown = Shutdown(loop, self.context, self.signals, pipes, lead.requeue)
         self._run_socket = RunSocket(loop, self.context, lambda: inputs.draft.run_id)
         self._outward: list[Errands] = []
+        self._unreported: Generation | None = None  # that begins
         self.signum = 0  # the first signal to stop
         self.front_lost = False
 
@@ -253,7 +254,7 @@ class Lead:
             self.context.make_folder(plan)
             assert self.context.folder is not None
         self.reporter.use(plan, self.context.folder)
-        self.reporter.generation_started(generation.number, generation.port)
+        self._unreported = generation
 
     def _on_end(self, end: JobEnd) -> None:
         """Record how the job has ended, and tell those who wait for it."""
@@ -279,7 +280,11 @@ class Lead:
             self.reporter.stderr.write(error.render())
 
     def before_sleep(self) -> None:
-        """Say what there is to be said of pauses and of the folder."""
+        """Say what there is to be said of generations, pauses and the folder; where that lies is known a moment after its start."""
+        folder, generation = self.context.folder, self._unreported
+        if generation is not None and folder is not None and folder.is_settled:
+            self._unreported = None
+            self.reporter.generation_started(generation.number, generation.port)
         self.reporter.paused(self._loop.clock.pause)
         self.reporter.report_folder()
 
