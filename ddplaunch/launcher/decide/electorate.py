@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from ddplaunch.system.fields import MAX_AGENTS, Duration, Line, Number
+from ddplaunch.system.fields import MAX_AGENTS, Duration, Line, Number, Term
 
 MAX_SPENT = 1000  # restarts within the time of --max-restarts that are remembered
 
@@ -52,6 +52,7 @@ class History(Struct, frozen=True, kw_only=True):
     """What has become of the job until a generation begins, for a node that takes over."""
 
     generation: Number  # that begins
+    term: Term  # of that generation, no number of an electorate
     restarts: Number
     spent: Annotated[tuple[Duration, ...], Meta(max_length=MAX_SPENT)]  # seconds ago
     time_left: Duration | None  # seconds of --timeout

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from ddplaunch.launcher.job.remote_link import LEAVES
 from ddplaunch.launcher.tell.blame import Suspect
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.plan.cluster.endpoints import is_same_host
+from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.dialer import answers, target
 from ddplaunch.reach.silence import seconds_to_follow, seconds_to_gather
 from ddplaunch.spec.job import Source
@@ -56,7 +58,7 @@ def coordinate_if_here(
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    state = job.begin(_policy(request), loop.now())
+    state = job.begin(_policy(request), loop.now(), first_term(time.time()))
     coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter))
     agents = _listen_if_here(request, coordinator, reporter, loop)
     if agents is None:

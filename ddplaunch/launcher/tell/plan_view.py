@@ -77,7 +77,7 @@ def shell(plan: Plan) -> str:
     if redactor.hidden:
         lines.append("# the arguments of the script seem to hold a secret")
     for worker in plan.workers:
-        variables = environment({}, plan, worker, generation=0, port=port)
+        variables = environment({}, plan, worker, generation=0, term=None, port=port)
         shown = sorted((name, value) for name, value in variables.items() if name not in plan.secret)
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in shown)
         bound = f"taskset -c {compress(worker.cpus)} " if worker.cpus else ""
@@ -142,7 +142,7 @@ def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]
             columns[name] = values
         else:
             holding.setdefault(same, []).append(name)
-    changing = of_generation(plan, generation=0, port=0)
+    changing = of_generation(plan, generation=0, term=0, port=0)
     lines = {**{f"its {column}": names for column, names in holding.items()}, "set at the start": sorted(changing)}
     widest = max(map(len, lines))
     return columns, [sentence(f"  {label.ljust(widest)}  ", " ".join(names), COMMAND) for label, names in lines.items()]

@@ -91,8 +91,9 @@ def test_the_table_shows_values_reasons_workers_command_variables_and_notes() ->
         variables of each worker:
           its device        DDPLAUNCH_DEVICE
           its rank          LOCAL_RANK RANK
-          set at the start  DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR MASTER_PORT
-                            TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT
+          set at the start  DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR DDPLAUNCH_TERM
+                            MASTER_PORT TORCHELASTIC_ERROR_FILE
+                            TORCHELASTIC_RESTART_COUNT
 
         variables of all workers:
           MASTER_ADDR=127.0.0.1

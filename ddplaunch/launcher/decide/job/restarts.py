@@ -42,6 +42,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     """One start of all workers, and how they ended on the nodes. Times are of the coordinator's clock."""
 
     number: int = -1  # -1: before the first one
+    term: int = -1  # as in DDPLAUNCH_TERM; before the first one, one less than the first one's
     began_at: float = 0.0
     node_exits: FrozenMap[tuple[WorkerExit, ...]] = NO_EXITS  # how the workers ended, by the id of their node
     early_exits_at: float | None = None  # when to print which nodes finished while workers of others run on
@@ -52,7 +53,7 @@ class Generation(Struct, frozen=True, kw_only=True):
 
     def next(self, at: float) -> Generation:
         """Return the generation that begins at this time."""
-        return Generation(number=self.number + 1, began_at=at)
+        return Generation(number=self.number + 1, term=self.term + 1, began_at=at)
 
     def with_lost(self, node: str) -> Generation:
         """Return the generation after another node was lost."""
@@ -97,10 +98,11 @@ class Restarts(Struct, frozen=True, kw_only=True):
             same_exception=past.same_exception,
         )
 
-    def history(self, generation: int, time_left: float | None, at: float) -> History:
-        """Return what the nodes of the generation of this number are to know, should they lose this coordinator."""
+    def history(self, generation: Generation, time_left: float | None, at: float) -> History:
+        """Return what the nodes of the generation after this one are to know, should they lose this coordinator."""
         return History(
-            generation=generation,
+            generation=generation.number + 1,
+            term=generation.term + 1,
             restarts=self.number,
             spent=tuple(at - spent for spent in self.spent[-MAX_SPENT:]),
             time_left=time_left,

@@ -21,10 +21,11 @@ from ddplaunch.system.loop.deadline import is_due
 _PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
 
 
-def begin(policy: Policy, at: float) -> State:
-    """Return the first state, in which the job waits for the agents."""
+def begin(policy: Policy, at: float, first_term: int) -> State:
+    """Return the first state, in which the job waits for the agents; `first_term` is that of the first generation."""
     limits = Limits(job_deadline=None if policy.timeout is None else at + policy.timeout)
-    return State(policy=policy, rendezvous=Rendezvous().opened(policy, at), limits=limits)
+    before_first = Generation(term=first_term - 1)
+    return State(policy=policy, rendezvous=Rendezvous().opened(policy, at), generation=before_first, limits=limits)
 
 
 def take_over(
@@ -48,7 +49,7 @@ def take_over(
         phase=Phase.STOPPING,
         why=Why.NODE_LOST,
         has_begun=True,
-        generation=Generation(number=past.generation, began_at=since),
+        generation=Generation(number=past.generation, term=past.term, began_at=since),
         succession=Succession.of_successor(electorates, told, skipped, at, within),
         restarts=Restarts.of(past, since),
         limits=Limits(job_deadline=None if past.time_left is None else since + past.time_left),
@@ -63,7 +64,7 @@ def without_coordinator(state: State, lost: str, votes: tuple[Vote, ...], *, has
 
 def history(state: State, at: float) -> History:
     """Return what the nodes of the next generation are to know, should they lose this coordinator."""
-    return state.restarts.history(state.generation.number + 1, state.time_left(at), at)
+    return state.restarts.history(state.generation, state.time_left(at), at)
 
 
 def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
