@@ -350,9 +350,9 @@ def test_a_generation_that_cannot_begin_ends_the_job() -> None:
 
 def test_each_generation_has_the_term_after_that_of_the_one_before_whatever_began_it() -> None:
     policy = replace(ELASTIC, max_restarts=1)
-    failed = [*failing(1, 41.0), stopping(0, 41.2), DeadlineReached(41.3)]
-    joined = [Joined(member(2), 50.0), stopping(0, 51.0), stopping(1, 51.0), DeadlineReached(51.1)]
-    lost = [AgentLost(2, "gone", 60.0), stopping(0, 61.0), stopping(1, 61.0), DeadlineReached(61.1)]
+    failed: list[Event] = [*failing(1, 41.0), stopping(0, 41.2), DeadlineReached(41.3)]
+    joined: list[Event] = [Joined(member(2), 50.0), stopping(0, 51.0), stopping(1, 51.0), DeadlineReached(51.1)]
+    lost: list[Event] = [AgentLost(2, "gone", 60.0), stopping(0, 61.0), stopping(1, 61.0), DeadlineReached(61.1)]
     happened: list[Event] = []
     parts: list[list[Event]] = [[*met(2), DeadlineReached(30.1)], failed, joined, lost]
     for number, events in enumerate(parts):
