@@ -9,6 +9,7 @@ import pytest
 
 import ddplaunch
 from tests.conftest import Job, events_in
+from tests.nodes import Nodes
 from tests.programs import functions
 
 FAILS_ONCE = """
@@ -24,10 +25,16 @@ sys.exit(generation == "0" and rank == "1")
 """
 
 
-def started_again(job: Job, *options: object) -> list[int]:
-    """Run a job of 4 workers that fails once; return the term of each generation, in which all workers agree."""
-    (job.home / "train.py").write_text(FAILS_ONCE)
-    job.run("--max-restarts", 1, *options, "train.py").expect(0)
+@pytest.fixture
+def train(job: Job) -> Path:
+    """The script of a job of 4 workers that fails once."""
+    script = job.home / "train.py"
+    script.write_text(FAILS_ONCE)
+    return script
+
+
+def terms_of_both(job: Job) -> list[int]:
+    """Return the terms of both generations, in which all 4 workers agree; forget them."""
     found = [{job.sign(f"term-{generation}-{rank}") for rank in range(4)} for generation in (0, 1)]
     assert [len(terms) for terms in found] == [1, 1], found
     for sign in (job.home / "signs").iterdir():
@@ -42,25 +49,39 @@ def recorded(folder: Path) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_terms_grow_from_start_to_start_and_from_run_to_run(job: Job, method: str) -> None:
+def test_terms_grow_from_start_to_start_and_from_run_to_run(job: Job, train: Path, method: str) -> None:
     before = time.time_ns() // 1_000_000
     terms = []
     for _ in range(2):
-        of_run = started_again(job, "--nproc-per-node", 4, "--start-method", method, "--preload", "json")
+        words = ("--nproc-per-node", 4, "--start-method", method, "--preload", "json", "--max-restarts", 1)
+        job.run(*words, train).expect(0)
+        of_run = terms_of_both(job)
         assert recorded(job.folder) == (of_run, of_run[-1])
         terms += of_run
     assert before <= terms[0] < terms[1] < terms[2] < terms[3]
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
-def test_the_workers_of_all_nodes_have_one_term(job: Job, nnodes: str) -> None:
-    first, second = started_again(job, "--nnodes", nnodes, "--nproc-per-node", 2, "--simulate")
+def test_the_workers_of_all_nodes_have_one_term(job: Job, train: Path, nnodes: str) -> None:
+    job.run("--nnodes", nnodes, "--nproc-per-node", 2, "--simulate", "--max-restarts", 1, train).expect(0)
+    first, second = terms_of_both(job)
     assert second > first >= (time.time_ns() // 1_000_000) - 600_000
     for node in range(2):
         assert recorded(job.folder / f"node-{node}") == ([first, second], second)
 
 
-def test_nodes_that_do_not_communicate_have_no_term(nodes, program) -> None:
+def test_nodes_that_were_started_by_hand_have_the_term_of_node_0_also_when_all_are_started_again(nodes: Nodes) -> None:
+    train = nodes.home / "train.py"
+    train.write_text(FAILS_ONCE)
+    terms = []
+    for _ in range(2):
+        nodes.static_nodes(2, "--nproc-per-node", 2, "--max-restarts", 1, train)
+        assert set(nodes.statuses()) == {0}
+        terms += terms_of_both(nodes)
+    assert terms == sorted(set(terms))
+
+
+def test_nodes_that_do_not_communicate_have_no_term(nodes: Nodes, program) -> None:
     nodes.node(*nodes.static(2, 1), "--no-control", "--nproc-per-node", 2, program("place"))
     assert nodes.statuses() == [0]
     for rank in (2, 3):

@@ -239,6 +239,17 @@ def test_json_holds_the_whole_plan() -> None:
     }
 
 
+@pytest.mark.parametrize(("nnodes", "control", "has_term"), [(2, True, True), (2, False, False), (1, False, True)])
+def test_nodes_that_do_not_communicate_are_shown_without_a_term(nnodes: int, control: bool, has_term: bool) -> None:
+    agents = tuple(PlannedAgent(f"gpu0{number}", 1) for number in range(nnodes))
+    text = table(plan(worker(0), nnodes=nnodes, agents=agents), replace(spec(), no_control=not control, verbosity=1))
+    assert ("DDPLAUNCH_TERM" in text) == has_term
+
+
+def test_the_shell_form_sets_no_term() -> None:
+    assert "DDPLAUNCH_TERM" not in shell(plan())
+
+
 def test_the_shell_form_is_one_command_line_for_each_worker() -> None:
     lines = shell(plan(worker(0, variables={"X": "it's"}), worker(1, cpus=(1, 2)), master_port=4000)).splitlines()
     assert [lines[0], lines[2]] == ["# rank 0", "# rank 1"]
