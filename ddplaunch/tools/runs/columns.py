@@ -1,0 +1,174 @@
+"""The columns in which `ps`, `top` and --live show workers: one table, COLUMNS, and what its rows need. Pure.
+
+A new column is a row here, a field of `WorkerStatus` in `record/window/questions.py`, and its value, which
+`launcher/look/answers.py` reads.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from ddplaunch.record.window.questions import WorkerStatus
+from ddplaunch.system.console.tables import BAD, GOOD, NOTE, ODD, Words, line
+from ddplaunch.system.fields import line as printable
+from ddplaunch.system.words import duration, size
+from ddplaunch.tools.runs.client import RunReplies
+
+ENDED_WELL = "exit status 0"
+_STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
+_MOMENT = 0.001  # seconds since the start of a worker, before which its share of a CPU means nothing
+_SHORTEST_TIME = 0.05  # seconds between two looks of which a difference tells something
+
+
+class Row(Struct, frozen=True):
+    """A worker, and what has changed since the look before."""
+
+    host: str
+    worker: WorkerStatus
+    cpu: (
+        float | None
+    )  # percent of a core, since the look before or, at the first look, since the start; None: it does not live
+    rate: float | None  # bytes of output a second; None: not known yet
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker has started, and has not ended."""
+        return self.worker.pid != 0 and self.worker.state != "ended"
+
+
+def rows_of(replies: RunReplies, before: Sequence[Row] = (), passed: float = 0.0) -> list[Row]:
+    """Return the workers of all nodes, compared with the rows `before`, of `passed` seconds ago."""
+    known = {row.worker.rank: row.worker for row in before}
+    return [_row(node.host, worker, known.get(worker.rank), passed) for node, worker in replies.workers]
+
+
+def _row(host: str, worker: WorkerStatus, before: WorkerStatus | None, passed: float) -> Row:
+    row = Row(host, worker, None, None)
+    if not row.is_alive:
+        return row
+    if before is None or before.pid != worker.pid or passed < _SHORTEST_TIME:
+        return Row(host, worker, percent_of_cpu(worker), None)
+    cpu = 100 * max(0.0, worker.cpu_seconds - before.cpu_seconds) / passed
+    return Row(host, worker, cpu, max(0, worker.written - before.written) / passed)
+
+
+# --- what the columns show of a worker
+
+
+def percent_of_cpu(worker: WorkerStatus) -> float:
+    """Return the share of a core since the worker's start, as ps(1) says it; 0 in the first moment."""
+    return 100 * worker.cpu_seconds / worker.seconds if worker.seconds >= _MOMENT else 0.0
+
+
+def state_of(worker: WorkerStatus) -> Words:
+    """Return how a worker is, or how it has ended."""
+    failed = worker.how not in ("", ENDED_WELL)
+    return line((worker.how or worker.state, BAD if failed else _STYLES.get(worker.state, ODD)))
+
+
+def step_of(worker: WorkerStatus) -> str:
+    """Return how far a worker is: "412/1,000"; "" where nobody says."""
+    progress = worker.progress
+    if progress is None:
+        return ""
+    return f"{progress.step:,}" if progress.total is None else f"{progress.step:,}/{progress.total:,}"
+
+
+def _steps(row: Row) -> int:
+    """Return how many steps a worker has done; one that says nothing comes last."""
+    return row.worker.progress.step if row.worker.progress is not None else sys.maxsize
+
+
+def _rate(row: Row) -> str:
+    return f"{size(round(row.rate))}/s" if row.rate else ""
+
+
+def _if_known(value: float | None, show: Callable[[Any], str]) -> str:
+    return show(value) if value is not None else ""
+
+
+# --- the table
+
+
+def _never(_: RunReplies) -> bool:
+    return False
+
+
+def _on_one_host(replies: RunReplies) -> bool:
+    return len({node.host for node in replies.nodes}) == 1
+
+
+def _without(field: str) -> Callable[[RunReplies], bool]:
+    """Return whether no worker has this field."""
+    return lambda replies: all(getattr(worker, field) is None for _, worker in replies.workers)
+
+
+class Column(Struct, frozen=True):
+    """A column. `ps` leaves those out that are empty in all rows; `top` those that are absent, or that have no room."""
+
+    name: str
+    show: Callable[[Row], str | Words]
+    key: Callable[[Row], Any]  # by which `top` sorts: what people look for comes first
+    width: int  # cells in `top`; 0: what is left of its line
+    order: int  # in which `top` leaves columns out where there is no room: the highest first
+    right: bool = False  # flush right
+    is_absent: Callable[[RunReplies], bool] = _never
+    in_ps: bool = True
+    of_living: bool = False  # `ps` shows nothing of a worker that does not live
+
+
+COLUMNS = (
+    Column("rank", lambda row: str(row.worker.rank), lambda row: row.worker.rank, 5, 0, right=True),
+    Column("host", lambda row: row.host, lambda row: row.host, 14, 6, is_absent=_on_one_host),
+    Column("pid", lambda row: str(row.worker.pid or ""), lambda row: row.worker.pid, 8, 9, right=True),
+    Column("device", lambda row: row.worker.device, lambda row: row.worker.device, 8, 7),
+    Column("state", lambda row: state_of(row.worker), lambda row: row.worker.state, 15, 1),
+    Column("cpu", lambda row: _if_known(row.cpu, "{:.0f}%".format), lambda row: -(row.cpu or 0.0), 6, 3, right=True),
+    Column("memory", lambda row: size(row.worker.rss), lambda row: -row.worker.rss, 9, 4, right=True, of_living=True),
+    Column(
+        "gpu",
+        lambda row: _if_known(row.worker.gpu, "{}%".format),
+        lambda row: -(row.worker.gpu or 0),
+        5,
+        3,
+        right=True,
+        is_absent=_without("gpu"),
+    ),
+    Column(
+        "gpu memory",
+        lambda row: _if_known(row.worker.gpu_memory, size),
+        lambda row: -(row.worker.gpu_memory or 0),
+        10,
+        4,
+        right=True,
+        is_absent=_without("gpu_memory"),
+    ),
+    Column("output", _rate, lambda row: -(row.rate or 0.0), 10, 8, right=True, in_ps=False),
+    Column("step", lambda row: step_of(row.worker), _steps, 13, 3, right=True, is_absent=_without("progress")),
+    Column(
+        "quiet",
+        lambda row: _if_known(row.worker.quiet, duration),
+        lambda row: -(row.worker.quiet or 0.0),
+        10,
+        5,
+        right=True,
+        of_living=True,
+    ),
+    Column("last line", lambda row: printable(row.worker.last), lambda row: row.worker.last, 0, 2, in_ps=False),
+)
+
+
+def totals(alive: Sequence[Row]) -> list[str]:
+    """Return what --live says of all living workers together, what matters most first."""
+    gpus = [row.worker.gpu for row in alive if row.worker.gpu is not None]
+    on_gpus = sum(row.worker.gpu_memory or 0 for row in alive)
+    return [
+        f"CPU {sum(row.cpu or 0.0 for row in alive):.0f}%",
+        *([f"GPU {sum(gpus) / len(gpus):.0f}%"] if gpus else []),
+        *([f"GPU memory {size(on_gpus)}"] if on_gpus else []),
+        f"memory {size(sum(row.worker.rss for row in alive))}",
+    ]
