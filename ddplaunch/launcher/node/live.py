@@ -1,8 +1,8 @@
 """--live at the front: rows about the job stand below the lines, and keys belong to ddplaunch.
 
-A process of its own makes the rows and gives the terminal its modes back if the front is killed; the front alone writes. The two
-talk over a socket: the front asks for rows once a second, and for a snapshot at a key. Lines that come close together, and the
-rows below them, are one write.
+A process of its own, the viewer, makes the rows, and gives the terminal its modes back if the front is killed. What the two say
+to each other is in `record/window/rows.py`; the front alone writes. Lines that come close together, and the rows below them, are
+one write.
 """
 
 from __future__ import annotations
@@ -14,20 +14,27 @@ import socket
 import termios
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from ddplaunch.launcher.node.front import FrontOutput
 from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, NOWHERE, SOCKET, STDERR
+from ddplaunch.record.window.rows import (
+    LONGEST,
+    DrawRows,
+    Follow,
+    Rows,
+    SnapshotPart,
+    TakeSnapshot,
+    ToViewer,
+    encode,
+    for_front,
+)
+from ddplaunch.system.fields import Malformed
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import detach, signal_at_end_of
 from ddplaunch.system.process.terminal import Modes, modes, set_modes
 
-View = Callable[
-    [socket.socket, str, str], None
-]  # makes the rows, until the socket ends; folder and name of the run's socket
-ROWS, SNAPSHOT = b"r", b"s"  # first byte of requests, before COLUMNS LINES, and of the replies, before text
-MOVED = b"m"  # of a request without a reply, before FOLDER\0NAME: where the socket of the run is from now on
+View = Callable[[socket.socket], None]  # makes the rows, until the socket ends; see record/window/rows.py
 
 _EVERY = 1.0  # seconds from one request for rows to the next
 _PACE = 0.05  # seconds from one drawing to the next
@@ -105,7 +112,7 @@ class LiveOutput(FrontOutput):
         if self._viewer is not None:
             if now >= self._next and self._asked_at is None:
                 self._take_keyboard()
-                self._ask(ROWS, now)
+                self._ask_for_rows(now)
             elif self._asked_at is not None and now >= self._asked_at + _SILENT:
                 self._show_rows([])
                 self._asked_at = now
@@ -141,14 +148,12 @@ class LiveOutput(FrontOutput):
         """
         if place == NOWHERE:
             self._end_rows()
-        elif self._viewer is None:
-            folder, _, name = os.fsdecode(place).partition("\0")
-            self._start_viewer(folder, name)
-        else:
-            with suppress(OSError):  # it has ended, which is then read
-                self._viewer.send(MOVED + place)
+            return
+        if self._viewer is None:
+            self._start_viewer()
+        self._send(Follow(place))
 
-    def _start_viewer(self, folder: str, name: str) -> None:
+    def _start_viewer(self) -> None:
         """Start the process that makes the rows, and take the keyboard; without the terminal's modes there are no keys."""
         if self._area is None:
             return
@@ -164,7 +169,7 @@ class LiveOutput(FrontOutput):
                     restore = partial(_restore, 4, before, keys)
                     _call_at_end_of(front, restore)
                     try:
-                        self._view(socket.socket(fileno=3), folder, name)
+                        self._view(socket.socket(fileno=3))
                     finally:
                         restore()
                 finally:
@@ -178,36 +183,48 @@ class LiveOutput(FrontOutput):
             self._viewer = ours
             self._poll.register(ours, select.POLLIN)
 
-    def _ask(self, kind: bytes, now: float) -> None:
-        """Ask for rows or for a snapshot, of the terminal's size; not while another job of the shell has the terminal."""
-        self._next = now + _EVERY
-        size = self._terminal_size()
-        if self._viewer is None or size is None:
-            return
+    def _send(self, message: ToViewer) -> bool:
+        """Send a message to the viewer, if there is one; False: it was not sent. The end of a viewer is read, not noted here."""
+        if self._viewer is None:
+            return False
+        # a question that finds the viewer busy is left out; a place is never asked for again
+        flags = 0 if isinstance(message, Follow) else socket.MSG_DONTWAIT
         try:
-            self._viewer.send(b"%b%d %d" % (kind, size.columns, size.lines), socket.MSG_DONTWAIT)
-        except OSError:  # it is full, or has ended, which is then read
-            return
-        if kind == ROWS:
+            self._viewer.send(encode(message), flags)
+        except OSError:
+            return False
+        return True
+
+    def _ask_for_rows(self, now: float) -> None:
+        """Ask for rows of the terminal's size, and again in a second; not while another job of the shell has the terminal."""
+        self._next = now + _EVERY
+        if (size := self._terminal_size()) is not None and self._send(DrawRows(size.columns, size.lines)):
             self._asked_at = now
 
+    def _ask_for_snapshot(self) -> None:
+        """Ask for a snapshot of the terminal's width, which is shown as it comes."""
+        if (size := self._terminal_size()) is not None:
+            self._send(TakeSnapshot(size.columns))
+
     def _on_reply(self, viewer: socket.socket) -> None:
-        """Take rows, or a part of a snapshot."""
+        """Show rows, or a part of a snapshot; do without a viewer that has ended, or says what none of ours does."""
         try:
-            reply = viewer.recv(2 * MESSAGE, socket.MSG_DONTWAIT)
+            data = viewer.recv(LONGEST, socket.MSG_DONTWAIT)
+            reply = for_front(data) if data else None
         except BlockingIOError:
             return
-        except OSError:
-            reply = b""
-        if reply[:1] == ROWS:
-            self._asked_at = None
-            self._show_rows(reply[1:].decode(errors="replace").split("\n"))
-        elif reply:
-            self._hold(reply[1:])
-        else:
-            self._end_rows()
-            if not self.agent_has_ended:  # which ends this process too
-                self._hold(_LOST.encode())
+        except (OSError, Malformed):
+            reply = None
+        match reply:
+            case Rows(rows):
+                self._asked_at = None
+                self._show_rows([*rows])
+            case SnapshotPart(text):
+                self._hold(text.encode())
+            case None:
+                self._end_rows()
+                if not self.agent_has_ended:  # which ends this process too
+                    self._hold(_LOST.encode())
 
     def _end_rows(self) -> None:
         """Show no rows any more, and give the keyboard back."""
@@ -259,7 +276,7 @@ class LiveOutput(FrontOutput):
         elif not pressed.startswith(b"\x1b"):
             keys = {*pressed.decode(errors="replace").lower()}
             if keys & {"t", "\n", "\r"}:
-                self._ask(SNAPSHOT, time.monotonic())
+                self._ask_for_snapshot()
             elif keys & {"h", "?"}:
                 self._hold(_HELP.encode())
 

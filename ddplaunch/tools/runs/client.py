@@ -11,8 +11,10 @@ from msgspec import Struct
 
 from ddplaunch.reach.channel.handshake import LIMIT, Decoder, pack
 from ddplaunch.record import run_socket
+from ddplaunch.record.run_socket import SocketPath
+from ddplaunch.record.seen import Sample
 from ddplaunch.record.window import requests
-from ddplaunch.record.window.questions import NodeStatus, Question, WorkerStatus
+from ddplaunch.record.window.questions import NodeStacks, NodeStatus, Question, WorkerStatus
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.stream import FrameError
@@ -25,22 +27,6 @@ _SILENT = "does not answer"
 _STOPPED = "does not answer: its agent is stopped, which SIGCONT ends"
 _SUSPENDED = "is suspended"  # as a whole, so that nothing answers
 _MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
-
-
-class SocketPath(Struct, frozen=True):
-    """Where the socket of a run lies."""
-
-    folder: str
-    name: str
-
-    @property
-    def path(self) -> str:
-        """The path, for people."""
-        return f"{self.folder}/{self.name}"
-
-    def connect(self) -> socket.socket:
-        """Connect to the run; see `run_socket.connect` for what that raises."""
-        return run_socket.connect(self.folder, self.name)
 
 
 class RunReplies(Struct):
@@ -58,6 +44,21 @@ class RunReplies(Struct):
         """The workers that nodes have named, by node rank, each with its node."""
         nodes = sorted(self.nodes, key=lambda node: (node.node_rank is None, node.node_rank))
         return [(node, each) for node in nodes if isinstance(node.answer, NodeStatus) for each in node.answer.workers]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """What nodes have seen of their workers' stacks."""
+        return [
+            sample
+            for node in self.nodes
+            if isinstance(node.answer, NodeStacks)
+            for sample in node.answer.samples(node.host)
+        ]
+
+
+def ask(path: SocketPath, asked: Question, within: float) -> RunReplies | None:
+    """Ask one run, and return its replies; None if the run has ended."""
+    return next(iter(ask_all([path], asked, within)), None)
 
 
 def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list[RunReplies]:
