@@ -91,9 +91,7 @@ def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list
         return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
 
 
-def replies_of(
-    sock: socket.socket, asked: Question | requests.StopRun | requests.Attach, within: float
-) -> Iterator[requests.Reply]:
+def replies_of(sock: socket.socket, asked: requests.Asked, within: float) -> Iterator[requests.Reply]:
     """Ask a run, and yield each reply as it comes until the run has finished; `within` limits the first reply alone.
 
     Raises:
@@ -109,17 +107,22 @@ def replies_of(
             raise TimeoutError
     decoder = Decoder(LIMIT)
     while data := _received(sock):
-        decoder.feed(data)
-        try:
-            while (frame := decoder.take()) is not None:
-                yield requests.for_client(frame)
-        except FrameError as error:
-            raise Malformed(str(error)) from None
+        yield from _decoded(decoder, data)
 
 
 def _received(sock: socket.socket) -> bytes:
     with waiting():
         return sock.recv(_CHUNK)
+
+
+def _decoded(decoder: Decoder, data: bytes) -> Iterator[requests.Reply]:
+    """Yield the replies that are complete with these bytes; raise Malformed if a run sends anything else."""
+    decoder.feed(data)
+    try:
+        while (frame := decoder.take()) is not None:
+            yield requests.for_client(frame)
+    except FrameError as error:
+        raise Malformed(str(error)) from None
 
 
 class _Conversation:
@@ -144,12 +147,10 @@ class _Conversation:
         if not data:
             self.has_gone = self._replies.run is None and self._replies.elsewhere is None
             return False
-        self._decoder.feed(data)
         try:
-            while (frame := self._decoder.take()) is not None:
-                if not self._take(requests.for_client(frame)):
-                    return False
-        except (FrameError, Malformed) as error:
+            if not all(map(self._take, _decoded(self._decoder, data))):
+                return False
+        except Malformed as error:
             self._replies.problem = f"gives an answer that this version does not understand: {error}"
             return False
         return len(self._nodes) <= _MOST_REPLIES
