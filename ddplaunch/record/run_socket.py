@@ -17,7 +17,7 @@ from ddplaunch.system.errors import LaunchError
 
 NAME = "socket"  # in the folder of a run
 _BACKLOG = 64
-_CREDENTIALS = struct.Struct("=iII")  # unix(7), SO_PEERCRED
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: unix(7), SO_PEERCRED
 
 
 class SocketPath(Struct, frozen=True):
@@ -127,15 +127,9 @@ def remove_refusing(path: str, name: str) -> None:
 
 def uid_of(sock: socket.socket) -> int:
     """Return the user at the other side of a connection, as it was made."""
-    return _credentials(sock)[1]
+    return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1])
 
 
 def pid_of(sock: socket.socket) -> int:
     """Return the process that had called listen(2) for the other side of a connection."""
-    return _credentials(sock)[0]
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """Return pid, uid and gid of the other side."""
-    pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, uid, gid
+    return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0])

@@ -18,23 +18,13 @@ from functools import partial
 
 from ddplaunch.launcher.node.front import FrontOutput
 from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, NOWHERE, SOCKET, STDERR
-from ddplaunch.record.window.rows import (
-    LONGEST,
-    DrawRows,
-    Follow,
-    Rows,
-    SnapshotPart,
-    TakeSnapshot,
-    ToViewer,
-    encode,
-    for_front,
-)
+from ddplaunch.record.window.rows import LONGEST, Draw, encode, for_front
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import detach, signal_at_end_of
 from ddplaunch.system.process.terminal import Modes, modes, set_modes
 
-View = Callable[[socket.socket], None]  # makes the rows, until the socket ends; see record/window/rows.py
+View = Callable[[socket.socket], None]  # draws the rows, until the socket ends; see record/window/rows.py
 
 _EVERY = 1.0  # seconds from one request for rows to the next
 _PACE = 0.05  # seconds from one drawing to the next
@@ -55,6 +45,7 @@ class LiveOutput(FrontOutput):
         self._before = modes()  # what the terminal gets back; None: no keys
         self._keys: Modes | None = None  # the modes while the keyboard is ours
         self._viewer: socket.socket | None = None
+        self._place = b""  # of the run's socket
         self._held: list[tuple[bytes, bytes]] = []  # what is to be written: stream and data
         self._size = 0  # bytes of that
         self._drawn_at = 0.0
@@ -112,7 +103,7 @@ class LiveOutput(FrontOutput):
         if self._viewer is not None:
             if now >= self._next and self._asked_at is None:
                 self._take_keyboard()
-                self._ask_for_rows(now)
+                self._ask(now)
             elif self._asked_at is not None and now >= self._asked_at + _SILENT:
                 self._show_rows([])
                 self._asked_at = now
@@ -149,9 +140,9 @@ class LiveOutput(FrontOutput):
         if place == NOWHERE:
             self._end_rows()
             return
+        self._place = place
         if self._viewer is None:
             self._start_viewer()
-        self._send(Follow(place))
 
     def _start_viewer(self) -> None:
         """Start the process that makes the rows, and take the keyboard; without the terminal's modes there are no keys."""
@@ -183,28 +174,18 @@ class LiveOutput(FrontOutput):
             self._viewer = ours
             self._poll.register(ours, select.POLLIN)
 
-    def _send(self, message: ToViewer) -> bool:
-        """Send a message to the viewer, if there is one; False: it was not sent. The end of a viewer is read, not noted here."""
-        if self._viewer is None:
-            return False
-        # a question that finds the viewer busy is left out; a place is never asked for again
-        flags = 0 if isinstance(message, Follow) else socket.MSG_DONTWAIT
-        try:
-            self._viewer.send(encode(message), flags)
-        except OSError:
-            return False
-        return True
-
-    def _ask_for_rows(self, now: float) -> None:
-        """Ask for rows of the terminal's size, and again in a second; not while another job of the shell has the terminal."""
+    def _ask(self, now: float, *, snapshot: bool = False) -> None:
+        """Ask for rows or for a snapshot, of the terminal's size; not while another job of the shell has the terminal."""
         self._next = now + _EVERY
-        if (size := self._terminal_size()) is not None and self._send(DrawRows(size.columns, size.lines)):
+        size = self._terminal_size()
+        if self._viewer is None or size is None:
+            return
+        try:
+            self._viewer.send(encode(Draw(self._place, size.columns, size.lines, snapshot)), socket.MSG_DONTWAIT)
+        except OSError:  # it is full, or has ended, which is then read
+            return
+        if not snapshot:
             self._asked_at = now
-
-    def _ask_for_snapshot(self) -> None:
-        """Ask for a snapshot of the terminal's width, which is shown as it comes."""
-        if (size := self._terminal_size()) is not None:
-            self._send(TakeSnapshot(size.columns))
 
     def _on_reply(self, viewer: socket.socket) -> None:
         """Show rows, or a part of a snapshot; do without a viewer that has ended, or says what none of ours does."""
@@ -215,16 +196,15 @@ class LiveOutput(FrontOutput):
             return
         except (OSError, Malformed):
             reply = None
-        match reply:
-            case Rows(rows):
-                self._asked_at = None
-                self._show_rows([*rows])
-            case SnapshotPart(text):
-                self._hold(text.encode())
-            case None:
-                self._end_rows()
-                if not self.agent_has_ended:  # which ends this process too
-                    self._hold(_LOST.encode())
+        if reply is None:
+            self._end_rows()
+            if not self.agent_has_ended:  # which ends this process too
+                self._hold(_LOST.encode())
+        elif reply.snapshot:
+            self._hold(reply.text.encode())
+        else:
+            self._asked_at = None
+            self._show_rows(reply.text.split("\n"))
 
     def _end_rows(self) -> None:
         """Show no rows any more, and give the keyboard back."""
@@ -276,7 +256,7 @@ class LiveOutput(FrontOutput):
         elif not pressed.startswith(b"\x1b"):
             keys = {*pressed.decode(errors="replace").lower()}
             if keys & {"t", "\n", "\r"}:
-                self._ask_for_snapshot()
+                self._ask(time.monotonic(), snapshot=True)
             elif keys & {"h", "?"}:
                 self._hold(_HELP.encode())
 

@@ -1,8 +1,7 @@
-"""What the front of a job with --live and its viewer say to each other. Pure: bytes to values and back.
+"""What the front of a job with --live asks its viewer for, and the reply. Pure: bytes to values and back.
 
-The viewer is a process beside the front: an observer of the run, as `ddplaunch top` is, which makes the rows below the lines. The
-front alone writes to the terminal. Each message is one packet of their socket. The front sends `Follow` first, `DrawRows` once a
-second, and `TakeSnapshot` at a key; the viewer replies with `Rows` to the one, and with `SnapshotPart`s to the other.
+The viewer is a process beside the front: an observer of the run, as `ddplaunch top` is, which draws the rows below the lines. The
+front alone writes to the terminal, and asks for rows once a second, for a snapshot at a key. Each message is one packet.
 """
 
 from __future__ import annotations
@@ -21,56 +20,35 @@ LONGEST = 1 << 17  # bytes of a message
 _PART = 1 << 14  # characters of a snapshot in one message: JSON makes at most six bytes of each
 
 
-class Follow(Struct, frozen=True, tag="follow"):
-    """Ask the run at this socket from now on; it is the same run after another place, where another node has taken over."""
+class Draw(Struct, frozen=True):
+    """Draw the rows for a terminal of this size, or a snapshot of this width, which says where all workers are."""
 
-    place: Annotated[bytes, Meta(max_length=1 << 13)]  # as an agent tells it to its front: FOLDER, a null byte, NAME
+    place: Annotated[
+        bytes, Meta(max_length=1 << 13)
+    ]  # of the run's socket, as the agent tells it: FOLDER, a null byte, NAME
+    columns: Number
+    lines: Number
+    snapshot: bool = False
 
     @property
     def socket_path(self) -> SocketPath:
-        """The place as a path."""
+        """The place as a path; it changes when another node takes over."""
         folder, _, name = os.fsdecode(self.place).partition("\0")
         return SocketPath(folder, name)
 
 
-class DrawRows(Struct, frozen=True, tag="draw"):
-    """Look at the run if a look is due, and send the rows for a terminal of this size."""
-
-    columns: Number
-    lines: Number
-
-
-class TakeSnapshot(Struct, frozen=True, tag="snapshot"):
-    """Send where all workers are, for a terminal of this width."""
-
-    columns: Number
-
-
-class Rows(Struct, frozen=True, tag="rows"):
-    """The rows, in place of those before."""
-
-    rows: tuple[Text, ...]
-
-    @classmethod
-    def of(cls, written: str) -> Rows:
-        """Return the rows that were written as one text."""
-        return cls(tuple(map(text, written.split("\n"))))
-
-
-class SnapshotPart(Struct, frozen=True, tag="part"):
-    """Some of the text of a snapshot, which follows the part before."""
+class Drawn(Struct, frozen=True):
+    """The rows, in place of those before; or a part of a snapshot, which follows the part before."""
 
     text: Text
-
-    @classmethod
-    def parts_of(cls, written: str) -> list[SnapshotPart]:
-        """Return the parts of a snapshot, each as long as a message may be."""
-        return [cls(text(written[start : start + _PART])) for start in range(0, len(written), _PART)]
+    snapshot: bool = False
 
 
-ToViewer = Follow | DrawRows | TakeSnapshot
-ToFront = Rows | SnapshotPart
+def snapshot_parts(written: str) -> list[Drawn]:
+    """Return the replies that carry a snapshot."""
+    return [Drawn(text(written[at : at + _PART]), snapshot=True) for at in range(0, len(written), _PART)]
+
 
 encode = msgspec.json.Encoder().encode
-for_viewer: Callable[[bytes], ToViewer] = decoder(ToViewer)
-for_front: Callable[[bytes], ToFront] = decoder(ToFront)
+for_viewer: Callable[[bytes], Draw] = decoder(Draw)
+for_front: Callable[[bytes], Drawn] = decoder(Drawn)

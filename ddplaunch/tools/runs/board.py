@@ -44,7 +44,7 @@ class Board:
     def _sort(self) -> None:
         column = COLUMNS[self._column]
         self._rows.sort(key=lambda row: row.worker.rank)
-        self._rows.sort(key=column.key, reverse=self._is_reversed)
+        self._rows.sort(key=lambda row: column.key(column.value(row)), reverse=self._is_reversed)
         ranks = [row.worker.rank for row in self._rows]
         if self.selected not in ranks:
             self.selected = ranks[0] if ranks else None
@@ -103,7 +103,7 @@ class Board:
         self._first = max(0, min(self._first, at, most), at - self._height + 1)
 
     def _line(self, row: Row, columns: Sequence[Column], width: int) -> Words:
-        made = _cells([column.show(row) for column in columns], columns)
+        made = _cells([column.cell(row) for column in columns], columns)
         if row.worker.rank == self.selected:
             made.truncate(width, overflow="ellipsis", pad=True)
             made.stylize("reverse")

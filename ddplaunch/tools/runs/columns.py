@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from ddplaunch.record.window.questions import WorkerStatus
+from ddplaunch.spec.outcome import Progress
 from ddplaunch.system.console.tables import BAD, GOOD, NOTE, ODD, Words, line
 from ddplaunch.system.fields import line as printable
 from ddplaunch.system.words import duration, size
@@ -70,25 +71,13 @@ def state_of(worker: WorkerStatus) -> Words:
     return line((worker.how or worker.state, BAD if failed else _STYLES.get(worker.state, ODD)))
 
 
-def step_of(worker: WorkerStatus) -> str:
-    """Return how far a worker is: "412/1,000"; "" where nobody says."""
-    progress = worker.progress
-    if progress is None:
-        return ""
+def written_step(progress: Progress) -> str:
+    """Write how far a worker is: "412/1,000"."""
     return f"{progress.step:,}" if progress.total is None else f"{progress.step:,}/{progress.total:,}"
 
 
-def _steps(row: Row) -> int:
-    """Return how many steps a worker has done; one that says nothing comes last."""
-    return row.worker.progress.step if row.worker.progress is not None else sys.maxsize
-
-
-def _rate(row: Row) -> str:
-    return f"{size(round(row.rate))}/s" if row.rate else ""
-
-
-def _if_known(value: float | None, show: Callable[[Any], str]) -> str:
-    return show(value) if value is not None else ""
+def _written_rate(rate: float) -> str:
+    return f"{size(round(rate))}/s" if rate else ""
 
 
 # --- the table
@@ -107,59 +96,53 @@ def _without(field: str) -> Callable[[RunReplies], bool]:
     return lambda replies: all(getattr(worker, field) is None for _, worker in replies.workers)
 
 
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _largest(value: float | None) -> float:
+    return -(value or 0)
+
+
+def _steps(progress: Progress | None) -> int:
+    return progress.step if progress is not None else sys.maxsize  # a worker that says nothing comes last
+
+
 class Column(Struct, frozen=True):
     """A column. `ps` leaves those out that are empty in all rows; `top` those that are absent, or that have no room."""
 
     name: str
-    show: Callable[[Row], str | Words]
-    key: Callable[[Row], Any]  # by which `top` sorts: what people look for comes first
     width: int  # cells in `top`; 0: what is left of its line
     order: int  # in which `top` leaves columns out where there is no room: the highest first
+    value: Callable[[Row], Any]  # None: not known, which shows nothing
+    form: Callable[[Any], str | Words] = str
+    key: Callable[[Any], Any] = _itself  # of a value, by which `top` sorts: what people look for comes first
     right: bool = False  # flush right
     is_absent: Callable[[RunReplies], bool] = _never
     in_ps: bool = True
     of_living: bool = False  # `ps` shows nothing of a worker that does not live
 
+    def cell(self, row: Row) -> str | Words:
+        """Return what the column shows of a worker."""
+        value = self.value(row)
+        return "" if value is None else self.form(value)
+
 
 COLUMNS = (
-    Column("rank", lambda row: str(row.worker.rank), lambda row: row.worker.rank, 5, 0, right=True),
-    Column("host", lambda row: row.host, lambda row: row.host, 14, 6, is_absent=_on_one_host),
-    Column("pid", lambda row: str(row.worker.pid or ""), lambda row: row.worker.pid, 8, 9, right=True),
-    Column("device", lambda row: row.worker.device, lambda row: row.worker.device, 8, 7),
-    Column("state", lambda row: state_of(row.worker), lambda row: row.worker.state, 15, 1),
-    Column("cpu", lambda row: _if_known(row.cpu, "{:.0f}%".format), lambda row: -(row.cpu or 0.0), 6, 3, right=True),
-    Column("memory", lambda row: size(row.worker.rss), lambda row: -row.worker.rss, 9, 4, right=True, of_living=True),
-    Column(
-        "gpu",
-        lambda row: _if_known(row.worker.gpu, "{}%".format),
-        lambda row: -(row.worker.gpu or 0),
-        5,
-        3,
-        right=True,
-        is_absent=_without("gpu"),
-    ),
-    Column(
-        "gpu memory",
-        lambda row: _if_known(row.worker.gpu_memory, size),
-        lambda row: -(row.worker.gpu_memory or 0),
-        10,
-        4,
-        right=True,
-        is_absent=_without("gpu_memory"),
-    ),
-    Column("output", _rate, lambda row: -(row.rate or 0.0), 10, 8, right=True, in_ps=False),
-    Column("step", lambda row: step_of(row.worker), _steps, 13, 3, right=True, is_absent=_without("progress")),
-    Column(
-        "quiet",
-        lambda row: _if_known(row.worker.quiet, duration),
-        lambda row: -(row.worker.quiet or 0.0),
-        10,
-        5,
-        right=True,
-        of_living=True,
-    ),
-    Column("last line", lambda row: printable(row.worker.last), lambda row: row.worker.last, 0, 2, in_ps=False),
-)
+    Column("rank", 5, 0, lambda row: row.worker.rank, right=True),
+    Column("host", 14, 6, lambda row: row.host, is_absent=_on_one_host),
+    Column("pid", 8, 9, lambda row: row.worker.pid, lambda pid: str(pid or ""), right=True),
+    Column("device", 8, 7, lambda row: row.worker.device),
+    Column("state", 15, 1, lambda row: row.worker, state_of, lambda worker: worker.state),
+    Column("cpu", 6, 3, lambda row: row.cpu, "{:.0f}%".format, _largest, right=True),
+    Column("memory", 9, 4, lambda row: row.worker.rss, size, _largest, right=True, of_living=True),
+    Column("gpu", 5, 3, lambda row: row.worker.gpu, "{}%".format, _largest, right=True, is_absent=_without("gpu")),
+    Column("gpu memory", 10, 4, lambda row: row.worker.gpu_memory, size, _largest, right=True, is_absent=_without("gpu_memory")),
+    Column("output", 10, 8, lambda row: row.rate, _written_rate, _largest, right=True, in_ps=False),
+    Column("step", 13, 3, lambda row: row.worker.progress, written_step, _steps, right=True, is_absent=_without("progress")),
+    Column("quiet", 10, 5, lambda row: row.worker.quiet, duration, _largest, right=True, of_living=True),
+    Column("last line", 0, 2, lambda row: row.worker.last, printable, in_ps=False),
+)  # fmt: skip
 
 
 def totals(alive: Sequence[Row]) -> list[str]:

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.seen.collectives import Wait, waits
 from ddplaunch.record.window.questions import AskStacks, AskStatus
-from ddplaunch.record.window.rows import LONGEST, DrawRows, Follow, Rows, SnapshotPart, TakeSnapshot, encode, for_viewer
+from ddplaunch.record.window.rows import LONGEST, Drawn, encode, for_viewer, snapshot_parts
 from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.console.tables import Look, section, written
 from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.fields import text
 from ddplaunch.tools.runs import client, ps, stacks
 from ddplaunch.tools.runs.find import of_running
 from ddplaunch.tools.runs.live_rows import LiveRows
@@ -31,20 +32,17 @@ def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
     """Answer the requests of the front until the front ends."""
     viewer = _Viewer(env)
     while data := connection.recv(LONGEST):
-        match for_viewer(data):
-            case Follow() as follow:
-                viewer.path = follow.socket_path
-            case DrawRows(columns, lines):
-                connection.send(encode(Rows.of(viewer.rows(columns, lines))))
-            case TakeSnapshot(columns):
-                for part in SnapshotPart.parts_of(f"{viewer.snapshot(columns)}\n"):
-                    connection.send(encode(part))
+        draw = for_viewer(data)
+        if draw.snapshot:
+            replies = snapshot_parts(f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")
+        else:
+            replies = [Drawn(text(viewer.rows(draw.socket_path, draw.columns, draw.lines)))]
+        for reply in replies:
+            connection.send(encode(reply))
 
 
 class _Viewer:
     def __init__(self, env: Mapping[str, str]) -> None:
-        """Know of no run: `path` is set before the first question."""
-        self.path: SocketPath
         self._env = env
         self._colour = use_colour(env, isatty=True)
         self._rows = LiveRows()
@@ -53,32 +51,32 @@ class _Viewer:
         self._pause = _AGAIN  # seconds
         self._waits: list[Wait] = []  # at the last look
 
-    def rows(self, columns: int, lines: int) -> str:
+    def rows(self, path: SocketPath, columns: int, lines: int) -> str:
         """Return the rows for a terminal of this size, after a look at the job if one is due."""
         began, now = time.process_time(), time.monotonic()
-        if now >= self._look_at and (replies := client.ask(self.path, AskStatus(), _WITHIN)) is not None:
+        if now >= self._look_at and (replies := client.ask(path, AskStatus(), _WITHIN)) is not None:
             self._rows.take(replies, time.monotonic())
             if self._rows.stands(now) and now >= self._waits_at:
-                self._look_for_waits()
+                self._look_for_waits(path)
             workers = max(Counter(id(node) for node, _ in replies.workers).values(), default=0)
             spent = max(time.process_time() - began, workers * _OF_WORKER)
             self._look_at = now + max(_EVERY, min(spent / _SHARE, _LONGEST))
         shown = self._rows.render(time.monotonic(), columns - 1, max(1, lines // 2))
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
-    def _look_for_waits(self) -> None:
+    def _look_for_waits(self, path: SocketPath) -> None:
         """Find out in which collectives ranks wait; show those that were there at the last look already."""
-        replies = client.ask(self.path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _WITHIN)
+        replies = client.ask(path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _WITHIN)
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         stays = [wait for wait in self._waits if wait in before]
         self._rows.take_waits(stays)
         self._pause = _AGAIN if stays or not before else self._pause * 2
         self._waits_at = time.monotonic() + self._pause
 
-    def snapshot(self, columns: int) -> str:
+    def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""
         look = Look(self._colour, columns)
-        replies = client.ask(self.path, AskStatus(), _WITHIN)
+        replies = client.ask(path, AskStatus(), _WITHIN)
         if replies is None:
             return "ddplaunch: the job has just ended"
         run = of_running(replies)

@@ -16,7 +16,7 @@ from ddplaunch.system.fields import line as printable
 from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
-from ddplaunch.tools.runs.columns import ENDED_WELL, Row, rows_of, state_of, step_of, totals
+from ddplaunch.tools.runs.columns import ENDED_WELL, Row, rows_of, state_of, totals
 from ddplaunch.tools.runs.ps import PHASES, progress_of, written_metrics, written_pace, written_progress
 
 _MOST = 8  # rows for ranks that differ
@@ -62,7 +62,7 @@ class LiveRows:
             return
         self._rows = rows_of(replies, self._rows, at - self._at)
         self._replies, self._at = replies, at
-        moved = [(row.worker.pid, row.worker.written, step_of(row.worker)) for row in self._rows]
+        moved = [(row.worker.pid, row.worker.written, _steps(row)) for row in self._rows]
         if moved != self._moved:
             self._moved, self._moved_at, self._waits = moved, at, ()
         self._take_step(replies, at)
@@ -287,6 +287,11 @@ def _together(different: Collection[_Different]) -> list[Words]:
         who = these_ranks([row.worker.rank for row in rows])
         made.append(line((who, NAME), (host, NOTE), ": ", (text, style), (f": {last}" if last else "", NOTE)))
     return made
+
+
+def _steps(row: Row) -> tuple[int, int | None] | None:
+    progress = row.worker.progress
+    return (progress.step, progress.total) if progress is not None else None
 
 
 def _does(row: Row) -> str:

@@ -116,7 +116,7 @@ def _table(rows: Sequence[Row]) -> Block:
 
 
 def _cells(column: Column, rows: Sequence[Row]) -> list[str | Words]:
-    return ["" if column.of_living and not row.is_alive else column.show(row) for row in rows]
+    return ["" if column.of_living and not row.is_alive else column.cell(row) for row in rows]
 
 
 def progress_of(replies: RunReplies) -> Progress | None:

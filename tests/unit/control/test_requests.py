@@ -52,15 +52,8 @@ TO_CLIENT: list[dict[str, Any]] = [
     {"type": "said", "text": "(Pdb) ", "asks": True, "ends": False},
     {"type": "refused", "reason": "too many"},
 ]
-TO_VIEWER: list[dict[str, Any]] = [
-    {"type": "follow", "place": "L3J1bnMAc29ja2V0"},
-    {"type": "draw", "columns": 80, "lines": 24},
-    {"type": "snapshot", "columns": 80},
-]
-TO_FRONT: list[dict[str, Any]] = [
-    {"type": "rows", "rows": ["k7qx  1 min", "all 4: running"]},
-    {"type": "part", "text": "ranks 0-3 in all_reduce"},
-]
+TO_VIEWER: list[dict[str, Any]] = [{"place": "L3J1bnMAc29ja2V0", "columns": 80, "lines": 24, "snapshot": True}]
+TO_FRONT: list[dict[str, Any]] = [{"text": "k7qx  1 min\nall 4: running", "snapshot": False}]
 CASES = [
     (decode, message)
     for decode, messages in [
@@ -96,20 +89,15 @@ def test_a_later_protocol_is_recognized_whatever_its_requests_look_like() -> Non
         requests.protocol_of(b'{"protocol": "7"}')
 
 
-def test_a_viewer_follows_a_path_that_is_no_text() -> None:
-    for place, path in [
-        (b"/runs/\xff\0socket", SocketPath("/runs/\udcff", "socket")),
-        (b"\0name", SocketPath("", "name")),
-    ]:
-        told = rows.for_viewer(rows.encode(rows.Follow(place)))
-        assert isinstance(told, rows.Follow)
-        assert told.socket_path == path
+def test_a_viewer_asks_at_a_path_that_is_no_text() -> None:
+    for place, path in [(b"/runs/\xff\0socket", ("/runs/\udcff", "socket")), (b"\0name", ("", "name"))]:
+        draw = rows.for_viewer(rows.encode(rows.Draw(place, 80, 24)))
+        assert draw.socket_path == SocketPath(*path)
 
 
 @given(st.text(st.characters(codec=None), max_size=100).map(lambda text: text * 1000))
 def test_a_snapshot_arrives_whole_in_messages_that_are_not_too_long(written: str) -> None:
-    messages = [rows.encode(part) for part in rows.SnapshotPart.parts_of(written)]
+    messages = [rows.encode(part) for part in rows.snapshot_parts(written)]
     assert all(len(message) < rows.LONGEST for message in messages)
-    parts = [rows.for_front(message) for message in messages]
-    arrived = "".join(part.text for part in parts if isinstance(part, rows.SnapshotPart))
+    arrived = "".join(rows.for_front(message).text for message in messages)
     assert arrived == written.encode(errors="replace").decode()
