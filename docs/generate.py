@@ -106,6 +106,9 @@ _VARIABLES = {
     "DDPLAUNCH_DEVICE": "the worker's own device, by its name inside the worker",
     "DDPLAUNCH_INIT_METHOD": "the address for `--init-method`: `env://`, `tcp://...` or `file://...`",
     "DDPLAUNCH_LOG_DIR": "the folder of the run; empty if there is none",
+    "DDPLAUNCH_TERM": "the term: the same in all workers of a start, and greater in each later start and run, so that no "
+    "[checkpoint is replaced by an older one](../guides/stopping-and-restarting.md#name-checkpoints-by-their-term). Not set "
+    "where nodes do not talk (`--no-control`), nor by `plan --sh`",
 }
 _INSIDE = ("DDPLAUNCH_PIN_DEVICE",)  # from the launcher to the bootstrap, which takes it out of the environment
 
@@ -324,7 +327,9 @@ def _of_a_worker() -> Mapping[str, str]:
     worker = plan.workers[1]
     folder = f"~/.local/state/ddplaunch/runs/{plan.run_id}"
     error_file = f"/dev/shm/ddplaunch-errors-{plan.run_id}-5c0ffee1/0-1.json"
-    return environment({}, plan, worker, generation=0, port=43217, error_file=error_file, log_dir=folder)
+    return environment(
+        {}, plan, worker, generation=0, term=1795858200000, port=43217, error_file=error_file, log_dir=folder
+    )
 
 
 def _example() -> Plan:

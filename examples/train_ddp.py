@@ -1,6 +1,7 @@
 """Train a small network on handwritten digits with DDP: copy this, and put your model and data in."""
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -11,10 +12,18 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 import ddplaunch
 
 
+def newest(folder: Path) -> tuple[int, int]:
+    """Return the term and the epoch of the newest checkpoint as rank 0 finds it, to all ranks; (0, 0) if there is none."""
+    names = [path.stem.split("-") for path in folder.glob("checkpoint-*-*.pt")] if dist.get_rank() == 0 else []
+    found = [max(((int(term), int(epoch)) for _, term, epoch in names), default=(0, 0))]
+    dist.broadcast_object_list(found)
+    return found[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--checkpoint", type=Path, help="resume from this file, and save to it after each epoch")
+    parser.add_argument("--checkpoints", type=Path, help="folder to resume from, and to save to after each epoch")
     args = parser.parse_args()
     rank, world_size, device = dist.get_rank(), dist.get_world_size(), ddplaunch.device()
     torch.manual_seed(0)  # every rank makes the same split, and begins with the same weights
@@ -26,12 +35,16 @@ def main() -> None:
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    first_epoch = 0
-    if args.checkpoint and args.checkpoint.exists():
-        state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+    term = int(os.environ.get("DDPLAUNCH_TERM", "0"))  # grows with each start; 0: ddplaunch has not started this worker
+    last_term, first_epoch = newest(args.checkpoints) if args.checkpoints else (0, 0)
+    if 0 < term < last_term:
+        raise SystemExit(f"the job has gone on without term {term}, or a clock was wrong: there is term {last_term}")
+    term = term or last_term
+    if first_epoch:
+        path = args.checkpoints / f"checkpoint-{last_term}-{first_epoch}.pt"
+        state = torch.load(path, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first_epoch = state["epoch"]
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)
     for epoch in range(first_epoch, args.epochs):
         sampler.set_epoch(epoch)  # another order of the images in each epoch
@@ -49,10 +62,13 @@ def main() -> None:
         dist.all_reduce(correct)  # the sum over all ranks
         if rank == 0:
             print(f"epoch {epoch + 1:2}: loss {loss.item():.4f}, accuracy {correct.item() / len(val_set):.2%}")
-            if args.checkpoint:
-                state = {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save(state, f"{args.checkpoint}.tmp")
-                Path(f"{args.checkpoint}.tmp").replace(args.checkpoint)  # a kill at any moment leaves a whole file
+            if args.checkpoints:
+                args.checkpoints.mkdir(parents=True, exist_ok=True)
+                path = args.checkpoints / f"checkpoint-{term}-{epoch + 1}.pt"
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path.with_suffix(".tmp"))
+                path.with_suffix(".tmp").rename(path)  # a kill at any moment leaves a whole file
+                oldest = path.with_stem(f"checkpoint-{term}-{epoch - 1}")  # the last two of each term stay
+                oldest.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

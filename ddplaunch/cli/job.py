@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -28,6 +28,9 @@ from ddplaunch.system.errors import LaunchError, below, tell
 from ddplaunch.system.exitcodes import MEANINGS
 from ddplaunch.system.process import disk
 from ddplaunch.system.words import did_you_mean
+
+if TYPE_CHECKING:
+    from socket import socket
 
 _FLAGS = frozenset(option.flag for option in OPTIONS)
 
@@ -351,7 +354,14 @@ def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
     # the launcher is heavier than what parses: neither --help nor a mistake needs it
     from ddplaunch.launcher.start import dispatch
 
-    return dispatch.run(spec, ctx.obj)
+    return dispatch.run(spec, ctx.obj, view=partial(_view, ctx.obj))
+
+
+def _view(env: Mapping[str, str], connection: socket) -> None:
+    """Make the rows of --live, in the process that the front has forked for it; a job without such rows imports none of it."""
+    from ddplaunch.tools.runs import live
+
+    live.serve(connection, env)
 
 
 @click.command(

@@ -60,6 +60,7 @@ def environment(
     worker: WorkerPlan,
     *,
     generation: int,
+    term: int | None,
     port: int,
     error_file: str = "",
     log_dir: str = "",
@@ -70,7 +71,7 @@ def environment(
 
     Of the caller's, none comes along that tells of a place in another launcher's job which is not that of the worker.
     """
-    changing = of_generation(plan, generation=generation, port=port, error_file=error_file, log_dir=log_dir)
+    changing = of_generation(plan, generation=generation, term=term, port=port, error_file=error_file, log_dir=log_dir)
     asked = {**_inherited(caller, plan), **worker.variables}
     if asked.get("NO_COLOR"):
         of_terminal = {name: value for name, value in of_terminal.items() if name != "FORCE_COLOR"}
@@ -97,10 +98,21 @@ def of_terminal(columns: int, lines: int, *, highest: int) -> dict[str, str]:
     return found
 
 
-def of_generation(plan: Plan, *, generation: int, port: int, error_file: str = "", log_dir: str = "") -> dict[str, str]:
+def first_term(wall_clock: float) -> int:
+    """Return the DDPLAUNCH_TERM of the first generation of a job that begins at this time, in seconds since 1970.
+
+    Milliseconds are greater than the last term of any run before: each generation adds 1, and none is as short as 1 ms.
+    """
+    return max(0, int(wall_clock * 1000))
+
+
+def of_generation(
+    plan: Plan, *, generation: int, term: int | None, port: int, error_file: str = "", log_dir: str = ""
+) -> dict[str, str]:
     """Return the variables that change when all workers are started again.
 
-    `error_file` is where the worker writes its uncaught exception, "" for nowhere.
+    `error_file` is where the worker writes its uncaught exception, "" for nowhere. Without a `term` there is no DDPLAUNCH_TERM:
+    nodes that do not communicate, and shells into which a user pastes a worker, have no term in common.
     """
     address = f"[{plan.master_addr}]" if ":" in plan.master_addr else plan.master_addr
     method = {"env": "env://", "tcp": f"tcp://{address}:{port}"}.get(plan.init_method)
@@ -111,6 +123,7 @@ def of_generation(plan: Plan, *, generation: int, port: int, error_file: str = "
         "TORCHELASTIC_ERROR_FILE": error_file,
         "DDPLAUNCH_INIT_METHOD": method or f"file://{init_file(plan, generation)}",
         "DDPLAUNCH_LOG_DIR": log_dir,
+        **({} if term is None else {"DDPLAUNCH_TERM": str(term)}),
     }
 
 

@@ -20,7 +20,9 @@ VERSION = 1
 SCHEMA: Mapping[str, Mapping[str, str]] = {
     "job_started": {"run_id": "string", "program": "string: the script, module or command", "world_size": "integer",
         "host": "string", "backend": "string", "ddplaunch": "string: version"},
-    "generation_started": {"generation": "integer, 0 for the first", "master_addr": "string", "master_port": "integer"},
+    "generation_started": {"generation": "integer, 0 for the first",
+        "term": "integer or null: DDPLAUNCH_TERM of the workers, null if they have none",
+        "master_addr": "string", "master_port": "integer"},
     "worker_started": {"rank": "integer", "pid": "integer"},
     "worker_start_failed": {"rank": "integer", "reason": "string", "status": "integer"},
     "worker_raised": {"rank": "integer", "type": "string", "message": "string"},

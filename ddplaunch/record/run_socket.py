@@ -11,11 +11,29 @@ import stat
 import struct
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch.system.errors import LaunchError
 
 NAME = "socket"  # in the folder of a run
 _BACKLOG = 64
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: unix(7), SO_PEERCRED
+
+
+class SocketPath(Struct, frozen=True):
+    """Where the socket of a run lies."""
+
+    folder: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """The path, for people."""
+        return f"{self.folder}/{self.name}"
+
+    def connect(self) -> socket.socket:
+        """Connect to the run; see `connect` for what that raises."""
+        return connect(self.folder, self.name)
 
 
 def runtime_folder(uid: int) -> str:

@@ -45,6 +45,7 @@ _FREE = 1 << 20  # bytes that any message may take
 
 Number = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Size = Annotated[int, Meta(ge=0, le=_LARGEST_SIZE)]  # bytes
+Term = Annotated[int, Meta(ge=0, le=_LARGEST_SIZE)]  # of a generation, as in DDPLAUNCH_TERM
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # of a clock
 Duration = Annotated[float, Meta(ge=0, le=_LONGEST_DURATION)]  # seconds
 Pace = Annotated[float, Meta(ge=_SLOWEST, le=_FASTEST)]  # steps in a second

@@ -72,8 +72,9 @@ def test_a_plan_on_a_machine_without_gpus(plan: Plan) -> None:
 
         variables of each worker:
           its rank LOCAL_RANK RANK ROLE_RANK
-          set at the start DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR MASTER_PORT
-                            TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT
+          set at the start DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR DDPLAUNCH_TERM
+                            MASTER_PORT TORCHELASTIC_ERROR_FILE
+                            TORCHELASTIC_RESTART_COUNT
 
         variables of all workers:
           DDPLAUNCH_BACKEND=gloo
@@ -126,8 +127,9 @@ def test_a_plan_with_chosen_gpus_of_which_each_worker_sees_its_own(plan: Plan, j
 
         variables of each worker:
           its rank LOCAL_RANK RANK ROLE_RANK
-          set at the start DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR MASTER_PORT
-                            TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT
+          set at the start DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR DDPLAUNCH_TERM
+                            MASTER_PORT TORCHELASTIC_ERROR_FILE
+                            TORCHELASTIC_RESTART_COUNT
         """)
 
 
@@ -159,8 +161,9 @@ def test_a_plan_for_more_workers_than_gpus_with_arguments_of_their_own(plan: Pla
         variables of each worker:
           its device DDPLAUNCH_DEVICE DDPLAUNCH_PIN_DEVICE
           its rank LOCAL_RANK RANK ROLE_RANK
-          set at the start DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR MASTER_PORT
-                            TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT
+          set at the start DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR DDPLAUNCH_TERM
+                            MASTER_PORT TORCHELASTIC_ERROR_FILE
+                            TORCHELASTIC_RESTART_COUNT
         """)
 
 

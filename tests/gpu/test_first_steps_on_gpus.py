@@ -18,7 +18,7 @@ EXAMPLE = REPOSITORY / "examples" / "train_ddp.py"
     "examples/train_ddp.py trains under NCCL on the GPU, and resumes from its checkpoint", page="examples/train_ddp.md"
 )
 def test_the_first_example_trains_under_nccl(gpu, job, told):
-    words = ("--checkpoint", job.home / "model.pt")
+    words = ("--checkpoints", job.home / "checkpoints")
     done = gpu.run(job, *ONE, EXAMPLE, "--epochs", 4, *words).expect(0)
     assert "1 worker, nccl (every worker has a GPU of its own)" in done.err
     [accuracy] = re.findall(r"epoch  4: .*accuracy (\d+)", done.out)

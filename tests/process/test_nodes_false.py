@@ -358,7 +358,7 @@ def begin(hello: dict[str, Any], **fields: Any) -> dict[str, Any]:
         "backend": "gloo",
         "backend_reason": "",
     }
-    order = {"type": "begin", "number": 0, "restarts": 0, "port": 4242}
+    order = {"type": "begin", "number": 0, "term": 0, "restarts": 0, "port": 4242}
     order |= {name: value for name, value in fields.items() if name not in agreed}
     return {
         **order,

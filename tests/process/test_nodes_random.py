@@ -64,7 +64,7 @@ class Bed:
             heartbeat_timeout=60.0,
         )  # fmt: skip
         reporter = Reporter(spec, Stderr(put=self.said.append, put_last=self.said.append), time.time)
-        self.coordinator = Coordinator(self.loop, job.begin(policy, self.loop.now()), draft, JobReporter(reporter))
+        self.coordinator = Coordinator(self.loop, job.begin(policy, self.loop.now(), 1), draft, JobReporter(reporter))
         self.agents = Incoming(self.loop, terms, self.coordinator, self.said.append).agents
         own = self.agents.join(Hello(0, "here", 1, "gloo", "", "127.0.0.1", FACTS))
         self.coordinator.join(self.take, own, self.agents)

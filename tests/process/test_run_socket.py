@@ -16,12 +16,13 @@ import pytest
 from ddplaunch.launcher.node.clients import MAX_CLIENTS
 from ddplaunch.reach.channel.handshake import LIMIT, Decoder, pack
 from ddplaunch.record import run_socket
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import AskStacks, AskStatus, NoAnswer, NodeStatus
 from ddplaunch.system.process.child import STACKS_FD
 from ddplaunch.system.process.tree import children
 from ddplaunch.tools.runs import client, find
-from ddplaunch.tools.runs.client import RunReplies, SocketPath
+from ddplaunch.tools.runs.client import RunReplies
 from tests.conftest import Job, until
 from tests.process.terminal import stopped
 

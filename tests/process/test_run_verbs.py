@@ -13,9 +13,9 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.record import run_socket
 from ddplaunch.record.folders import short
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.system.process import tree
 from ddplaunch.tools.runs import find
-from ddplaunch.tools.runs.client import SocketPath
 from tests.conftest import Job, Result, until
 from tests.nodes import ENOUGH
 from tests.process.terminal import agent_of, stat, stopped

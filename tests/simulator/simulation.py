@@ -55,6 +55,7 @@ class Simulation:
             patch.setattr(coordinator, "reserve", self.world.reserve)
             patch.setattr(join, "host_of", lambda allocation, _: allocation.name)
             patch.setattr(listen, "os", Silent(urandom=self.world.dice.randbytes))
+            patch.setattr(listen, "time", Silent(time=lambda: self.world.now))
             patch.setattr(listen, "_policy", lambda _: self.scenario.policy)
             patch.setattr(listen, "Coordinator", SimulatedCoordinator)
             # sometimes it has to be found out first why the cluster ends the job

@@ -56,6 +56,21 @@ def weights(checkpoint: Path, tensors: int = TENSORS, type_: str = "f") -> list[
         return [array(type_, file.read(f"{root}/data/{number}")) for number in range(tensors)]
 
 
+def newest(folder: Path) -> Path:
+    """The checkpoint of the greatest term and step in a folder, in which no file is unfinished."""
+    assert not list(folder.glob("*.tmp"))
+    return max(folder.iterdir(), key=lambda path: [int(number) for number in path.stem.split("-")[1:]])
+
+
+def refused(name: str, home: Path, *words: object, term: int) -> str:
+    """What an example prints on stderr as one process that is started in this term and ends by itself."""
+    argv = [sys.executable, str(EXAMPLES / name), *map(str, words)]
+    env = {**Job(home).env, **LIGHT, "DDPLAUNCH_TERM": str(term)}
+    one = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, timeout=LONG, check=False)
+    assert (one.returncode, one.stdout) == (1, "")
+    return one.stderr
+
+
 def module(name: str) -> ModuleType:
     """An example as a module, to call its functions."""
     spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), EXAMPLES / name)

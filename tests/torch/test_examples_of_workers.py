@@ -1,5 +1,6 @@
 """The examples that train with several workers, through the real command: what they compute and print is right."""
 
+import os
 import random
 import re
 import signal
@@ -10,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Job, until
-from tests.torch.example import EXAMPLES, LONG, QUICK, launched, module, needs_torch_and_digits, plain, weights
+from tests.torch.example import (
+    EXAMPLES,
+    LONG,
+    QUICK,
+    launched,
+    module,
+    needs_torch_and_digits,
+    newest,
+    plain,
+    refused,
+    weights,
+)
 
 pytestmark = needs_torch_and_digits
 
@@ -146,14 +158,14 @@ def alone(rounds: int, epochs: int, workers: int) -> list[str]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The weights of a run in one process that nothing disturbs."""
     home = tmp_path_factory.mktemp("undisturbed")
-    out = plain(ELASTIC.name, home, "--checkpoint", "undisturbed.pt")
+    out = plain(ELASTIC.name, home, "--checkpoints", "undisturbed")
     assert "start 0: 1 workers begin after step 0 of 120" in out
-    return of_elastic(home / "undisturbed.pt")
+    return of_elastic(home / "undisturbed")
 
 
-def of_elastic(checkpoint: Path) -> list[float]:
-    """The weights in a checkpoint: of two linear layers, in double precision."""
-    return list(chain(*weights(checkpoint, tensors=4, type_="d")))
+def of_elastic(folder: Path) -> list[float]:
+    """The weights in the newest checkpoint of a folder: of two linear layers, in double precision."""
+    return list(chain(*weights(newest(folder), tensors=4, type_="d")))
 
 
 def test_two_nodes_of_which_a_worker_is_killed_at_a_random_moment_end_with_the_same_weights(job, undisturbed):
@@ -161,11 +173,74 @@ def test_two_nodes_of_which_a_worker_is_killed_at_a_random_moment_end_with_the_s
         f"kill:{random.randrange(2)}@{random.randrange(500, 2800)}ms"  # between the start and step 120 at the earliest
     )
     words = ["--nnodes", 2, "--nproc-per-node", 1, "--simulate", "--max-restarts", 1, "--chaos", chaos]
-    result = launched(job, *words, ELASTIC, "--checkpoint", "killed.pt", "--pause", 0.02)
+    result = launched(job, *words, ELASTIC, "--checkpoints", "killed", "--pause", 0.02)
     assert result.status == 0, f"{chaos}\n{result.err}"
     assert "ddplaunch: chaos: killed rank" in result.err, chaos
     assert re.search(r"start 1: 2 workers begin after step \d+ of 120", result.out), chaos
-    assert of_elastic(job.home / "killed.pt") == pytest.approx(undisturbed, abs=1e-9), chaos
+    assert of_elastic(job.home / "killed") == pytest.approx(undisturbed, abs=1e-9), chaos
+
+
+def test_what_a_lost_node_writes_late_is_never_loaded(job: Job, undisturbed: list[float]) -> None:
+    """The test writes, as rank 0 of the first start would have if its node had been lost and not killed."""
+    folder, printed = job.home / "digits", job.home / "printed"
+
+    def begun_after() -> list[int]:
+        return [int(step) for step in re.findall(r": 2 workers begin after step (\d+) of 120", printed.read_text())]
+
+    def terms() -> list[int]:
+        return [event["term"] for event in job.events("generation_started")]
+
+    def saved(start: int) -> list[Path]:
+        """The checkpoints of a start, of which the first is 1."""
+        return list(folder.glob(f"checkpoint-{terms()[start - 1]}-*.pt")) if len(terms()) >= start else []
+
+    def kill_rank_1() -> None:
+        os.kill(job.pids()[1], signal.SIGKILL)
+
+    words = ("--nproc-per-node", 2, "--max-restarts", 2, ELASTIC, "--checkpoints", folder, "--pause", 0.03)
+    with printed.open("wb") as out:
+        job.start(*words, env=QUICK, stdout=out)
+        until(lambda: saved(1), "a checkpoint of the first start", LONG)
+        kill_rank_1()
+        until(lambda: saved(2), "a checkpoint of the second start", LONG)
+        save_late(folder, terms()[0], 119)
+        kill_rank_1()
+        result = job.wait(LONG)
+    assert result.status == 0, result.err
+    first, second, third = begun_after()
+    assert first < second < third < 119
+    assert of_elastic(folder) == pytest.approx(undisturbed, abs=1e-9)
+    assert {path.name for path in folder.iterdir()} == {f"checkpoint-{terms()[2]}-{step}.pt" for step in (110, 120)}
+
+
+def save_late(folder: Path, term: int, step: int) -> None:
+    """Save weights of another model, which nobody can go on from, as the example does in this term."""
+    example = module(ELASTIC.name)
+    model = example.nn.Linear(1, 1)
+    example.save(folder, term, step, model, example.torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_save_removes_what_is_smaller_but_for_the_last_and_touches_nothing_greater(tmp_path: Path) -> None:
+    def names() -> list[str]:
+        return sorted(path.name.removeprefix("checkpoint-") for path in tmp_path.iterdir())
+
+    for term, step in ((9, 90), (9, 100), (10, 10)):
+        save_late(tmp_path, term, step)
+    for term in (9, 10, 11):  # killed while it wrote
+        (tmp_path / f"checkpoint-{term}-15.tmp").touch()
+    assert names() == ["10-10.pt", "10-15.tmp", "11-15.tmp", "9-100.pt", "9-15.tmp"]
+    before = (tmp_path / "checkpoint-10-10.pt").read_bytes()
+    save_late(tmp_path, 9, 110)
+    assert names() == ["10-10.pt", "10-15.tmp", "11-15.tmp", "9-100.pt", "9-110.pt"]
+    assert (tmp_path / "checkpoint-10-10.pt").read_bytes() == before
+    save_late(tmp_path, 10, 20)
+    assert names() == ["10-10.pt", "10-20.pt", "11-15.tmp"]
+
+
+def test_a_start_of_a_smaller_term_than_the_newest_checkpoint_ends(tmp_path: Path) -> None:
+    save_late(tmp_path / "digits", 1000, 20)
+    said = refused(ELASTIC.name, tmp_path, "--checkpoints", "digits", term=999)
+    assert said == "the job has gone on without term 999, or a clock was wrong: there is digits/checkpoint-1000-20.pt\n"
 
 
 # --- slurm/train.py, without Slurm

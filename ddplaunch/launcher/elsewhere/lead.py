@@ -34,6 +34,7 @@ from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.devices import Hardware
 from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import plan_of_job
+from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.pipes import FrontPipes, OutputQueue
 from ddplaunch.reach.repeated_stop import Typed
@@ -128,7 +129,9 @@ class Lead:
             names=tuple(host.address for host in allocation.start),
             has_lease=allocation.is_elastic,
         )
-        self.coordinator = Coordinator(loop, job.begin(policy, loop.now()), inputs.draft, JobReporter(self.reporter))
+        self.coordinator = Coordinator(
+            loop, job.begin(policy, loop.now(), first_term(time.time())), inputs.draft, JobReporter(self.reporter)
+        )
         terms = Terms(
             max_nodes=most,
             run_id=inputs.draft.run_id,
@@ -280,11 +283,11 @@ class Lead:
             self.reporter.stderr.write(error.render())
 
     def before_sleep(self) -> None:
-        """Say what there is to be said of generations, pauses and the folder; where that lies is known a moment after its start."""
+        """Say what there is to be said of generations, pauses and the folder, of which it is known later where it lies."""
         folder, generation = self.context.folder, self._unreported
         if generation is not None and folder is not None and folder.is_settled:
             self._unreported = None
-            self.reporter.generation_started(generation.number, generation.port)
+            self.reporter.generation_started(generation.number, generation.term, generation.port)
         self.reporter.paused(self._loop.clock.pause)
         self.reporter.report_folder()
 

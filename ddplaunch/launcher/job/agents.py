@@ -159,6 +159,7 @@ def member_of(id: int, hello: Hello, address: str = "") -> Member:
         workers=hello.workers,
         requested_rank=hello.requested_rank,
         last_generation=hello.last_generation,
+        last_term=hello.last_term,
         agreed=(
             ("ddplaunch", facts.ddplaunch),
             ("Python", facts.python),

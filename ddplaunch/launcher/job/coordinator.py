@@ -310,6 +310,7 @@ class Coordinator:
         agreed = self._agents.agree(order) if self._agents is not None else None
         generation = Generation(
             number=number,
+            term=self.state.generation.term,
             restarts=restarts,
             port=port,
             agreed=agreed,

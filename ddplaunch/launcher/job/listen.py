@@ -6,6 +6,7 @@ An agent that knows the coordinator to be elsewhere imports none of this.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from ddplaunch.launcher.job.local_link import job_policy
 from ddplaunch.launcher.job.orders import Listening
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.plan.cluster.endpoints import is_same_host
+from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.dialer import answers, target
 from ddplaunch.spec.job import Source
 from ddplaunch.spec.options.table import BY_NAME
@@ -48,7 +50,7 @@ def coordinate_if_here(
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    state = job.begin(_policy(request), loop.now())
+    state = job.begin(_policy(request), loop.now(), first_term(time.time()))
     coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter))
     agents = _listen_if_here(request, coordinator, reporter, loop)
     if agents is None:

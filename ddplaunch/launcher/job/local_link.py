@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.decide import job
@@ -11,6 +12,7 @@ from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.plan import Plan
+from ddplaunch.plan.variables import first_term
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.fork import is_followed
@@ -70,7 +72,7 @@ def job_policy(
 
 def coordinate_alone(spec: JobSpec, draft: Plan, loop: Loop, reporter: Reporter) -> Link:
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
-    state = job.begin(job_policy(spec, 1, 1), loop.now())
+    state = job.begin(job_policy(spec, 1, 1), loop.now(), first_term(time.time()))
     coordinator = Coordinator(loop, state, draft, JobReporter(reporter))
     link = LocalLink(loop, coordinator)
     coordinator.join(

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from ddplaunch.launcher.decide import node
 from ddplaunch.plan import Agreed
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
-from ddplaunch.system.fields import Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Text
+from ddplaunch.system.fields import Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Term, Text
 
 if TYPE_CHECKING:
     from ddplaunch.reach.channel.streams import Chunk
@@ -35,6 +35,7 @@ class Generation(Struct, frozen=True, kw_only=True, tag="begin"):
     """One start of all workers, as the coordinator has set it for a node."""
 
     number: Number
+    term: Term  # greater than that of any generation before, in this run and in earlier runs: DDPLAUNCH_TERM
     restarts: Number  # how many of --max-restarts are used
     port: Port  # MASTER_PORT
     agreed: Agreed | None = None  # between several nodes; None: the node's draft is its plan

@@ -48,6 +48,7 @@ class WorkerSetup(Struct, frozen=True, kw_only=True):
 
     plan: Plan
     generation: int
+    term: int | None  # DDPLAUNCH_TERM; None: nodes that do not communicate have none in common
     port: int  # MASTER_PORT
     env: Mapping[str, str]  # of the caller
     folder: RunFolder
@@ -105,9 +106,11 @@ class AgentContext:
         if self.folder is None:
             self.make_folder(plan)
         assert self.folder is not None
+        is_common = generation.agreed is not None or plan.nnodes == 1
         return WorkerSetup(
             plan=plan,
             generation=generation.number,
+            term=generation.term if is_common else None,
             port=generation.port,
             env=inputs.env,
             folder=self.folder,

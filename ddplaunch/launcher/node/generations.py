@@ -166,7 +166,7 @@ class Generations:
             self._sample_at = self._loop.now() + SAMPLE_AFTER
             if generation.number == 0:
                 self._describes.set(self._loop.now() + DESCRIBE_AFTER)
-        self._context.reporter.generation_started(generation.number, generation.port)
+        self._context.reporter.generation_started(generation.number, setup.term, generation.port)
 
     def start_no_more(self) -> None:
         """Leave out the workers that were not started yet."""

@@ -1,8 +1,8 @@
 """--live at the front: rows about the job stand below the lines, and keys belong to ddplaunch.
 
-A process of its own makes the rows and gives the terminal its modes back if the front is killed; the front alone writes. The two
-talk over a socket: the front asks for rows once a second, and for a snapshot at a key. Lines that come close together, and the
-rows below them, are one write.
+A process of its own, the viewer, makes the rows, and gives the terminal its modes back if the front is killed. What the two say
+to each other is in `record/window/rows.py`; the front alone writes. Lines that come close together, and the rows below them, are
+one write.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ import socket
 import termios
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from ddplaunch.launcher.node.front import FrontOutput
 from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, NOWHERE, SOCKET, STDERR
+from ddplaunch.record.window.rows import LONGEST, Draw, encode, for_front
+from ddplaunch.system.fields import Malformed
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import detach, signal_at_end_of
 from ddplaunch.system.process.terminal import Modes, modes, set_modes
 
-View = Callable[
-    [socket.socket, str, str], None
-]  # makes the rows, until the socket ends; folder and name of the run's socket
-ROWS, SNAPSHOT = b"r", b"s"  # first byte of requests, before COLUMNS LINES, and of the replies, before text
-MOVED = b"m"  # of a request without a reply, before FOLDER\0NAME: where the socket of the run is from now on
+View = Callable[[socket.socket], None]  # draws the rows, until the socket ends; see record/window/rows.py
 
 _EVERY = 1.0  # seconds from one request for rows to the next
 _PACE = 0.05  # seconds from one drawing to the next
@@ -48,6 +45,7 @@ class LiveOutput(FrontOutput):
         self._before = modes()  # what the terminal gets back; None: no keys
         self._keys: Modes | None = None  # the modes while the keyboard is ours
         self._viewer: socket.socket | None = None
+        self._place = b""  # of the run's socket
         self._held: list[tuple[bytes, bytes]] = []  # what is to be written: stream and data
         self._size = 0  # bytes of that
         self._drawn_at = 0.0
@@ -105,7 +103,7 @@ class LiveOutput(FrontOutput):
         if self._viewer is not None:
             if now >= self._next and self._asked_at is None:
                 self._take_keyboard()
-                self._ask(ROWS, now)
+                self._ask(now)
             elif self._asked_at is not None and now >= self._asked_at + _SILENT:
                 self._show_rows([])
                 self._asked_at = now
@@ -141,14 +139,12 @@ class LiveOutput(FrontOutput):
         """
         if place == NOWHERE:
             self._end_rows()
-        elif self._viewer is None:
-            folder, _, name = os.fsdecode(place).partition("\0")
-            self._start_viewer(folder, name)
-        else:
-            with suppress(OSError):  # it has ended, which is then read
-                self._viewer.send(MOVED + place)
+            return
+        self._place = place
+        if self._viewer is None:
+            self._start_viewer()
 
-    def _start_viewer(self, folder: str, name: str) -> None:
+    def _start_viewer(self) -> None:
         """Start the process that makes the rows, and take the keyboard; without the terminal's modes there are no keys."""
         if self._area is None:
             return
@@ -164,7 +160,7 @@ class LiveOutput(FrontOutput):
                     restore = partial(_restore, 4, before, keys)
                     _call_at_end_of(front, restore)
                     try:
-                        self._view(socket.socket(fileno=3), folder, name)
+                        self._view(socket.socket(fileno=3))
                     finally:
                         restore()
                 finally:
@@ -178,36 +174,37 @@ class LiveOutput(FrontOutput):
             self._viewer = ours
             self._poll.register(ours, select.POLLIN)
 
-    def _ask(self, kind: bytes, now: float) -> None:
+    def _ask(self, now: float, *, snapshot: bool = False) -> None:
         """Ask for rows or for a snapshot, of the terminal's size; not while another job of the shell has the terminal."""
         self._next = now + _EVERY
         size = self._terminal_size()
         if self._viewer is None or size is None:
             return
         try:
-            self._viewer.send(b"%b%d %d" % (kind, size.columns, size.lines), socket.MSG_DONTWAIT)
+            self._viewer.send(encode(Draw(self._place, size.columns, size.lines, snapshot)), socket.MSG_DONTWAIT)
         except OSError:  # it is full, or has ended, which is then read
             return
-        if kind == ROWS:
+        if not snapshot:
             self._asked_at = now
 
     def _on_reply(self, viewer: socket.socket) -> None:
-        """Take rows, or a part of a snapshot."""
+        """Show rows, or a part of a snapshot; do without a viewer that has ended, or says what none of ours does."""
         try:
-            reply = viewer.recv(2 * MESSAGE, socket.MSG_DONTWAIT)
+            data = viewer.recv(LONGEST, socket.MSG_DONTWAIT)
+            reply = for_front(data) if data else None
         except BlockingIOError:
             return
-        except OSError:
-            reply = b""
-        if reply[:1] == ROWS:
-            self._asked_at = None
-            self._show_rows(reply[1:].decode(errors="replace").split("\n"))
-        elif reply:
-            self._hold(reply[1:])
-        else:
+        except (OSError, Malformed):
+            reply = None
+        if reply is None:
             self._end_rows()
             if not self.agent_has_ended:  # which ends this process too
                 self._hold(_LOST.encode())
+        elif reply.snapshot:
+            self._hold(reply.text.encode())
+        else:
+            self._asked_at = None
+            self._show_rows(reply.text.split("\n"))
 
     def _end_rows(self) -> None:
         """Show no rows any more, and give the keyboard back."""
@@ -259,7 +256,7 @@ class LiveOutput(FrontOutput):
         elif not pressed.startswith(b"\x1b"):
             keys = {*pressed.decode(errors="replace").lower()}
             if keys & {"t", "\n", "\r"}:
-                self._ask(SNAPSHOT, time.monotonic())
+                self._ask(time.monotonic(), snapshot=True)
             elif keys & {"h", "?"}:
                 self._hold(_HELP.encode())
 

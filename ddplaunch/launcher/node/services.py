@@ -132,7 +132,7 @@ def host_store(setup: WorkerSetup) -> None:
     plan = setup.plan
     if plan.interpreter is None:  # the program is not Python
         return
-    env = environment(setup.env, plan, plan.workers[0], generation=setup.generation, port=setup.port)
+    env = environment(setup.env, plan, plan.workers[0], generation=setup.generation, term=setup.term, port=setup.port)
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         with suppress(StartError):  # the worker then waits as long as it would without ddplaunch

@@ -303,6 +303,7 @@ class Starter:
             setup.plan,
             worker,
             generation=setup.generation,
+            term=setup.term,
             port=setup.port,
             error_file=setup.error_file(worker.rank),
             log_dir=str(setup.folder.path or ""),

@@ -23,8 +23,7 @@ from ddplaunch.system.errors import LaunchError, below, tell
 from ddplaunch.system.process import disk
 
 if TYPE_CHECKING:
-    from socket import socket
-
+    from ddplaunch.launcher.node.live import View
     from ddplaunch.record.bad_nodes import Failure
 
 _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
@@ -52,11 +51,18 @@ def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
     return preview.show(spec, env, find_allocation(spec, env)[0], form)
 
 
-def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, screen: Screen | None = None) -> int:
+def run(
+    spec: JobSpec,
+    env: Mapping[str, str],
+    *,
+    control: int | None = None,
+    screen: Screen | None = None,
+    view: View | None = None,
+) -> int:
     """Run the job and give its exit status.
 
     `control` is a descriptor for reports to the caller of `launch()`: the workers, and how the job ended. `screen` is what is
-    written to, if that is not our stdout and stderr.
+    written to, if that is not our stdout and stderr. `view` makes the rows of --live; without it there are none.
 
     Raises LaunchError: nothing was started.
     """
@@ -66,11 +72,11 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     rewraps = rewraps_lines(env)
     output = front.FrontOutput(control, rewraps=rewraps)
     if spec.live:
-        spec = replace(spec, live=not to_caller and screen is None and Stream.ERR in Screen.here(env).live)
-    if spec.live:
+        spec = replace(spec, live=view is not None and Stream.ERR in Screen.here(env).live)
+    if spec.live and view is not None:
         from ddplaunch.launcher.node.live import LiveOutput  # few jobs need it
 
-        output = LiveOutput(_view, rewraps=rewraps)
+        output = LiveOutput(view, rewraps=rewraps)
     serve = partial(front.run, output=output, heartbeat_timeout=spec.heartbeat_timeout)
     allocation, secret = find_allocation(spec, env)
     if secret is not None:
@@ -141,14 +147,6 @@ def _warn(spec: JobSpec, allocation: Allocation) -> None:
     warnings = allocation.warnings if is_first else ()
     for warning in (allocation.doubt, *warnings) if allocation.doubt else warnings:
         tell(f"ddplaunch: warning: {warning}\n")
-
-
-def _view(connection: socket, folder: str, name: str) -> None:
-    """Make the rows of --live, in a process of its own."""
-    from ddplaunch.tools.runs.client import SocketPath
-    from ddplaunch.tools.runs.live import serve
-
-    serve(connection, SocketPath(folder, name), os.environ)
 
 
 def _run_here(

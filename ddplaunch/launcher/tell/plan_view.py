@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -28,7 +28,9 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     redactor = Redactor(known)
     plan = replace(plan, reasons=redactor.data(plan.reasons), notes=tuple(map(redactor.text, plan.notes)))
     shared = _shared(plan.workers)
-    columns, holding = _columns(plan, shared)
+    # without a control channel nodes have no term in common
+    changing = of_generation(plan, generation=0, term=None if spec.no_control and plan.nnodes > 1 else 0, port=0)
+    columns, holding = _columns(plan, shared, changing)
     blocks = [console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True)]
     if plan.notes:
         blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
@@ -77,7 +79,7 @@ def shell(plan: Plan) -> str:
     if redactor.hidden:
         lines.append("# the arguments of the script seem to hold a secret")
     for worker in plan.workers:
-        variables = environment({}, plan, worker, generation=0, port=port)
+        variables = environment({}, plan, worker, generation=0, term=None, port=port)
         shown = sorted((name, value) for name, value in variables.items() if name not in plan.secret)
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in shown)
         bound = f"taskset -c {compress(worker.cpus)} " if worker.cpus else ""
@@ -116,8 +118,13 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> li
     return rows
 
 
-def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]], list[Block]]:
-    """Return the table of the workers by column, and which of their variables hold what stands in which column."""
+def _columns(
+    plan: Plan, shared: Mapping[str, str], changing: Iterable[str]
+) -> tuple[dict[str, list[str]], list[Block]]:
+    """Return the table of the workers by column, and which of their variables hold what stands in which column.
+
+    `changing` are the variables that each start sets anew.
+    """
     workers = plan.workers
     columns = {"rank": [str(worker.rank) for worker in workers]}
     if plan.nnodes > 1:
@@ -142,7 +149,6 @@ def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]
             columns[name] = values
         else:
             holding.setdefault(same, []).append(name)
-    changing = of_generation(plan, generation=0, port=0)
     lines = {**{f"its {column}": names for column, names in holding.items()}, "set at the start": sorted(changing)}
     widest = max(map(len, lines))
     return columns, [sentence(f"  {label.ljust(widest)}  ", " ".join(names), COMMAND) for label, names in lines.items()]

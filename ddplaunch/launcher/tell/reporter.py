@@ -193,10 +193,10 @@ class Reporter:
                 self.stderr.write("\n")  # the worker that has it may be asking something at the end of the line
             self.print(action.text)
 
-    def generation_started(self, number: int, port: int) -> None:
+    def generation_started(self, number: int, term: int | None, port: int) -> None:
         """Report that all workers are being started."""
         plan, folder = self.story.plan, self._folder
-        self.story.begin_generation(self.clock(), port)
+        self.story.begin_generation(self.clock(), term, port)
         assert plan is not None
         assert folder is not None
         if plan is not self._kept_plan:  # the nodes may have agreed on another one
@@ -205,7 +205,8 @@ class Reporter:
             folder.write("plan.json", {**plan.data(self.spec.origins, self.stderr.redactor.known), **here})
             if is_first:
                 self._announce(plan, folder)
-        self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
+        where = {"master_addr": plan.master_addr, "master_port": port}
+        self.emit("generation_started", generation=number, term=term, **where)
 
     def _announce(self, plan: Plan, folder: RunFolder) -> None:
         """Report that the job starts: the event, the first lines on the terminal, and the messages that came before them."""

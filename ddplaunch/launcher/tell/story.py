@@ -35,6 +35,7 @@ class Story(Struct, kw_only=True):
 
     began: float  # CLOCK_MONOTONIC seconds of this node, as all times here
     plan: Plan | None = None  # of the generation that runs, or of the last one
+    term: int | None = None  # of that generation
     master_port: int | None = None  # of that generation
     # of each generation: its start, and the end and progress of the worker of this node that came farthest
     generations: list[tuple[float, float, Progress | None]] = []
@@ -47,9 +48,9 @@ class Story(Struct, kw_only=True):
     queued: float = 0.0  # seconds in the queue of the cluster, as far as known
     closing: str = ""  # what this node has printed of the end
 
-    def begin_generation(self, at: float, port: int) -> None:
-        """Note that all workers are being started, at this MASTER_PORT."""
-        self.master_port = port
+    def begin_generation(self, at: float, term: int | None, port: int) -> None:
+        """Note that all workers are being started, in this term and at this MASTER_PORT."""
+        self.term, self.master_port = term, port
         self.generations.append((at, 0.0, None))
 
     def note_exit(self, exit: WorkerExit) -> None:
@@ -98,6 +99,7 @@ class Story(Struct, kw_only=True):
             "why": ended.why,
             "seconds": round(at - self.began, 3),
             "restarts": ended.restarts,
+            "term": self.term,
             "first_failure": _first_failure(first),
             "left_after": self.left_after,
             "workers": [

@@ -1,1 +1,1 @@
-"""The questions that somebody outside of a job may ask, and the answers."""
+"""The window of a running job: what an observer may ask over its socket and what comes back, and the rows of --live."""

@@ -1,6 +1,7 @@
-"""What is asked about a running job, and what each node answers: values for the control channel and the socket of a run. Pure.
+"""The three questions about the workers of a running job, and what a node answers to each. Pure.
 
-A question goes to all nodes; each answers for its own workers. No time is one of a clock: each says how long.
+An observer asks node 0 (`requests.py`), which asks all nodes over the control channel. Each answers for its own workers. No time
+is one of a clock: each says how long.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
-"""What a command asks of a running job over the socket of the run, and what comes back. Pure: bytes to values and back.
+"""What an observer may ask of a running job over its socket, and what comes back. Pure: bytes to values and back.
 
-A request and the replies to it are frames of `system/loop/stream.py` without a signature: who may connect is the kernel's
-business. The replies to a question are `Run`, a `NodeReply` for each node, as they come, and `Done`; to `StopRun` they are
-`Run` and, when the job has ended, `RunEnded`; to `Attach` and `Profile` they are `Run`, and `Attached` what the worker says
-then, or `Unreached`. Instead of any of them there may be `RequestRefused`, and from a node that is not node 0 `RunsElsewhere`.
-Where the job was typed, if node 0 is elsewhere, its command replies with a `Run` of its own and `TypedHere`, before all that
-node 0 replies.
+An observer connects (`record/run_socket.py`), sends one `Request`, and reads replies until the job closes the connection:
+
+- `AskStatus`, `AskStacks` or `AskArrivals`: `Run`, then a `NodeReply` for each node as it comes, then `Done`;
+- `StopRun`: `Run`, then `RunEnded` once the job has ended;
+- `Attach` or `Profile`: `Run`, then `Attached`, and the worker itself is at the other end from then on; or `Unreached`.
+
+In place of any of these, `RequestRefused` says why there is no answer, and a node that is not node 0 says `RunsElsewhere`. Where
+the job was typed, if node 0 is elsewhere, a `Run` of the command and `TypedHere` come before the replies of node 0. Nothing is
+told unasked: `top` and --live ask again, `logs` reads the run folder. Each message is a frame of `system/loop/stream.py`, without
+a signature, because the kernel decides who may connect. `tools/runs/client.py` asks, and `launcher/node/clients.py` answers.
 """
 
 from __future__ import annotations
@@ -57,10 +61,13 @@ def reached_within(asked: Attach | Profile) -> float:
     return 3.0 if isinstance(asked, Attach) else 20.0
 
 
-class Request(Struct, frozen=True):
-    """What a client sends, once."""
+Asked = Question | StopRun | Attach | Profile
 
-    asked: Question | StopRun | Attach | Profile
+
+class Request(Struct, frozen=True):
+    """What an observer sends, once."""
+
+    asked: Asked
     within: Annotated[float, Meta(ge=0, le=60)] = 2.0  # seconds in which all nodes are to answer
     protocol: Number = PROTOCOL
 

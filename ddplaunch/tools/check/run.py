@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -147,6 +148,7 @@ class _Runs:
         self._node = node
         self._wanted = wanted
         self._folder = folder
+        self._term = variables.first_term(time.time())  # the same for all ranks
         self._loop = Loop()
         self._todo = deque(wanted.ranks)
         self._running: dict[int, _Rank] = {}
@@ -232,6 +234,7 @@ class _Runs:
             "TORCHELASTIC_ERROR_FILE": f"{path}.json",
             "DDPLAUNCH_INIT_METHOD": "env://",
             "DDPLAUNCH_LOG_DIR": "",
+            "DDPLAUNCH_TERM": str(self._term),
             "DDPLAUNCH_DEVICE": str(self._node.devices[local_rank]) if has_device else "cpu",
             "DDPLAUNCH_CHECK": "1",
             "DDPLAUNCH_CHECK_NOTES": f"{wanted.steps},{wanted.seconds},{path}",

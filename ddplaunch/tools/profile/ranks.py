@@ -17,6 +17,7 @@ from typing import IO, Any
 from msgspec import Struct
 
 from ddplaunch.reach.channel.handshake import LIMIT, pack
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window import requests
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import NODE_LOST
@@ -24,7 +25,6 @@ from ddplaunch.system.fields import Line, Malformed, Number, Piece, Size, decode
 from ddplaunch.system.loop.stream import Decoder, FrameError
 from ddplaunch.system.process import clock
 from ddplaunch.system.words import count, duration, size
-from ddplaunch.tools.runs.client import SocketPath
 
 LONGEST_TRACE = 1 << 30  # bytes of one rank
 _LATE = 5.0  # seconds for the way of a reply

@@ -11,8 +11,10 @@ from msgspec import Struct
 
 from ddplaunch.reach.channel.handshake import LIMIT, Decoder, pack
 from ddplaunch.record import run_socket
+from ddplaunch.record.run_socket import SocketPath
+from ddplaunch.record.seen import Sample
 from ddplaunch.record.window import requests
-from ddplaunch.record.window.questions import NodeStatus, Question, WorkerStatus
+from ddplaunch.record.window.questions import NodeStacks, NodeStatus, Question, WorkerStatus
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.stream import FrameError
@@ -25,22 +27,6 @@ _SILENT = "does not answer"
 _STOPPED = "does not answer: its agent is stopped, which SIGCONT ends"
 _SUSPENDED = "is suspended"  # as a whole, so that nothing answers
 _MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
-
-
-class SocketPath(Struct, frozen=True):
-    """Where the socket of a run lies."""
-
-    folder: str
-    name: str
-
-    @property
-    def path(self) -> str:
-        """The path, for people."""
-        return f"{self.folder}/{self.name}"
-
-    def connect(self) -> socket.socket:
-        """Connect to the run; see `run_socket.connect` for what that raises."""
-        return run_socket.connect(self.folder, self.name)
 
 
 class RunReplies(Struct):
@@ -58,6 +44,21 @@ class RunReplies(Struct):
         """The workers that nodes have named, by node rank, each with its node."""
         nodes = sorted(self.nodes, key=lambda node: (node.node_rank is None, node.node_rank))
         return [(node, each) for node in nodes if isinstance(node.answer, NodeStatus) for each in node.answer.workers]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """What nodes have seen of their workers' stacks."""
+        return [
+            sample
+            for node in self.nodes
+            if isinstance(node.answer, NodeStacks)
+            for sample in node.answer.samples(node.host)
+        ]
+
+
+def ask(path: SocketPath, asked: Question, within: float) -> RunReplies | None:
+    """Ask one run, and return its replies; None if the run has ended."""
+    return next(iter(ask_all([path], asked, within)), None)
 
 
 def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list[RunReplies]:
@@ -90,9 +91,7 @@ def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list
         return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
 
 
-def replies_of(
-    sock: socket.socket, asked: Question | requests.StopRun | requests.Attach, within: float
-) -> Iterator[requests.Reply]:
+def replies_of(sock: socket.socket, asked: requests.Asked, within: float) -> Iterator[requests.Reply]:
     """Ask a run, and yield each reply as it comes until the run has finished; `within` limits the first reply alone.
 
     Raises:
@@ -108,17 +107,22 @@ def replies_of(
             raise TimeoutError
     decoder = Decoder(LIMIT)
     while data := _received(sock):
-        decoder.feed(data)
-        try:
-            while (frame := decoder.take()) is not None:
-                yield requests.for_client(frame)
-        except FrameError as error:
-            raise Malformed(str(error)) from None
+        yield from _decoded(decoder, data)
 
 
 def _received(sock: socket.socket) -> bytes:
     with waiting():
         return sock.recv(_CHUNK)
+
+
+def _decoded(decoder: Decoder, data: bytes) -> Iterator[requests.Reply]:
+    """Yield the replies that are complete with these bytes; raise Malformed if a run sends anything else."""
+    decoder.feed(data)
+    try:
+        while (frame := decoder.take()) is not None:
+            yield requests.for_client(frame)
+    except FrameError as error:
+        raise Malformed(str(error)) from None
 
 
 class _Conversation:
@@ -143,12 +147,10 @@ class _Conversation:
         if not data:
             self.has_gone = self._replies.run is None and self._replies.elsewhere is None
             return False
-        self._decoder.feed(data)
         try:
-            while (frame := self._decoder.take()) is not None:
-                if not self._take(requests.for_client(frame)):
-                    return False
-        except (FrameError, Malformed) as error:
+            if not all(map(self._take, _decoded(self._decoder, data))):
+                return False
+        except Malformed as error:
             self._replies.problem = f"gives an answer that this version does not understand: {error}"
             return False
         return len(self._nodes) <= _MOST_REPLIES

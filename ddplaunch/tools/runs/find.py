@@ -22,6 +22,7 @@ from ddplaunch.reach import other_host
 from ddplaunch.record import old_runs, run_socket
 from ddplaunch.record.folders import OF_A_NODE, first_that_goes_on, runs_folder, short
 from ddplaunch.record.run import Node, Run
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.questions import AskStatus, NoAnswer, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply
 from ddplaunch.spec.options.parsers import BadValue
@@ -30,7 +31,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.fields import line
 from ddplaunch.system.words import compress, did_you_mean, duration, some, these_ranks, why_failed
-from ddplaunch.tools.runs.client import RunReplies, SocketPath, ask_all
+from ddplaunch.tools.runs.client import RunReplies, ask, ask_all
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
 _SHOWN_NODES = 5  # that have a line each
@@ -406,8 +407,8 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Known]) -> Kno
         raise LaunchError(f"{named}: {why_failed(error)}", hint=_SHOWS) from None
     socket_path = SocketPath(path, run_socket.NAME)
     if os.path.lexists(socket_path.path):  # a folder below another home, as that of another XDG_STATE_HOME
-        if found := ask_all([socket_path], AskStatus(), ANSWER_WITHIN):
-            return of_running(found[0])
+        if (replies := ask(socket_path, AskStatus(), ANSWER_WITHIN)) is not None:
+            return of_running(replies)
     elif owner not in (os.getuid(), 0) and os.getuid() != 0:
         raise LaunchError(f"{named} is of another user ({owner})", hint="only that user, or root, can look into it")
     raise LaunchError(f"no job runs in {named}", hint=_SHOWS)

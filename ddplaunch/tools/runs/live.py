@@ -1,21 +1,21 @@
-"""The process that makes the rows of --live: it asks the run as `ddplaunch top` does, and writes to no terminal."""
+"""The process that makes the rows of --live, its viewer: it asks the run as `ddplaunch top` does, and writes to no terminal."""
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections import Counter
 from collections.abc import Mapping
 
-from ddplaunch.launcher.node.live import MOVED, ROWS, SNAPSHOT
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.seen.collectives import Wait, waits
-from ddplaunch.record.window.questions import AskStacks, AskStatus, NodeStacks
+from ddplaunch.record.window.questions import AskStacks, AskStatus
+from ddplaunch.record.window.rows import LONGEST, Drawn, encode, for_viewer, snapshot_parts
 from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.console.tables import Look, section, written
 from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.fields import text
 from ddplaunch.tools.runs import client, ps, stacks
-from ddplaunch.tools.runs.client import RunReplies, SocketPath
 from ddplaunch.tools.runs.find import of_running
 from ddplaunch.tools.runs.live_rows import LiveRows
 
@@ -26,30 +26,23 @@ _OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them
 _LONGEST = 10.0  # seconds
 _AGAIN = 10.0  # seconds from one question about collectives to the next, twice as long where the ranks have moved
 _MOST_WORKERS = 16  # that a snapshot lists
-_LONGEST_REQUEST = 1 << 13  # bytes
-_PART = 1 << 15  # bytes of a snapshot in one message
 
 
-def serve(connection: socket.socket, path: SocketPath, env: Mapping[str, str]) -> None:
+def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
     """Answer the requests of the front until the front ends."""
-    viewer = _Viewer(path, env)
-    while request := connection.recv(_LONGEST_REQUEST):
-        if request[:1] == MOVED:
-            folder, _, name = os.fsdecode(request[1:]).partition("\0")
-            viewer.path = SocketPath(folder, name)
-            continue
-        columns, lines = map(int, request[1:].split())
-        if request[:1] == ROWS:
-            connection.send(ROWS + viewer.rows(columns, lines).encode(errors="replace"))
+    viewer = _Viewer(env)
+    while data := connection.recv(LONGEST):
+        draw = for_viewer(data)
+        if draw.snapshot:
+            replies = snapshot_parts(f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")
         else:
-            text = viewer.snapshot(columns).encode(errors="replace") + b"\n"
-            for start in range(0, len(text), _PART):
-                connection.send(SNAPSHOT + text[start : start + _PART])
+            replies = [Drawn(text(viewer.rows(draw.socket_path, draw.columns, draw.lines)))]
+        for reply in replies:
+            connection.send(encode(reply))
 
 
 class _Viewer:
-    def __init__(self, path: SocketPath, env: Mapping[str, str]) -> None:
-        self.path = path
+    def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
         self._colour = use_colour(env, isatty=True)
         self._rows = LiveRows()
@@ -58,43 +51,32 @@ class _Viewer:
         self._pause = _AGAIN  # seconds
         self._waits: list[Wait] = []  # at the last look
 
-    def rows(self, columns: int, lines: int) -> str:
+    def rows(self, path: SocketPath, columns: int, lines: int) -> str:
         """Return the rows for a terminal of this size, after a look at the job if one is due."""
         began, now = time.process_time(), time.monotonic()
-        if now >= self._look_at and (replies := self._ask()) is not None:
+        if now >= self._look_at and (replies := client.ask(path, AskStatus(), _WITHIN)) is not None:
             self._rows.take(replies, time.monotonic())
             if self._rows.stands(now) and now >= self._waits_at:
-                self._look_for_waits()
+                self._look_for_waits(path)
             workers = max(Counter(id(node) for node, _ in replies.workers).values(), default=0)
             spent = max(time.process_time() - began, workers * _OF_WORKER)
             self._look_at = now + max(_EVERY, min(spent / _SHARE, _LONGEST))
         shown = self._rows.render(time.monotonic(), columns - 1, max(1, lines // 2))
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
-    def _ask(self) -> RunReplies | None:
-        found = client.ask_all([self.path], AskStatus(), _WITHIN)
-        return found[0] if found else None
-
-    def _look_for_waits(self) -> None:
+    def _look_for_waits(self, path: SocketPath) -> None:
         """Find out in which collectives ranks wait; show those that were there at the last look already."""
-        asked = AskStacks(stacks.WITHIN, frames=False)
-        found = client.ask_all([self.path], asked, stacks.WITHIN + _WITHIN)
-        samples = [
-            sample
-            for node in (found[0].nodes if found else ())
-            if isinstance(node.answer, NodeStacks)
-            for sample in node.answer.samples(node.host)
-        ]
-        before, self._waits = self._waits, waits(samples)
+        replies = client.ask(path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _WITHIN)
+        before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         stays = [wait for wait in self._waits if wait in before]
         self._rows.take_waits(stays)
         self._pause = _AGAIN if stays or not before else self._pause * 2
         self._waits_at = time.monotonic() + self._pause
 
-    def snapshot(self, columns: int) -> str:
+    def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""
         look = Look(self._colour, columns)
-        replies = self._ask()
+        replies = client.ask(path, AskStatus(), _WITHIN)
         if replies is None:
             return "ddplaunch: the job has just ended"
         run = of_running(replies)

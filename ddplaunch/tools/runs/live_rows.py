@@ -15,18 +15,9 @@ from ddplaunch.system.console.tables import BAD, NAME, NOTE, ODD, Piece, Words, 
 from ddplaunch.system.fields import line as printable
 from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.runs import find
-from ddplaunch.tools.runs.board import Row, rows_of
 from ddplaunch.tools.runs.client import RunReplies
-from ddplaunch.tools.runs.ps import (
-    ENDED_WELL,
-    PHASES,
-    progress_of,
-    state_of,
-    step_of,
-    written_metrics,
-    written_pace,
-    written_progress,
-)
+from ddplaunch.tools.runs.columns import ENDED_WELL, Row, rows_of, state_of, totals
+from ddplaunch.tools.runs.ps import PHASES, progress_of, written_metrics, written_pace, written_progress
 
 _MOST = 8  # rows for ranks that differ
 _GAP = "  "
@@ -71,7 +62,7 @@ class LiveRows:
             return
         self._rows = rows_of(replies, self._rows, at - self._at)
         self._replies, self._at = replies, at
-        moved = [(row.worker.pid, row.worker.written, step_of(row.worker)) for row in self._rows]
+        moved = [(row.worker.pid, row.worker.written, _steps(row)) for row in self._rows]
         if moved != self._moved:
             self._moved, self._moved_at, self._waits = moved, at, ()
         self._take_step(replies, at)
@@ -139,14 +130,8 @@ class LiveRows:
         facts += written_metrics(progress) if progress is not None else []
         if run.restarts:
             facts.append((f"restart {run.restarts} of {run.max_restarts}", ODD))
-        alive = [row for row in self._rows if row.worker.pid and row.worker.state != "ended"]
-        if alive:
-            facts.append(f"CPU {sum(row.cpu or 0.0 for row in alive):.0f}%")
-            if gpus := [row.worker.gpu for row in alive if row.worker.gpu is not None]:
-                facts.append(f"GPU {sum(gpus) / len(gpus):.0f}%")
-            if on_gpus := sum(row.worker.gpu_memory or 0 for row in alive):
-                facts.append(f"GPU memory {size(on_gpus)}")
-            facts.append(f"memory {size(sum(row.worker.rss for row in alive))}")
+        if alive := [row for row in self._rows if row.is_alive]:
+            facts += totals(alive)
         found, used = [line((short(run.run_id), NAME))], len(short(run.run_id))
         for fact in map(line, facts):
             if used + len(_GAP) + fact.cell_len <= width:
@@ -302,6 +287,11 @@ def _together(different: Collection[_Different]) -> list[Words]:
         who = these_ranks([row.worker.rank for row in rows])
         made.append(line((who, NAME), (host, NOTE), ": ", (text, style), (f": {last}" if last else "", NOTE)))
     return made
+
+
+def _steps(row: Row) -> tuple[int, int | None] | None:
+    progress = row.worker.progress
+    return (progress.step, progress.total) if progress is not None else None
 
 
 def _does(row: Row) -> str:

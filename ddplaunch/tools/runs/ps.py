@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from ddplaunch.record.events import progress_data
 from ddplaunch.record.folders import short
 from ddplaunch.record.run import Node
 from ddplaunch.record.window import requests
-from ddplaunch.record.window.questions import NoAnswer, WorkerStatus
-from ddplaunch.record.window.requests import NodeReply
+from ddplaunch.record.window.questions import NoAnswer
 from ddplaunch.spec.outcome import Progress, progress_of_job
 from ddplaunch.system.console.tables import (
-    BAD,
     COMMAND,
     GOOD,
     NAME,
-    NOTE,
     ODD,
     Block,
     Look,
@@ -30,22 +27,18 @@ from ddplaunch.system.console.tables import (
     written,
 )
 from ddplaunch.system.fields import line as printable
-from ddplaunch.system.words import count, duration, size
+from ddplaunch.system.words import count, duration
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
+from ddplaunch.tools.runs.columns import COLUMNS, Column, Row, percent_of_cpu, rows_of
 from ddplaunch.tools.runs.find import Known, name_of, of_running
 
-_COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")
-_NUMBERS = ("pid", "cpu", "memory", "gpu", "gpu memory", "step", "quiet")  # flush right
 _METRICS = 3  # that the first line shows
-_MOMENT = 0.001  # seconds
-ENDED_WELL = "exit status 0"
 PHASES = {
     "rendezvous": "waits for its nodes",
     "announcing": "waits for its nodes",
     "pausing": "pauses before a restart",
 }
-_STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
 
 
 def show(env: Mapping[str, str], named: str | None = None, *, as_json: bool) -> str:
@@ -75,10 +68,9 @@ def render(replies: RunReplies) -> Block:
     if run is None:
         return facts_of(replies)
     parts: list[Block] = [facts_of(replies)]
-    taking_part = [each for each in replies.workers if each[0].node_rank is not None or not run.world_size]
-    if rows := [_row(node, worker) for node, worker in taking_part]:
-        shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
-        parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
+    taking_part = [node for node in replies.nodes if node.node_rank is not None or not run.world_size]
+    if rows := rows_of(replace(replies, nodes=taking_part)):
+        parts.append(_table(rows))
     problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
     parts += [line(f"  {printable(run.straggler)}")] if run.straggler else []
     return section(*parts, *(line(("  " + problem, ODD)) for problem in problems))
@@ -114,30 +106,17 @@ def _on_disk(replies: RunReplies) -> str:
     return f" ({told})" if told else ""
 
 
-def _row(node: NodeReply, worker: WorkerStatus) -> dict[str, str | Words]:
-    """Return a worker's row of the table, by column."""
-    alive = worker.pid != 0 and worker.state != "ended"
-    return {
-        "rank": str(worker.rank),
-        "host": node.host,
-        "pid": str(worker.pid) if worker.pid else "",
-        "device": worker.device,
-        "state": state_of(worker),
-        "cpu": f"{percent_of_cpu(worker):.0f}%" if alive else "",
-        "memory": size(worker.rss) if alive else "",
-        "gpu": f"{worker.gpu}%" if worker.gpu is not None else "",
-        "gpu memory": size(worker.gpu_memory) if worker.gpu_memory is not None else "",
-        "step": step_of(worker),
-        "quiet": duration(worker.quiet) if alive and worker.quiet is not None else "",
-    }
+def _table(rows: Sequence[Row]) -> Block:
+    """Show workers in columns, and leave out the columns that are empty in all rows; the first column is flush left."""
+    cells = {column: _cells(column, rows) for column in COLUMNS if column.in_ps}
+    shown = [column for column, texts in cells.items() if any(map(str, texts))]
+    right = [column.name for column in shown[1:] if column.right]
+    columns = (cells[column] for column in shown)
+    return table(zip(*columns, strict=True), header=[column.name for column in shown], right=right, indent=2)
 
 
-def step_of(worker: WorkerStatus) -> str:
-    """Return how far a worker is: "412/1,000"; "" where nobody says."""
-    progress = worker.progress
-    if progress is None:
-        return ""
-    return f"{progress.step:,}" if progress.total is None else f"{progress.step:,}/{progress.total:,}"
+def _cells(column: Column, rows: Sequence[Row]) -> list[str | Words]:
+    return ["" if column.of_living and not row.is_alive else column.cell(row) for row in rows]
 
 
 def progress_of(replies: RunReplies) -> Progress | None:
@@ -157,12 +136,6 @@ def written_progress(progress: Progress | None, run: requests.Run) -> str:
 def written_metrics(progress: Progress) -> list[str]:
     """Write the first metrics that a script reports: "loss 0.412"."""
     return [f"{printable(name)} {printable(value)}" for name, value in progress.metrics[:_METRICS]]
-
-
-def state_of(worker: WorkerStatus) -> Words:
-    """Return how a worker is, or how it has ended."""
-    failed = worker.how not in ("", ENDED_WELL)
-    return line((worker.how or worker.state, BAD if failed else _STYLES.get(worker.state, ODD)))
 
 
 def _render_elsewhere(run: Known) -> Block:
@@ -212,8 +185,3 @@ def _data_elsewhere(run: Known) -> dict[str, Any]:
 def written_pace(steps_per_second: float) -> str:
     """Write how fast it steps: "3.2 steps/s", "14 s a step"."""
     return f"{steps_per_second:.3g} steps/s" if steps_per_second >= 1 else f"{duration(1 / steps_per_second)} a step"
-
-
-def percent_of_cpu(worker: WorkerStatus) -> float:
-    """Since it was started, as ps(1) says it; 0 in the first moment, of which there is no saying."""
-    return 100 * worker.cpu_seconds / worker.seconds if worker.seconds >= _MOMENT else 0.0

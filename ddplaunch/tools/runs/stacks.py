@@ -13,7 +13,7 @@ from ddplaunch.record.seen import Group
 from ddplaunch.record.seen.collectives import explain, ras_lines
 from ddplaunch.record.seen.merge import Line, lines, merge
 from ddplaunch.record.seen.reasons import reasons
-from ddplaunch.record.window.questions import AskStacks, NodeStacks
+from ddplaunch.record.window.questions import AskStacks
 from ddplaunch.spec.program import working_directory
 from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, line, section, written
 from ddplaunch.system.errors import LaunchError, below
@@ -62,12 +62,7 @@ def of(
     """Return the stacks of this job as text, for stdout unless `look` says how the text is to be shown."""
     wanted, name = find.ranks_meant(ranks), run.name
     replies = _ask(run, threads=threads, native=native)
-    samples = [
-        sample
-        for node in replies.nodes
-        if isinstance(node.answer, NodeStacks)
-        for sample in node.answer.samples(node.host)
-    ]
+    samples = replies.samples
     known = {sample.rank for sample in samples}
     size = replies.run.world_size if replies.run is not None else 0
     # before all nodes have met there is none yet, and no number of them
@@ -102,11 +97,11 @@ def _ask(run: Known, *, threads: bool, native: bool) -> RunReplies:
     assert run.replies is not None
     within = _NATIVE if native else WITHIN
     asked = AskStacks(within, threads, native)
-    found = client.ask_all([run.replies.socket_path], asked, within + _ON_THE_WAY)
-    if not found or (found[0].problem and not found[0].nodes):
-        problem = found[0].problem if found else "has just ended"
+    replies = client.ask(run.replies.socket_path, asked, within + _ON_THE_WAY)
+    if replies is None or (replies.problem and not replies.nodes):
+        problem = replies.problem if replies is not None else "has just ended"
         raise LaunchError(f"run {run.name} {below(problem)}", status=NODE_LOST)
-    return found[0]
+    return replies
 
 
 def _line(shown: Line) -> Block:

@@ -152,10 +152,10 @@ class _Top:
                     return
 
     def _look(self) -> bool:
-        found = client.ask_all([self._path], AskStatus(), _WITHIN)
-        if found:
-            self._board.take(found[0], time.monotonic())
-        return bool(found)
+        replies = client.ask(self._path, AskStatus(), _WITHIN)
+        if replies is not None:
+            self._board.take(replies, time.monotonic())
+        return replies is not None
 
     def _draw(self) -> None:
         width, height = os.get_terminal_size(1)

@@ -1,4 +1,4 @@
-"""Over the socket of a run comes what a client asks, or what a run replies, or `Malformed`; no third thing."""
+"""Between a client and a run, and between front and viewer of --live, come messages of ours or `Malformed`; no third thing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.record.window import requests
+from ddplaunch.record.run_socket import SocketPath
+from ddplaunch.record.window import requests, rows
 from ddplaunch.system.fields import Malformed
 from tests.unit.hostile import altered, taken
 
@@ -51,8 +52,17 @@ TO_CLIENT: list[dict[str, Any]] = [
     {"type": "said", "text": "(Pdb) ", "asks": True, "ends": False},
     {"type": "refused", "reason": "too many"},
 ]
-CASES = [(requests.for_agent, message) for message in TO_AGENT] + [
-    (requests.for_client, message) for message in TO_CLIENT
+TO_VIEWER: list[dict[str, Any]] = [{"place": "L3J1bnMAc29ja2V0", "columns": 80, "lines": 24, "snapshot": True}]
+TO_FRONT: list[dict[str, Any]] = [{"text": "k7qx  1 min\nall 4: running", "snapshot": False}]
+CASES = [
+    (decode, message)
+    for decode, messages in [
+        (requests.for_agent, TO_AGENT),
+        (requests.for_client, TO_CLIENT),
+        (rows.for_viewer, TO_VIEWER),
+        (rows.for_front, TO_FRONT),
+    ]
+    for message in messages
 ]
 
 
@@ -69,9 +79,25 @@ def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harml
 def test_arbitrary_bytes_raise_nothing_but_one_error(payload: bytes) -> None:
     taken(requests.for_agent, payload)
     taken(requests.for_client, payload)
+    taken(rows.for_viewer, payload)
+    taken(rows.for_front, payload)
 
 
 def test_a_later_protocol_is_recognized_whatever_its_requests_look_like() -> None:
     assert requests.protocol_of(b'{"protocol": 7, "asked": ["something", "new"]}').protocol == 7
     with pytest.raises(Malformed):
         requests.protocol_of(b'{"protocol": "7"}')
+
+
+def test_a_viewer_asks_at_a_path_that_is_no_text() -> None:
+    for place, path in [(b"/runs/\xff\0socket", ("/runs/\udcff", "socket")), (b"\0name", ("", "name"))]:
+        draw = rows.for_viewer(rows.encode(rows.Draw(place, 80, 24)))
+        assert draw.socket_path == SocketPath(*path)
+
+
+@given(st.text(st.characters(codec=None), max_size=100).map(lambda text: text * 1000))
+def test_a_snapshot_arrives_whole_in_messages_that_are_not_too_long(written: str) -> None:
+    messages = [rows.encode(part) for part in rows.snapshot_parts(written)]
+    assert all(len(message) < rows.LONGEST for message in messages)
+    arrived = "".join(rows.for_front(message).text for message in messages)
+    assert arrived == written.encode(errors="replace").decode()

@@ -12,6 +12,7 @@ from ddplaunch.launcher.job import messages
 
 HISTORY = History(
     generation=0,
+    term=1,
     restarts=0,
     spent=(),
     time_left=None,

@@ -68,6 +68,7 @@ HELLO = {
 BEGIN: dict[str, Any] = {
     "type": "begin",
     "number": 0,
+    "term": 1795858200000,
     "restarts": 0,
     "port": 29500,
     "agreed": {
@@ -139,6 +140,7 @@ TO_AGENT: list[dict[str, Any]] = [
         "electorates": [[1, 3, [2]], [2, 2, []]],
         "history": {
             "generation": 1,
+            "term": 1795858200001,
             "restarts": 1,
             "spent": [1.5],
             "time_left": None,
@@ -210,6 +212,12 @@ def test_no_job_has_more_ranks_than_torch_can_count() -> None:
         many = {**BEGIN, "agreed": {**BEGIN["agreed"], "agent_runs": agents}}
         with pytest.raises(Malformed, match=said):
             messages.for_agent(json.dumps(many).encode())
+
+
+@pytest.mark.parametrize("term", [-1, 2**63, "9", None])
+def test_a_term_that_is_no_number_of_64_bits_is_refused(term: object) -> None:
+    with pytest.raises(Malformed, match="term"):
+        messages.for_agent(json.dumps({**BEGIN, "term": term}).encode())
 
 
 def test_a_place_beyond_the_seats_is_refused() -> None:

@@ -70,7 +70,7 @@ REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
     ),
 ]
 ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
-    Generation(number=1, restarts=1, port=29500, agreed=AGREED),
+    Generation(number=1, term=7, restarts=1, port=29500, agreed=AGREED),
     JobEnd(138, "signalled", "ddplaunch: stopped\n", SIGUSR1, True),
     node.StopOrdered(SIGTERM, NOW),
     node.StopOrdered(SIGTERM, NOW, why=Why.TIMED_OUT),
@@ -101,11 +101,11 @@ def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder |
 
 
 def test_the_ranks_of_a_node_follow_from_what_all_have_agreed_on() -> None:
-    generation = Generation(number=1, restarts=1, port=29500, agreed=AGREED)
+    generation = Generation(number=1, term=7, restarts=1, port=29500, agreed=AGREED)
     assert (generation.ranks, generation.alone) == (frozenset({2, 3}), False)
     only = replace(AGREED, index=0, agent_runs=(AgentRun(1, 2),))
     assert replace(generation, agreed=only).alone
-    of_draft = Generation(number=1, restarts=1, port=29500, ranks_of_draft=(4, 5))
+    of_draft = Generation(number=1, term=7, restarts=1, port=29500, ranks_of_draft=(4, 5))
     assert (of_draft.ranks, of_draft.alone) == (frozenset({4, 5}), True)
 
 

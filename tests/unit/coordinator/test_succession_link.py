@@ -189,7 +189,7 @@ def test_a_coordinator_learns_that_this_node_is_to_end_though_an_earlier_one_kne
     bed = beds(2)
     bed.link.send(node.ReportStopping(Why.SIGNALLED, 2))
     peer = bed.open(1)
-    bed.link.take(Generation(number=0, restarts=0, port=1, agreed=None))
+    bed.link.take(Generation(number=0, term=7, restarts=0, port=1, agreed=None))
     assert peer.sent[-1] == node.ReportStopping(Why.SIGNALLED, 2)
 
 
@@ -247,7 +247,7 @@ def test_a_coordinator_that_follows_another_passes_on_that_the_job_is_stopped(be
 def test_a_node_that_is_to_end_does_so_when_it_loses_the_coordinator(beds: Any) -> None:
     bed = beds(2)
     bed.link.send(node.ReportStopping(Why.SIGNALLED, 2))
-    bed.link.take(Generation(number=0, restarts=0, port=1, agreed=None))  # which crosses the report
+    bed.link.take(Generation(number=0, term=7, restarts=0, port=1, agreed=None))  # which crosses the report
     bed.link._lose_coordinator("connection closed", has_ended=True)
     assert bed.link.end.status == 130
 

@@ -31,7 +31,7 @@ def begin(number: int = 0, **fields: Any) -> Generation:
         "backend": "gloo",
         "backend_reason": "",
     }
-    return Generation(number=number, restarts=0, port=1, agreed=Agreed(**{**found, **fields}))
+    return Generation(number=number, term=number, restarts=0, port=1, agreed=Agreed(**{**found, **fields}))
 
 
 def test_one_generation_begins_after_the_other() -> None:
@@ -73,7 +73,7 @@ def test_nothing_begins_beside_workers_that_run_or_a_second_time() -> None:
 
 def test_nothing_begins_on_which_nodes_have_not_agreed() -> None:
     with pytest.raises(Malformed, match="without saying which"):
-        sequence().check(Generation(number=0, restarts=0, port=1, ranks_of_draft=(0, 1)))
+        sequence().check(Generation(number=0, term=0, restarts=0, port=1, ranks_of_draft=(0, 1)))
 
 
 def test_a_front_begins_nothing() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch.plan import Plan, WorkerPlan
-from ddplaunch.plan.variables import environment, init_file, of_generation, of_place, of_terminal
+from ddplaunch.plan.variables import environment, first_term, init_file, of_generation, of_place, of_terminal
 from tests.unit.builders import plan_of
 
 
@@ -19,13 +19,15 @@ def plan(**fields: Any) -> Plan:
 
 
 def generation(plan: Plan, number: int = 0) -> dict[str, str]:
-    return of_generation(plan, generation=number, port=4000, error_file="/run/error", log_dir="/run")
+    return of_generation(plan, generation=number, term=number + 7, port=4000, error_file="/run/error", log_dir="/run")
 
 
 def test_a_worker_gets_its_plans_variables_over_the_callers_and_those_of_its_generation_over_both() -> None:
     caller = {"HOME": "/root", "RANK": "9", "MASTER_PORT": "1"}
     of_plan = replace(worker(), variables={"RANK": "0", "MASTER_PORT": "2"})
-    found = environment(caller, plan(), of_plan, generation=0, port=4000, of_mps={"CUDA_MPS_PIPE_DIRECTORY": "/mps"})
+    found = environment(
+        caller, plan(), of_plan, generation=0, term=None, port=4000, of_mps={"CUDA_MPS_PIPE_DIRECTORY": "/mps"}
+    )
     assert (found["HOME"], found["RANK"], found["MASTER_PORT"]) == ("/root", "0", "4000")
     assert found["CUDA_MPS_PIPE_DIRECTORY"] == "/mps"
 
@@ -45,14 +47,28 @@ def test_a_worker_knows_its_place_on_every_level() -> None:
     }
 
 
-def test_a_generation_has_a_port_a_number_and_files_of_its_own() -> None:
+def test_a_generation_has_a_port_a_number_a_term_and_files_of_its_own() -> None:
     assert generation(plan(), 3) == {
         "MASTER_PORT": "4000",
         "TORCHELASTIC_RESTART_COUNT": "3",
         "TORCHELASTIC_ERROR_FILE": "/run/error",
         "DDPLAUNCH_INIT_METHOD": "env://",
         "DDPLAUNCH_LOG_DIR": "/run",
+        "DDPLAUNCH_TERM": "10",
     }
+
+
+def test_a_term_replaces_that_of_a_job_around_this_one_and_nodes_that_do_not_communicate_set_none() -> None:
+    outer = {"DDPLAUNCH_TERM": "3"}
+    assert environment(outer, plan(), worker(), generation=0, term=9, port=1)["DDPLAUNCH_TERM"] == "9"
+    assert "DDPLAUNCH_TERM" not in environment({}, plan(), worker(), generation=0, term=None, port=1)
+
+
+def test_the_first_term_of_a_job_is_greater_than_the_last_one_of_a_run_that_was_over_before() -> None:
+    began, shortest = 1_795_858_200.25, 0.005  # seconds; no generation is shorter
+    assert first_term(began) == 1_795_858_200_250
+    assert first_term(began + 1000 * shortest) > first_term(began) + 1000
+    assert first_term(-5.0) == 0, "a clock before 1970 gives a number that messages may hold"
 
 
 def test_a_job_that_the_cluster_has_started_again_counts_that_as_a_restart() -> None:
@@ -86,7 +102,7 @@ def test_without_a_file_there_is_none_to_remove(method: str) -> None:
 
 @given(st.integers(0, 9), st.integers(1, 65535), st.sampled_from(["env", "tcp", "file:/f"]))
 def test_variables_are_strings(number: int, port: int, method: str) -> None:
-    variables = of_generation(plan(init_method=method), generation=number, port=port)
+    variables = of_generation(plan(init_method=method), generation=number, term=number, port=port)
     assert all(type(value) is str for value in variables.values())
 
 
@@ -96,7 +112,13 @@ def test_variables_are_strings(number: int, port: int, method: str) -> None:
 def told(caller: dict[str, str], of_plan: dict[str, str] | None = None) -> dict[str, str]:
     there = of_terminal(100, 24, highest=3)
     return environment(
-        caller, plan(), replace(worker(), variables=of_plan or {}), generation=0, port=4000, of_terminal=there
+        caller,
+        plan(),
+        replace(worker(), variables=of_plan or {}),
+        generation=0,
+        term=None,
+        port=4000,
+        of_terminal=there,
     )
 
 

@@ -91,8 +91,9 @@ def test_the_table_shows_values_reasons_workers_command_variables_and_notes() ->
         variables of each worker:
           its device        DDPLAUNCH_DEVICE
           its rank          LOCAL_RANK RANK
-          set at the start  DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR MASTER_PORT
-                            TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT
+          set at the start  DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR DDPLAUNCH_TERM
+                            MASTER_PORT TORCHELASTIC_ERROR_FILE
+                            TORCHELASTIC_RESTART_COUNT
 
         variables of all workers:
           MASTER_ADDR=127.0.0.1
@@ -236,6 +237,17 @@ def test_json_holds_the_whole_plan() -> None:
             }
         ],
     }
+
+
+@pytest.mark.parametrize(("nnodes", "control", "has_term"), [(2, True, True), (2, False, False), (1, False, True)])
+def test_nodes_that_do_not_communicate_are_shown_without_a_term(nnodes: int, control: bool, has_term: bool) -> None:
+    agents = tuple(PlannedAgent(f"gpu0{number}", 1) for number in range(nnodes))
+    text = table(plan(worker(0), nnodes=nnodes, agents=agents), replace(spec(), no_control=not control, verbosity=1))
+    assert ("DDPLAUNCH_TERM" in text) == has_term
+
+
+def test_the_shell_form_sets_no_term() -> None:
+    assert "DDPLAUNCH_TERM" not in shell(plan())
 
 
 def test_the_shell_form_is_one_command_line_for_each_worker() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.record import run_socket
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.questions import AskStatus
 from ddplaunch.tools.runs import client, find
-from ddplaunch.tools.runs.client import SocketPath
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply
 from ddplaunch.tools.runs.board import Board
-from ddplaunch.tools.runs.client import RunReplies, SocketPath
+from ddplaunch.tools.runs.client import RunReplies
 from tests.unit.runs.test_find import RUN, WORKER
 
 KEYS = ("up", "down", "page up", "page down", "home", "end", "<", ">", "r", "x")

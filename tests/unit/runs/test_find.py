@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.record import run_socket
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply, Run
@@ -17,7 +18,7 @@ from ddplaunch.system.console.tables import Look, written
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
 from ddplaunch.tools.runs import find, ps
-from ddplaunch.tools.runs.client import RunReplies, SocketPath
+from ddplaunch.tools.runs.client import RunReplies
 
 WORKER = WorkerStatus(0, 0, 7, "cuda:0", "running", "", 100.0, 95.0, 3 << 30, 61.0)
 RUN = Run(

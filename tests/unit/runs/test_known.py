@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.record import folders, run_socket
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.requests import Run
 from ddplaunch.tools.runs import find
-from ddplaunch.tools.runs.client import RunReplies, SocketPath
+from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.find import Known, heading, meant, newest_first, several
 from tests.unit.builders import spec
 

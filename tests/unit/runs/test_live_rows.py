@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.cells import cell_len
 
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.seen.collectives import Wait
 from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply, Run
 from ddplaunch.spec.outcome import Progress
-from ddplaunch.tools.runs.client import RunReplies, SocketPath
+from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.live_rows import LiveRows
 from tests.unit.runs.test_find import RUN, WORKER
 

@@ -41,7 +41,7 @@ class OneNode:
 
     def __init__(self, policy: Policy = POLICY, *, max_nodes: int = 1, **of_job: Any) -> None:
         self.node = node.State(policy=policy)
-        self.job = job.begin(job.Policy(min_nodes=1, max_nodes=max_nodes, last_call=0.0, **of_job), 0.0)
+        self.job = job.begin(job.Policy(min_nodes=1, max_nodes=max_nodes, last_call=0.0, **of_job), 0.0, 1)
         self._ranks = policy.ranks
         self._asked: list[node.Action | job.Action] = []
         self._decide(job.Joined(Member(id=SELF_ID, host="here", workers=len(policy.ranks), requested_rank=0), 0.0), 0.0)

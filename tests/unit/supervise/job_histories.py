@@ -55,8 +55,8 @@ def stopping(id: int, at: float) -> NodeEnded:
     return ended(id, at, stopped(id, "abcdef"[id], at))
 
 
-def history(policy: Policy, events: Iterable[Event]) -> tuple[State, list[Action]]:
-    state = job.begin(policy, 0.0)
+def history(policy: Policy, events: Iterable[Event], first_term: int = 1) -> tuple[State, list[Action]]:
+    state = job.begin(policy, 0.0, first_term)
     done: list[Action] = []
     for event in events:
         state, actions = job_step(state, event)

@@ -265,7 +265,7 @@ def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happene
     policy = Policy(
         min_nodes=min_nodes, max_nodes=min_nodes + more, max_restarts=restarts, may_leave=others, replaceable=others
     )
-    state = job.begin(policy, 0.0)
+    state = job.begin(policy, 0.0, 1)
     clock = 0.0
     state, _ = job_step(state, Joined(member(SELF_ID), clock))
     for event in happened:
@@ -346,6 +346,19 @@ def test_a_generation_that_cannot_begin_ends_the_job() -> None:
     state, actions = history(replace(THREE, max_restarts=3), again)
     assert (state.phase, state.why, state.generation.start_failure) == (Phase.ENDED, Why.FAILED, failed.failure)
     assert silent(actions)[-1] == EndJob(2)
+
+
+def test_each_generation_has_the_term_after_that_of_the_one_before_whatever_began_it() -> None:
+    policy = replace(ELASTIC, max_restarts=1)
+    failed: list[Event] = [*failing(1, 41.0), stopping(0, 41.2), DeadlineReached(41.3)]
+    joined: list[Event] = [Joined(member(2), 50.0), stopping(0, 51.0), stopping(1, 51.0), DeadlineReached(51.1)]
+    lost: list[Event] = [AgentLost(2, "gone", 60.0), stopping(0, 61.0), stopping(1, 61.0), DeadlineReached(61.1)]
+    happened: list[Event] = []
+    parts: list[list[Event]] = [[*met(2), DeadlineReached(30.1)], failed, joined, lost]
+    for number, events in enumerate(parts):
+        happened += events
+        state, _ = history(policy, happened, first_term=7_000)
+        assert (state.generation.number, state.generation.term) == (number, 7_000 + number)
 
 
 TAKEN = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), DeadlineReached(3), PortTaken(3)]

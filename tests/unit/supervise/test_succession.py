@@ -376,6 +376,14 @@ def test_it_goes_on_once_the_others_are_there_and_have_ended() -> None:
     assert state.succession.electorates == (Electorate(2, 2),)
 
 
+def test_the_first_generation_of_a_node_that_has_taken_over_has_a_greater_term_than_the_lost_one() -> None:
+    lost, _ = history(ELASTIC, begun(3))
+    state = after(taken_over(3), follower(1, 2), stopping(0, 101.0), ended(1, 101.0), DeadlineReached(102.0))
+    state = after(state, Acknowledged(1, 2, 103.0))
+    assert state.phase is Phase.RUNNING
+    assert state.generation.term > lost.generation.term
+
+
 def test_a_vote_that_another_coordinator_has_given_meanwhile_does_not_count() -> None:
     """Node 0 was cut off while it announced the next electorate, of term 2, to node 2 alone."""
     state = after(taken_over(3, skipped=70), follower(1, 2), stopping(0, 101.0), ended(1, 101.0))

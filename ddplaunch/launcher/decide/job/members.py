@@ -72,6 +72,7 @@ class Member(Struct, frozen=True, kw_only=True):
     has_run: bool = False  # it has taken part in a generation
     leaves_by: int = 0  # the signal at which it ends, when none of this generation is left there, and the others go on
     last_generation: int = -1  # that it has begun under a coordinator that is gone
+    last_term: int = -1  # the term of that
 
     @property
     def is_leaving(self) -> bool:

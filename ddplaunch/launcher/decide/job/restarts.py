@@ -40,6 +40,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     """One start of all workers, and how they ended on the nodes. Times are of the coordinator's clock."""
 
     number: int = -1  # -1: before the first one
+    term: int = -1  # as in DDPLAUNCH_TERM; before the first one, one less than the first one's
     began_at: float = 0.0
     node_exits: FrozenMap[tuple[WorkerExit, ...]] = NO_EXITS  # how the workers ended, by the id of their node
     early_exits_at: float | None = None  # when to print which nodes finished while workers of others run on
@@ -48,9 +49,9 @@ class Generation(Struct, frozen=True, kw_only=True):
     start_failure: StartFailure | None = None
     leftovers: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
 
-    def next(self, at: float, *, after: int = -1) -> Generation:
-        """Return the generation that begins at this time; some node has begun the one of number `after` already."""
-        return Generation(number=max(self.number, after) + 1, began_at=at)
+    def next(self, at: float, *, after: int = -1, after_term: int = -1) -> Generation:
+        """Return the generation that begins at this time; some node has begun the one of number and term `after` already."""
+        return Generation(number=max(self.number, after) + 1, term=max(self.term, after_term) + 1, began_at=at)
 
     def with_lost(self, node: str) -> Generation:
         """Return the generation after another node was lost."""

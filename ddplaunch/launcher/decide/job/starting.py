@@ -11,6 +11,7 @@ from ddplaunch.launcher.decide.job.ending import Result, end_job
 from ddplaunch.launcher.decide.job.limits import Limits
 from ddplaunch.launcher.decide.job.members import Member, Members, Policy
 from ddplaunch.launcher.decide.job.rendezvous import NEXT_LINE, Rendezvous
+from ddplaunch.launcher.decide.job.restarts import Generation
 from ddplaunch.launcher.decide.job.state import Phase, State
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import is_due
@@ -18,12 +19,12 @@ from ddplaunch.system.loop.deadline import is_due
 _PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
 
 
-def begin(policy: Policy, at: float) -> State:
-    """Return the first state, in which the job waits for the agents."""
+def begin(policy: Policy, at: float, first_term: int) -> State:
+    """Return the first state, in which the job waits for the agents; `first_term` is that of the first generation."""
     limits = Limits(job_deadline=None if policy.timeout is None else at + policy.timeout)
     # who followed a coordinator before this one has no workers by then
     rendezvous = replace(Rendezvous().opened(policy, at), alone_at=at + policy.lease)
-    return State(policy=policy, rendezvous=rendezvous, limits=limits)
+    return State(policy=policy, rendezvous=rendezvous, generation=Generation(term=first_term - 1), limits=limits)
 
 
 def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:

@@ -80,7 +80,11 @@ class State(Struct, frozen=True, kw_only=True):
             why=None,
             signum=0,
             rendezvous=self.rendezvous.closed(),
-            generation=self.generation.next(at, after=max(member.last_generation for member in members.values())),
+            generation=self.generation.next(
+                at,
+                after=max(member.last_generation for member in members.values()),
+                after_term=max(member.last_term for member in members.values()),
+            ),
             limits=self.limits.next_generation(),
             idleness=self.idleness.next_generation(),
         )
