@@ -13,6 +13,7 @@ from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.job.connections import Terms
@@ -262,18 +263,21 @@ class Lead:
     def _on_end(self, end: JobEnd) -> None:
         """Record how the job has ended, and tell those who wait for it."""
         if self.has_begun:
-            state = self.coordinator.state
-            failure = state.generation.start_failure or state.generation.failure
-            ended = Ended(
-                status=end.status,
-                why=end.why,
-                text=end.text,
-                restarts=state.generation.number,
-                exits=state.generation.exits,
-                failure=failure,
-            )
-            self.shutdown.conclude(ended, self.link, time.monotonic())
+            self.shutdown.conclude(self._ended(end), self.link, time.monotonic())
+        elif self.signum in self._job.inputs.spec.requeue_on and not end.requeue:
+            self.link.end = replace(end, requeue=self.signum)  # the notice came before any worker had begun
         self._run_socket.ended(end)
+
+    def _ended(self, end: JobEnd) -> Ended:
+        generation = self.coordinator.state.generation
+        return Ended(
+            status=end.status,
+            why=end.why,
+            text=end.text,
+            restarts=generation.number,
+            exits=generation.exits,
+            failure=generation.start_failure or generation.failure,
+        )
 
     def fail(self, error: LaunchError) -> None:
         """Tell the user, or the caller of `launch()`, why the job could not begin."""
@@ -292,9 +296,12 @@ class Lead:
         self.reporter.report_folder()
 
     def close(self) -> None:
-        """Tell programs outside the job its end, have the files written, and hand the last output over."""
+        """Tell programs outside the job its end, queue the job again if that is due, and hand the last output over."""
         self._run_socket.close()
         self.shutdown.wait_for(self._outward)
         self.link.close()
         self.reporter.stderr.put(self.context.last_words)
-        self.shutdown.leave_early(is_stopped=bool(self.signum))
+        if self.link.end is not None:
+            self.shutdown.leave(self._ended(self.link.end), self.link, is_stopped=bool(self.signum))
+        else:
+            self.shutdown.leave_early(is_stopped=bool(self.signum))

@@ -59,7 +59,6 @@ class JobEnd(Struct, frozen=True, tag="quit"):
     why: Keyword  # as in `summary.json`
     text: Text = ""  # for the user; "" if there is none
     requeue: SignalOrNone = 0  # the notice after which the job should go back into the queue
-    is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
 
 
 SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered | node.StoreOrdered

@@ -142,7 +142,7 @@ class AgentContext:
 
     def make_folder(self, plan: Plan) -> None:
         """Have the run folder made."""
-        is_part = bool(self.inputs.allocation.start) and not self.inputs.leads
+        is_part = self.inputs.allocation.has_front
         self.folder = folder_of_run(self.inputs.spec, self.inputs.env, plan, self.files, is_part=is_part)
 
     def output(self, plan: Plan) -> Output:

@@ -106,7 +106,7 @@ class Shutdown:
 
     def _own_requeue(self, link: Link) -> Requeue | None:
         """What queues the job again, if it is to be done from here: where the coordinator is."""
-        is_due = link.end is not None and link.end.requeue and not link.end.is_watched
+        is_due = link.end is not None and link.end.requeue
         return self._requeue if is_due and link.coordinator is not None else None
 
     def _submit(self, requeue: Requeue, decision: Intent, *, is_stopped: bool) -> str | None:

@@ -90,7 +90,7 @@ def run(
     check_files(spec)
     signals = passed_on(spec.signals)
     if reports_job is None:
-        reports_job = 0 in draft.ranks or not allocation.has_one_screen
+        reports_job = not allocation.has_front and (0 in draft.ranks or not allocation.has_one_screen)
     raise_open_files()
     warm, why_cold = _warm(draft, token.public(env))
     inputs = JobInputs(

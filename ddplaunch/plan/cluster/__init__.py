@@ -58,7 +58,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     tasks_per_node: int | None = None  # requested from the cluster: workers of a node without accelerators
     requeues: int = 0  # how often the cluster has started this job again
     sent_again: frozenset[int] = frozenset()  # stop signals that the scheduler may send more than once
-    has_front: bool = False  # a command has started all agents as a Slurm step, and connects to the coordinator
+    has_front: bool = False  # a command has started all agents, this one too, and coordinates them
     authenticated: bool = True  # the agents share a secret, or do not talk
     identity: str = ""  # unique to the job, known to all its agents: "slurm 84.0"; "" if there is no such name
     notes: tuple[str, ...] = ()  # what a reader of the plan should know, one sentence each

@@ -22,7 +22,7 @@ from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.plan.cluster.listed import allocate
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options.parsers import digits
-from ddplaunch.spec.options.token import RDZV_PORT, TASKS_PER_NODE
+from ddplaunch.spec.options.token import RDZV_HOST, RDZV_PORT, TASKS_PER_NODE
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count
 
@@ -153,6 +153,8 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     )
     if number_of_nodes == 1 and not spec.master_addr:
         endpoint = replace(endpoint, address=endpoints.LOOPBACK)
+    if port is not None:  # the command that has started this step coordinates it
+        rendezvous = replace(rendezvous, addresses=(facts.env[RDZV_HOST],), coordinator=False, listen=None)
     return Allocation(
         cluster="slurm",
         nnodes=nnodes if step.once_per_node else (number_of_nodes, number_of_nodes),

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from msgspec import Struct
 
@@ -24,9 +24,6 @@ from ddplaunch.system.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.system.process.child import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.system.process.fork import fork
 
-if TYPE_CHECKING:  # a task of the step imports this module, and does not need it
-    from ddplaunch.reach.slurm.job import SlurmRequeue
-
 _FORK = "cannot create a process"
 _COLONS = re.compile(r"\\*:")
 
@@ -36,20 +33,8 @@ class StepJob(Struct, frozen=True, kw_only=True):
 
     argv: tuple[str, ...]  # srun and the command of each task
     env: Mapping[str, str]  # of the step, with the job's token
-    host: str  # of node 0
-    ports: tuple[int, ...]  # where the coordinator listens
-    token: str
-    name: str  # of the job, as the agents know it
-    signals: frozenset[int]
-    stops: frozenset[int]
-    sent_again: frozenset[int]  # that may come more than once without escalating
-    heartbeat_timeout: float  # seconds without a message after which the coordinator is lost
-    may_shorten_silence: bool  # for a host that answers nothing
-    grace_period: float  # seconds
+    signals: frozenset[int]  # that the front passes on
     open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
-    notices: frozenset[int]
-    requeue: SlurmRequeue
-    is_quiet: bool = False
     live: bool = False  # rows about the job stand below the output
     reads_stdin: bool = False  # rank 0, which is on this host, has the stdin of this command
 

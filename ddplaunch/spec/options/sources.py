@@ -18,7 +18,7 @@ from ddplaunch.system.words import did_you_mean, why_failed
 _FILES = {"pyproject.toml": Source.PYPROJECT, "ddplaunch.toml": Source.FILE}
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file
-_NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_PORT, token.TASKS_PER_NODE})
+_NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_HOST, token.RDZV_PORT, token.TASKS_PER_NODE})
 
 
 def from_variables(env: Mapping[str, str]) -> Iterator[Given]:

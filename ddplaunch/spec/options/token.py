@@ -13,7 +13,8 @@ from ddplaunch.system.words import why_failed
 
 VARIABLE = "DDPLAUNCH_TOKEN"
 # not secret, but for agents only as well: set for a Slurm step that ddplaunch starts
-RDZV_PORT = "DDPLAUNCH_RDZV_PORT"  # of the agents' rendezvous
+RDZV_HOST = "DDPLAUNCH_RDZV_HOST"  # where the command is that has started the agents, and coordinates them
+RDZV_PORT = "DDPLAUNCH_RDZV_PORT"
 TASKS_PER_NODE = "DDPLAUNCH_TASKS_PER_NODE"  # of the batch script, which differ from the step's
 SCREEN = "DDPLAUNCH_SCREEN"  # where srun writes what the step prints
 OPTIONS = (
@@ -69,7 +70,7 @@ def weaknesses(spec: JobSpec, secret: str) -> list[str]:
 
 def public(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that workers may see: all but those that are for agents only."""
-    for_agents = (VARIABLE, RDZV_PORT, TASKS_PER_NODE, SCREEN, STDIN, OPTIONS)
+    for_agents = (VARIABLE, RDZV_HOST, RDZV_PORT, TASKS_PER_NODE, SCREEN, STDIN, OPTIONS)
     return {name: value for name, value in env.items() if name not in for_agents and not name.startswith(OF_WORKERS)}
 
 

@@ -1,23 +1,11 @@
-"""--live in the watcher of a step: srun's output passes through here, and whoever makes the rows reaches node 0's agent.
-
-Without --live srun writes to the terminal itself. The questions go as streams over the watcher's connection to the coordinator,
-wherever node 0 is. The socket for them has an abstract name, so that nothing is left of it, and takes this user alone.
-"""
+"""--live in the watcher of a step: srun's output passes through here. Without --live srun writes to the terminal itself."""
 
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Callable
-from contextlib import suppress
 
-from ddplaunch.reach.channel.streams import Chunk, Streams
-from ddplaunch.reach.pipes import FULL, MESSAGE, SOCKET, STDERR, STDOUT, OutputQueue
-from ddplaunch.record import run_socket
+from ddplaunch.reach.pipes import FULL, MESSAGE, STDERR, STDOUT, OutputQueue
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.acceptor import Acceptor
-
-_MOST = 16  # streams at a time: rows and a snapshot need two
 
 
 class StepOutput:
@@ -63,41 +51,3 @@ class StepOutput:
         for fd in list(self._streams):
             while self._read(fd):
                 pass
-
-
-class StepSocket:
-    """Where the process that makes the rows asks the job."""
-
-    def __init__(self, loop: Loop, queue: OutputQueue, send: Callable[[Chunk], None]) -> None:
-        """Listen, and say so to the front; `send` takes what is for node 0's agent."""
-        self._newest = 0  # number of a stream
-        self._streams = Streams(loop, send)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        name = f"ddplaunch-{os.urandom(16).hex()}"
-        listener.bind(f"\0{name}")
-        listener.listen()
-        self._acceptor = Acceptor(loop, listener, lambda sock, _: self._on_connection(sock))
-        self._acceptor.start()
-        queue.put(SOCKET, b"\0" + name.encode())
-
-    def _on_connection(self, sock: socket.socket) -> None:
-        """Connect a process of this user to node 0's agent."""
-        if run_socket.uid_of(sock) not in (os.getuid(), 0) or len(self._streams) >= _MOST:
-            sock.close()
-            return
-        self._newest += 1
-        self._streams.add(self._newest, sock)
-
-    def take(self, chunk: Chunk) -> None:
-        """Take what node 0's agent has sent."""
-        self._streams.take(chunk)
-
-    def drop(self) -> None:
-        """End all connections, since that agent is lost; later ones are to the node that takes over."""
-        self._streams.close()
-
-    def close(self) -> None:
-        """End all."""
-        with suppress(OSError):
-            self._acceptor.close()
-            self._streams.close()

@@ -12,20 +12,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from ddplaunch.launcher.node import child, front
+from ddplaunch.launcher.elsewhere.lead import LeadJob, inputs_of_lead
+from ddplaunch.launcher.node import begin, child, front
 from ddplaunch.launcher.node.signals import passed_on
 from ddplaunch.plan.cluster import Allocation, endpoints
 from ddplaunch.plan.cluster.slurm import components
+from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.slurm import srun
-from ddplaunch.reach.slurm.job import SlurmRequeue
+from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, SlurmRequeue, time_in_queue, why_ending
 from ddplaunch.reach.slurm.srun import escaped
 from ddplaunch.reach.slurm.step import Grants, are_grants_uncertain, public_environment, query_grants, task_options
+from ddplaunch.record.folders import run_id_of
 from ddplaunch.spec.job import Given, JobSpec, Source
 from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.options.parsers import write_nnodes
 from ddplaunch.spec.options.resolve import sent
 from ddplaunch.spec.options.table import Reach
+from ddplaunch.spec.outcome import ClusterEnding, ClusterQuestions
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError, below, tell
 from ddplaunch.system.process.linux import raise_open_files
@@ -46,36 +50,41 @@ def run_step(
     signals = passed_on(spec.signals)
     mode = os.fstat(0).st_mode  # keyboard input is for the shell
     gpus = query_grants(secret.public(env)) if are_grants_uncertain(env) else {}
-    screen = Screen.here(env, has_rows=spec.live)
-    job = srun.StepJob(
+    screen, run_id = Screen.here(env, has_rows=spec.live), run_id_of(spec)
+    cluster = ClusterQuestions(why_ending=_ask(env, why_ending), time_in_queue=_ask(env, time_in_queue))
+    lead = LeadJob(
+        inputs=inputs_of_lead(spec, env, allocation, run_id=run_id, python=sys.executable, cluster=cluster),
+        key=key(token, "\0".join(("", spec.rdzv_id or "", str(port)))),
+        ports=endpoints.ports_from(port),
+        python=sys.executable,
+        signals=signals,
+        sent_again=allocation.sent_again,
+        signals_all=True,
+        requeue=SlurmRequeue(secret.public(env), spec.max_requeues, spec.grace_period) if spec.requeue_on else None,
+    )
+    step = srun.StepJob(
         argv=argv(spec, allocation, sys.executable, components(env), gpus, mpi_type(env)),
         env={
-            **environment(env, token=token, port=port),
+            **environment(env, token=token, host=os.uname().nodename, port=port),
             secret.SCREEN: screen.text,
             **apart(spec),
             **secret.hidden(spec),
         },
-        host=allocation.start[0].address,
-        ports=endpoints.ports_from(port),
-        token=token,
-        name="\0".join(("", spec.rdzv_id or "", str(port))),
         signals=signals,
-        stops=spec.ending_signals,
-        sent_again=allocation.sent_again,
-        heartbeat_timeout=spec.heartbeat_timeout,
-        may_shorten_silence=spec.may_shorten_silence,
-        grace_period=spec.grace_period,
         open_files=raise_open_files(),
-        notices=frozenset(spec.requeue_on),
-        requeue=SlurmRequeue(secret.public(env), spec.max_requeues, spec.grace_period),
-        is_quiet=spec.verbosity < 0,
         live=spec.live,
         reads_stdin=allocation.is_here and (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)),
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
     return serve(
-        partial(run, job, srun.start_step(job)), signals, spec.ending_signals, sent_again=allocation.sent_again
+        partial(run, lead, step, srun.start_step(step)), signals, spec.ending_signals, sent_again=allocation.sent_again
     )
+
+
+def _ask(
+    env: Mapping[str, str], query: Callable[[Mapping[str, str], float], ClusterEnding]
+) -> Callable[[], ClusterEnding]:
+    return lambda: query(secret.public(env), CONTROLLER_TIMEOUT)
 
 
 def _no_terminal(spec: JobSpec, allocation: Allocation) -> LaunchError:
@@ -160,17 +169,18 @@ def mpi_type(env: Mapping[str, str]) -> str:
     return "none" if "SLURM_STEP_ID" in env else env.get("SLURM_MPI_TYPE") or "none"
 
 
-def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
-    """Return the variables of a step of agents."""
+def environment(env: Mapping[str, str], *, token: str, host: str, port: int) -> dict[str, str]:
+    """Return the variables of a step of agents, which find the coordinator at this host and port."""
     kept = public_environment(env)
     if tasks := env.get("SLURM_NTASKS_PER_NODE"):
         kept[secret.TASKS_PER_NODE] = tasks
-    return {**kept, secret.VARIABLE: token, secret.RDZV_PORT: str(port)}
+    return {**kept, secret.VARIABLE: token, secret.RDZV_HOST: host, secret.RDZV_PORT: str(port)}
 
 
-def run(job: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
-    """Watch the step and give the job's exit status. Runs in a process of its own, in which signals are still blocked."""
+def run(lead: LeadJob, step: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
+    """Coordinate the agents of the step and give the job's exit status. Runs in a process of its own, with signals blocked."""
     child.decide_start(pipes)  # srun has been started: from here on there is something to be stopped
+    files = begin.start_writer()
     from ddplaunch.launcher.elsewhere.slurm.watcher import (
         Watcher,  # takes about as long as srun does to start the agents
     )
@@ -178,7 +188,7 @@ def run(job: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
 
     gc.freeze()
     gc.enable()
-    return Watcher(Loop(), job, pipes).run(started)
+    return Watcher(Loop(), lead, step, files, pipes).run(started)
 
 
 # --- how many GPUs each node was granted, and how srun is asked for them
