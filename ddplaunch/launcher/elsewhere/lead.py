@@ -147,6 +147,7 @@ class Lead:
         self.link = LocalLink(loop, self.coordinator)
         self.coordinator.lead(self.link.take, self.incoming.agents)
         self.shutdown = Shutdown(loop, self.context, self.signals, pipes, lead.requeue)
+        self.reporter.tell_all = self.coordinator.say
         self._run_socket = RunSocket(loop, self.context, lambda: inputs.draft.run_id)
         self._outward: list[Errands] = []
         self._unreported: Generation | None = None  # that begins

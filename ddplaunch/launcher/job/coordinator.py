@@ -22,6 +22,7 @@ from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import ClusterEnding, StartFailure, Traces, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.port import PortTaken, Reservation, reserve
 from ddplaunch.system.words import signal_name
@@ -68,6 +69,7 @@ class Coordinator:
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
         self._warnings: Warnings | None = None
+        self._said: set[Warned] = set()  # by the command that has started all agents
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def join(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
@@ -151,7 +153,14 @@ class Coordinator:
             case StacksAtEnd(number) if number == self.state.generation.number and not member.has_ended:
                 self._samples[member.id] = report.stacks.samples(member.host)
 
+    def say(self, text: str, is_warning: bool) -> None:
+        """Say something of the command that has started all agents, which need not say the same of themselves."""
+        self._said.add(Warned(line(text), is_warning))
+        self._reporter.print(f"warning: {text}" if is_warning else text)
+
     def _warn(self, member: Member, warned: Warned) -> None:
+        if warned in self._said:
+            return
         if self._warnings is None:
             from ddplaunch.launcher.job.warnings import Warnings  # most jobs lack nothing
 

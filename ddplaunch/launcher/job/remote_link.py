@@ -174,7 +174,7 @@ class RemoteLink(Link):
     @property
     def address(self) -> str | None:
         """The address that this node connects from, if the coordinator is elsewhere."""
-        return self._peer.local_address if self._peer is not None else super().address
+        return self._peer.local_address or None if self._peer is not None else super().address
 
     def _on_message(self, payload: bytes) -> None:
         """Take an order, or answer a ping; a malformed message loses the coordinator. Called by the peer."""

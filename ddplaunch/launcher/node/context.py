@@ -19,6 +19,7 @@ from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.sinks import Output
 from ddplaunch.launcher.tell.reporter import CallerReporter, Reporter, Stderr, Surroundings
 from ddplaunch.plan import Plan
+from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.make import is_shown_as_it_is
 from ddplaunch.plan.variables import of_terminal
 from ddplaunch.reach.other_host import job_in_slurm
@@ -34,6 +35,7 @@ from ddplaunch.system.console.paint import Paint
 from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
 from ddplaunch.system.errors import visible
 from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.net.addresses import is_loopback
 from ddplaunch.system.process.child import ATTACH_SIGNAL
 from ddplaunch.system.redaction import Redactor, literals
 
@@ -102,6 +104,8 @@ class AgentContext:
         if generation.agreed is not None:
             from ddplaunch.launcher.job.join import agreed_plan  # one node needs none of it
 
+            if is_loopback(generation.agreed.address):
+                address = address or LOOPBACK
             plan = agreed_plan(generation.agreed, generation.port, address, spec, inputs.allocation, inputs.node)
         if self.folder is None:
             self.make_folder(plan)
