@@ -26,7 +26,6 @@ OURS = b"w"
 BARS = b"p"
 # where the socket of the run lies, "FOLDER\0NAME": from there come the rows of --live
 SOCKET = b"s"
-NOWHERE = b"\0"  # in place of a socket
 CONTROL = b"c"  # JSON, see reach/messages.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
@@ -35,7 +34,6 @@ PLAIN_SIGNAL = b"p"  # take this signal, which does not escalate, as another pro
 DECIDED_SIGNAL = b"d"  # take this signal, which escalates
 HOST_SIGNAL = b"h"  # the same, but it was sent to the front of this host itself
 ONE_FEWER = b"f"  # one node of the job will not join
-COORDINATOR_ENDED = b"e"  # the agent of the coordinator from which this one has taken over has ended
 MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
 IS_RUNNING = b"r"  # reply, if the loop runs
 ASKS = signal.SIGURG  # asks the same of a handler; by default it does nothing, so that it harms no agent at its start

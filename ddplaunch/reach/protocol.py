@@ -27,13 +27,12 @@ SIGNAL = b"s"  # the number of a signal to pass on; if the job stops already, it
 PLAIN_SIGNAL = b"n"  # the same, but it does not kill
 FEWER = b"f"  # to the host of the coordinator: one host fewer will join
 CONNECT = b"a"  # messages.Connect, to the host of the coordinator
-COORDINATOR_ENDED = b"e"  # to one whose agent has taken over: the agent of the coordinator before has ended
 REQUEST = b"r"  # doctor.nodes.messages.Asked, to the doctor's program in place of an agent
 # both ways
 HEARTBEAT = b"b"
 STREAM = b"q"  # streams.Chunk: between a command where the job was typed and the coordinator's agent
 
-_OF_JOB = ORDER + COORDINATOR + COORDINATOR_ENDED + FEWER + SIGNAL + PLAIN_SIGNAL
+_OF_JOB = ORDER + COORDINATOR + FEWER + SIGNAL + PLAIN_SIGNAL
 TO_HOST = _OF_JOB + CONNECT + REQUEST + HEARTBEAT + STREAM
 FROM_HOST = STDOUT + STDERR + OURS + BARS + CONTROL + HEARTBEAT + STREAM
 

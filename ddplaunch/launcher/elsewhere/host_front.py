@@ -20,7 +20,6 @@ from ddplaunch.reach.messages import Report
 from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
 from ddplaunch.reach.protocol import (
     CONNECT,
-    COORDINATOR_ENDED,
     FEWER,
     HEARTBEAT,
     PLAIN_SIGNAL,
@@ -39,7 +38,6 @@ from ddplaunch.system.process.clock import PROCESS_CLOCK
 from ddplaunch.system.process.tree import ends_within, has_ended
 from ddplaunch.system.words import duration
 
-_REQUESTS = {FEWER: pipes.ONE_FEWER, COORDINATOR_ENDED: pipes.COORDINATOR_ENDED}
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 
 
@@ -238,8 +236,8 @@ class HostFront:
             self._stopped = self._stopped or data[0] in self._stops
             self._prevent_start(data[0], is_printed=self._reports_job)  # all hosts get it
             self._request(pipes.PLAIN_SIGNAL if tag == PLAIN_SIGNAL else pipes.DECIDED_SIGNAL, data[0])
-        elif tag in _REQUESTS:
-            self._request(_REQUESTS[tag])
+        elif tag == FEWER:
+            self._request(pipes.ONE_FEWER)
         elif tag in (CONNECT, STREAM):
             self._take_chunk(tag, data)
 

@@ -77,7 +77,9 @@ class _Connection:
         self.host_silence = 0.0  # seconds, as last measured
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
-        self.answered = 0.0  # when it gave its last answer, or said hello, by its clock: the number of a renewal of its lease
+        self.answered = (
+            0.0  # when it gave its last answer, or said hello, by its clock: the number of a renewal of its lease
+        )
         self.renewed_at = -inf  # when that came: the lease began no later
         self.heard_at = -inf  # when that or another message came
 
@@ -199,13 +201,13 @@ class Connections:
         """Return whether a peer has answered none of the last pings."""
         return self._loop.now() - self._connections[id].heard_at > _SILENT_BEATS * self._beat
 
-    def expel(self, id: int, reason: str) -> None:
-        """Close a connection, and report it as lost."""
+    def expel(self, id: int, reason: str, *, may_return: bool = False) -> None:
+        """Close a connection, and report it as lost; `may_return`: its agent may come back as a new node."""
         connection = self._connections.get(id)
         if connection is not None:
             if not connection.is_known:  # nothing else reports it
                 self._listener.report_refusal(connection.peer.address, reason)
-            connection.peer.send(messages.encode(messages.GivenUp(line(reason))))
+            connection.peer.send(messages.encode(messages.GivenUp(line(reason), may_return)))
         self.drop(id)
         self._lost(id, reason, False, -inf if connection is None else connection.renewed_at)
 
@@ -302,7 +304,7 @@ class Connections:
             self._silence.observe(connection.host_silence, host)
             connection.host_silence = host
             if self._silence.seconds_left(agent, host, self._beat) == 0:
-                self.expel(id, self._silence.describe(agent))
+                self.expel(id, self._silence.describe(agent), may_return=True)
             else:
                 self._ping(id)
 

@@ -82,7 +82,9 @@ class Hello(Struct, frozen=True, tag="hello"):
     backend_reason: Line
     reached: Host  # the host name or address under which it reached the coordinator
     facts: NodeFacts
-    last_generation: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1  # that it has begun under a coordinator that is gone
+    last_generation: Annotated[
+        int, Meta(ge=-1, le=2**31 - 1)
+    ] = -1  # that it has begun under a coordinator that is gone
     at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
 
 
@@ -114,6 +116,7 @@ class GivenUp(Struct, frozen=True, tag="given_up"):
     """The coordinator to an agent: the job goes on without this node."""
 
     reason: Line
+    may_return: bool = False  # whether the agent may come back as a new node: it was only silent
 
 
 class LeftByNode0(Struct, frozen=True, tag="left_by_node_0"):
@@ -128,9 +131,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 FirstMessage = Hello | Withdrawal
-ToCoordinator = (
-    SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
-)
+ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
 ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | LeftByNode0
 
 encode = msgspec.json.Encoder().encode
@@ -333,12 +334,13 @@ class OrderSequence:
 
     def __init__(self, hello: FirstMessage) -> None:
         self._hello = hello
-        self._generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
-        self._runs = False  # its end was not reported yet
+        self.generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
+        self.restarts = 0  # how many of --max-restarts were used when it began
+        self.runs = False  # its end was not reported yet
 
     def ended(self) -> None:
         """Note that the end of the generation was reported."""
-        self._runs = False
+        self.runs = False
 
     def check(self, message: ToAgent) -> None:
         """Take the next message. Raises Malformed: it begins what this agent cannot begin, or answers what was not said."""
@@ -353,6 +355,6 @@ class OrderSequence:
             raise Malformed(f"agent {agreed.index} has another number of workers")
         if hello.requested_rank is not None and agreed.index != hello.requested_rank < agreed.nnodes:
             raise Malformed(f"agent {agreed.index} for node rank {hello.requested_rank}")
-        if self._runs or message.number <= self._generation:
-            raise Malformed(f"generation {message.number} after {self._generation}")
-        self._generation, self._runs = message.number, True
+        if self.runs or message.number <= self.generation:
+            raise Malformed(f"generation {message.number} after {self.generation}")
+        self.generation, self.restarts, self.runs = message.number, message.restarts, True

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 
 from ddplaunch.launcher.node.front import FrontOutput
-from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, NOWHERE, SOCKET, STDERR
+from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, SOCKET, STDERR
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import detach, signal_at_end_of
 from ddplaunch.system.process.terminal import Modes, modes, set_modes
@@ -135,13 +135,8 @@ class LiveOutput(FrontOutput):
     # --- the process that makes the rows
 
     def _look_at(self, place: bytes) -> None:
-        """Show rows about the run whose socket is at this place; after another place, the run is the same.
-
-        NOWHERE ends the rows: another node answers for the job.
-        """
-        if place == NOWHERE:
-            self._end_rows()
-        elif self._viewer is None:
+        """Show rows about the run whose socket is at this place; after another place, the run is the same."""
+        if self._viewer is None:
             folder, _, name = os.fsdecode(place).partition("\0")
             self._start_viewer(folder, name)
         else:

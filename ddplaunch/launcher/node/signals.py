@@ -21,7 +21,6 @@ from ddplaunch.launcher.node.child import PATIENCE, longest_wait, watch_interval
 from ddplaunch.launcher.node.events import ChildEnded, FrontWaits, OneFewer
 from ddplaunch.reach.pipes import (
     ASKS,
-    COORDINATOR_ENDED,
     DECIDED_SIGNAL,
     GOES_ON,
     HOST_SIGNAL,
@@ -288,8 +287,6 @@ class SignalSource:
                 self.received(requests[at + 1], SignalOrigin.HOST)
             elif request == ONE_FEWER:
                 self._loop.post(OneFewer())
-            elif request == COORDINATOR_ENDED:
-                self._loop.post(CoordinatorEnded())
             elif request == MAY_STOP:
                 if self._loop.watches(self._from_front):
                     self._on_front_signals()  # its SIGTSTP is in the other pipe
