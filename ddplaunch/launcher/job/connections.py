@@ -77,11 +77,21 @@ class _Connection:
         self.host_silence = 0.0  # seconds, as last measured
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
-        self.answered = (
-            0.0  # when it gave its last answer, or said hello, by its clock: the number of a renewal of its lease
-        )
+        self.pings: deque[float] = deque()  # when those were sent that have no answer yet, in their order
+        self.renewal = -inf  # the number of the last renewal of its lease: when it was sent, by the agent's clock
         self.renewed_at = -inf  # when that came: the lease began no later
         self.heard_at = -inf  # when that or another message came
+
+    def renew(self, message: messages.Hello | messages.Pong, at: float) -> None:
+        """Take a renewal of the lease, which comes with a hello and with each answer to a ping.
+
+        Raises Malformed: it answers another ping than the oldest, or has a number before the last one's.
+        """
+        if isinstance(message, messages.Pong) and (not self.pings or self.pings.popleft() != message.sent):
+            raise Malformed("an answer to a ping that was not sent")
+        if message.at < self.renewal:
+            raise Malformed("a renewal from before the last one")
+        self.renewal, self.renewed_at = message.at, at
 
 
 class Connections:
@@ -243,13 +253,13 @@ class Connections:
         heartbeat = connection.heartbeat
         try:
             message = self._decoded(id, payload)
+            if isinstance(message, messages.Hello | messages.Pong):
+                connection.renew(message, self._loop.now())
         except Malformed as error:
             self.expel(id, f"sent a malformed message ({error})")
             return
         heartbeat.unanswered = 0
         connection.heard_at = self._loop.now()
-        if isinstance(message, messages.Hello | messages.Pong):
-            connection.answered, connection.renewed_at = message.at, self._loop.now()
         if isinstance(message, messages.Pong):
             heartbeat.pong_received(message.sent, message.at, time.monotonic())
             self._answered()
@@ -310,6 +320,7 @@ class Connections:
 
     def _ping(self, id: int) -> None:
         connection = self._connections[id]
+        ping = messages.Ping(time.monotonic(), self._silence.host_limit, max(connection.renewal, 0.0))
         connection.heartbeat.unanswered += 1
-        ping = messages.Ping(time.monotonic(), self._silence.host_limit, connection.answered)
+        connection.pings.append(ping.sent)
         connection.peer.send(messages.encode(ping))
