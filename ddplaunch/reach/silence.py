@@ -14,22 +14,6 @@ LEAST = 6.0  # seconds: pauses of 4 s are survived, in which virtual machines mo
 # seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `reach.channel.peer.prepare`
 LEAST_WITH_GAPS = 8.0
 _ROUND_TRIP = 0.1  # of a beat, for the answer to a ping: without it, node 0 would miss a host one ping later
-_LATE = 5.0  # seconds, beyond two heartbeats, in which the nodes of a lost coordinator come to one that takes over
-
-
-def seconds_to_gather(heartbeat_timeout: float) -> float:
-    """Return for how long a coordinator that takes over waits for the nodes of the one before."""
-    return 2 * heartbeat_timeout + _LATE
-
-
-def seconds_to_look(heartbeat_timeout: float) -> float:
-    """Return for how long such a node looks for one that takes over, which may begin to wait later."""
-    return seconds_to_gather(heartbeat_timeout) + _LATE
-
-
-def seconds_to_follow(heartbeat_timeout: float) -> float:
-    """Return for how long a command that has started the agents, and a coordinator that takes over, look for each other."""
-    return seconds_to_look(heartbeat_timeout) + _LATE
 
 
 class Silence:

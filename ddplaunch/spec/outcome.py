@@ -38,6 +38,10 @@ class Why(Enum):
     JOB_ENDED = "job_ended"
 
 
+# reasons after which all workers may start again
+MAY_RESTART = (Why.FAILED, Why.HUNG, Why.NODE_LOST, Why.NODE_LEFT, Why.NODE_JOINED)
+
+
 class Frame(Struct, frozen=True, kw_only=True, array_like=True):
     """One line of a Python traceback."""
 

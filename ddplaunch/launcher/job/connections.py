@@ -78,11 +78,21 @@ class _Connection:
         self.host_silence = 0.0  # seconds, as last measured
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
-        self.answered = (
-            0.0  # when it gave its last answer, or said hello, by its clock: the number of a renewal of its lease
-        )
+        self.pings: deque[float] = deque()  # when those were sent that have no answer yet, in their order
+        self.renewal = -inf  # the number of the last renewal of its lease: when it was sent, by the agent's clock
         self.renewed_at = -inf  # when that came: the lease began no later
         self.heard_at = -inf  # when that or another message came
+
+    def renew(self, message: messages.Hello | messages.Pong, at: float) -> None:
+        """Take a renewal of the lease, which comes with a hello and with each answer to a ping.
+
+        Raises Malformed: it answers another ping than the oldest, or has a number before the last one's.
+        """
+        if isinstance(message, messages.Pong) and (not self.pings or self.pings.popleft() != message.sent):
+            raise Malformed("an answer to a ping that was not sent")
+        if message.at < self.renewal:
+            raise Malformed("a renewal from before the last one")
+        self.renewal, self.renewed_at = message.at, at
 
 
 class Connections:
@@ -208,13 +218,13 @@ class Connections:
         """Return whether a peer has answered none of the last pings."""
         return self._loop.now() - self._connections[id].heard_at > _SILENT_BEATS * self._beat
 
-    def expel(self, id: int, reason: str) -> None:
-        """Close a connection, and report it as lost."""
+    def expel(self, id: int, reason: str, *, may_return: bool = False) -> None:
+        """Close a connection, and report it as lost; `may_return`: its agent may come back as a new node."""
         connection = self._connections.get(id)
         if connection is not None:
             if not connection.is_known:  # nothing else reports it
                 self._report_refusal(connection.peer.address, reason)
-            connection.peer.send(messages.encode(messages.GivenUp(line(reason))))
+            connection.peer.send(messages.encode(messages.GivenUp(line(reason), may_return)))
         self.drop(id)
         self._lost(id, reason, False, -inf if connection is None else connection.renewed_at)
 
@@ -272,13 +282,13 @@ class Connections:
         heartbeat = connection.heartbeat
         try:
             message = self._decoded(id, payload)
+            if isinstance(message, messages.Hello | messages.Pong):
+                connection.renew(message, self._loop.now())
         except Malformed as error:
             self.expel(id, f"sent a malformed message ({error})")
             return
         heartbeat.unanswered = 0
         connection.heard_at = self._loop.now()
-        if isinstance(message, messages.Hello | messages.Pong):
-            connection.answered, connection.renewed_at = message.at, self._loop.now()
         if isinstance(message, messages.Pong):
             heartbeat.pong_received(message.sent, message.at, time.monotonic())
             self._answered()
@@ -333,12 +343,13 @@ class Connections:
             self._silence.observe(connection.host_silence, host)
             connection.host_silence = host
             if self._silence.seconds_left(agent, host, self._beat) == 0:
-                self.expel(id, self._silence.describe(agent))
+                self.expel(id, self._silence.describe(agent), may_return=True)
             else:
                 self._ping(id)
 
     def _ping(self, id: int) -> None:
         connection = self._connections[id]
+        ping = messages.Ping(time.monotonic(), self._silence.host_limit, max(connection.renewal, 0.0))
         connection.heartbeat.unanswered += 1
-        ping = messages.Ping(time.monotonic(), self._silence.host_limit, connection.answered)
+        connection.pings.append(ping.sent)
         connection.peer.send(messages.encode(ping))

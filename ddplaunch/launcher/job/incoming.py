@@ -27,6 +27,7 @@ from ddplaunch.system.loop.loop import Loop
 _HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each is logged
 _LEAST_HELLOS = 10_000
 _WARNINGS = 20  # of each connection
+_MOST_GENERATIONS = 1_000_000  # that a node may have begun before: the next has a number beyond those of all nodes
 
 
 class Incoming:
@@ -103,6 +104,12 @@ class Incoming:
                 renewed_at = self._connections.renewed_at(id)
                 self._connections.drop(id)
                 self._on_lost(id, "has heard nothing from here for too long", has_ended=False, renewed_at=renewed_at)
+            case NodeEnd(generation) | StacksAtEnd(generation) if (
+                generation > self._coordinator.state.generation.number
+            ):
+                self._connections.expel(
+                    id, f"sent a malformed message (the end of generation {generation}, which has not begun)"
+                )
             case NodeEnd(generation) | StacksAtEnd(generation):
                 if generation == self._coordinator.state.generation.number and id in self.agents.ranks:
                     self._pass_end(id, message, self.agents.ranks[id])
@@ -158,6 +165,8 @@ class Incoming:
         """Know an agent from now on, unless it is to look for the job elsewhere, or comes after the end."""
         if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
             self._connections.expel(id, "too many agents have come and gone")
+        elif hello.last_generation > _MOST_GENERATIONS:
+            self._connections.expel(id, f"claims to have begun generation {hello.last_generation}")
         elif hello.workers * self._terms.max_nodes > fields.MAX_RANKS:
             self._connections.expel(id, "has more workers than a job of so many nodes may have")
         else:

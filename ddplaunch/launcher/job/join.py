@@ -6,8 +6,10 @@ import hashlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -59,7 +61,7 @@ def prepare(
         rendezvous = replace(rendezvous, coordinator=False)
     with own_imports():  # from now on all is here, for `join` too
         if rendezvous.coordinator is not False:
-            pass
+            from ddplaunch.launcher.job import listen  # noqa: F401
         if not rendezvous.coordinator:
             from ddplaunch.launcher.job import remote_link  # noqa: F401
     return JoinRequest(
@@ -108,17 +110,37 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
 
 def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], loop: Loop) -> RemoteLink:
     """Return a link to a coordinator elsewhere."""
+    from ddplaunch.launcher.job.lease import Lease
     from ddplaunch.launcher.job.remote_link import RemoteLink
 
+    spec, seconds = request.spec, request.spec.heartbeat_timeout if request.allocation.is_elastic else inf
     return RemoteLink(
         loop,
         key=request.key,
         hello=hello,
         source=request.rendezvous.source,
-        heartbeat_timeout=request.spec.heartbeat_timeout,
-        may_shorten_silence=request.spec.may_shorten_silence,
-        rdzv_timeout=request.spec.rdzv_timeout,
+        heartbeat_timeout=spec.heartbeat_timeout,
+        may_shorten_silence=spec.may_shorten_silence,
+        rdzv_timeout=spec.rdzv_timeout,
+        # simulated nodes, and what coordinates them, are paused together with this machine
+        lease=Lease(seconds, loop.now if spec.simulate else _boot_time),
+        how_back=_how_back(request.allocation, request.rendezvous.addresses[0]),
+        max_restarts=spec.max_restarts if spec.restart_window is None else inf,
     )
+
+
+def _boot_time() -> float:
+    """Return the seconds since the machine has started, those included in which it slept or this process was stopped."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _how_back(allocation: Allocation, node_0: str) -> str:
+    """Return what brings a lost node 0 back, after "waiting"; "" if the others do not wait for it."""
+    if not allocation.is_elastic or allocation.has_one_screen:
+        return ""
+    if allocation.cluster == "kubernetes":
+        return "for its pod to start again"
+    return f"for it to come back: type its command again on {node_0}"
 
 
 def _hello(request: JoinRequest, reached: str) -> messages.Hello:

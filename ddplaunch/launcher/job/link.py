@@ -40,7 +40,6 @@ class Link(ABC):
     """What all kinds of links have in common."""
 
     coordinator: Coordinator | None = None  # if it is here
-    coordinator_host = ""  # the name of its host, if it is elsewhere and has said so
 
     def __init__(self, loop: Loop) -> None:
         """Post each order to this loop, whose owner is an agent, or a command that has started agents."""

@@ -117,6 +117,7 @@ class GivenUp(Struct, frozen=True, tag="given_up"):
     """The coordinator to an agent: the job goes on without this node."""
 
     reason: Line
+    may_return: bool = False  # whether the agent may come back as a new node: it was only silent
 
 
 class LeftByNode0(Struct, frozen=True, tag="left_by_node_0"):
@@ -334,12 +335,14 @@ class OrderSequence:
 
     def __init__(self, hello: FirstMessage) -> None:
         self._hello = hello
-        self._generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
-        self._runs = False  # its end was not reported yet
+        self.generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
+        self.term = hello.last_term if isinstance(hello, Hello) else -1  # of that
+        self.restarts = 0  # how many of --max-restarts were used when it began
+        self.runs = False  # its end was not reported yet
 
     def ended(self) -> None:
         """Note that the end of the generation was reported."""
-        self._runs = False
+        self.runs = False
 
     def check(self, message: ToAgent) -> None:
         """Take the next message. Raises Malformed: it begins what this agent cannot begin, or answers what was not said."""
@@ -354,6 +357,9 @@ class OrderSequence:
             raise Malformed(f"agent {agreed.index} has another number of workers")
         if hello.requested_rank is not None and agreed.index != hello.requested_rank < agreed.nnodes:
             raise Malformed(f"agent {agreed.index} for node rank {hello.requested_rank}")
-        if self._runs or message.number <= self._generation:
-            raise Malformed(f"generation {message.number} after {self._generation}")
-        self._generation, self._runs = message.number, True
+        if self.runs or message.number <= self.generation:
+            raise Malformed(f"generation {message.number} after {self.generation}")
+        if message.term is not None and message.term <= self.term:
+            raise Malformed(f"term {message.term} after {self.term}")
+        self.generation, self.restarts, self.runs = message.number, message.restarts, True
+        self.term = self.term if message.term is None else message.term

@@ -1,11 +1,11 @@
-"""The link of an agent to a coordinator on another host: how it is looked for, reached and lost."""
+"""The link of an agent to a coordinator on another host: how it is looked for, reached, lost, and found again."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
+from signal import SIGTERM
 from socket import socket
 from typing import TYPE_CHECKING
 
@@ -13,30 +13,32 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import OrderSequence
-from ddplaunch.launcher.job.orders import JobEnd, LookingForCoordinator, NodeEnd
-from ddplaunch.reach.channel.dialer import Dialer
+from ddplaunch.launcher.job.orders import Generation, JobEnd, LookingForCoordinator, NodeEnd, Waits
+from ddplaunch.reach.channel.dialer import Dialer, Target
 from ddplaunch.reach.channel.handshake import UNPROVEN, WRONG_KEY, Client, Key
-from ddplaunch.reach.channel.peer import CLOSED, Greeting, Peer
+from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.silence import Silence
-from ddplaunch.spec.outcome import CUT_OFF
+from ddplaunch.spec.outcome import CUT_OFF, MAY_RESTART, OWN_END, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.resolver import Answer, Resolver
-from ddplaunch.system.words import signal_name
+from ddplaunch.system.words import duration, signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import Order, Report
 
-_LOST = "the coordinator (node 0) was lost"
-LEAVES = "it leaves ("  # how the reason of a coordinator that leaves by a signal begins
 NO_ANSWER = "it has not answered"
 CONNECTION_REFUSED = "connection refused"
 FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
 RESOLVE_AGAIN = 1.0  # seconds until a name that was not known is looked up again
+MOVED_WITHIN = (
+    5.0  # seconds until the name of a node 0 that was lost is looked up again: it may come back at another address
+)
 
 
 def telling(reason: str) -> int:
@@ -47,10 +49,11 @@ def telling(reason: str) -> int:
 
 
 class RemoteLink(Link):
-    """The link of an agent to a coordinator elsewhere."""
+    """The link of an agent to a coordinator elsewhere.
 
-    _resolve_again = RESOLVE_AGAIN
-    _without_front = f"it is {CUT_OFF}"  # why a coordinator leaves that has lost the command with which it was started
+    Where node 0 may come back, its loss does not end this node: the workers are stopped, and once nothing of them is left, the
+    link looks for node 0 again and says hello as a new node does. A node that node 0 has given up comes back in the same way.
+    """
 
     def __init__(
         self,
@@ -62,12 +65,17 @@ class RemoteLink(Link):
         heartbeat_timeout: float,
         may_shorten_silence: bool = False,
         rdzv_timeout: float,
+        lease: Lease | None = None,
+        how_back: str = "",
+        max_restarts: float = inf,
     ) -> None:
         """Prepare to look for the coordinator.
 
         `hello` gives the first message, from the name under which the coordinator was reached. `heartbeat_timeout` are the
         seconds after which a silent one counts as lost, earlier if `may_shorten_silence` and the coordinator says so in its
-        pings; `rdzv_timeout` those after which one that was not reached is given up.
+        pings; `rdzv_timeout` those after which one that was not reached is given up. `lease` limits the life of the workers;
+        None: the job never goes on without a node. `how_back` says what brings a lost node 0 back, as in "waiting HOW_BACK";
+        "": nothing does. After `max_restarts` a failure ends the job.
         """
         super().__init__(loop)
         self._key = key
@@ -76,17 +84,26 @@ class RemoteLink(Link):
         self._may_shorten_silence = may_shorten_silence
         self._silence = Silence(heartbeat_timeout, heartbeat_timeout)
         self._heard_at = 0.0
-        self._answers: deque[tuple[float, float]] = deque(maxlen=8)  # when pings were answered, by both clocks
-        self._known_at = -inf  # when the last answer was given that has come there, as it has said
+        self._lease = lease or Lease(inf, loop.now)
+        self._lease_at = loop.timer(None, self._check_lease)
+        loop.woke = self._check_lease
         loop.clock.protect(heartbeat_timeout)
         self._peer: Peer | None = None
         self._sequence: OrderSequence | None = None  # from the first message on
         self._names: dict[str, str] = {}  # what the targets were called, by numeric address
         self._queries: tuple[tuple[str, int], ...] = ()
+        self._targets: list[Target] = []
         self._resolver: Resolver | None = None
         self._resolve_at = loop.timer(None, self._resolve)
         self._problem, self._tells = NO_ANSWER, -1
         self._rdzv_timeout = rdzv_timeout
+        self._how_back = how_back
+        self._max_restarts = max_restarts
+        self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
+        self._failed_at = inf  # when it was reported that a worker of this node has failed
+        self._stop: node.StopOrdered | None = None  # of this generation, as ordered
+        self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
+        # when a coordinator that is silent is lost, or one that was not reached is given up
         self._lost_at = loop.timer(loop.now() + rdzv_timeout, self._on_timeout)
         self._notice_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
         self._dialer = Dialer(
@@ -109,7 +126,7 @@ class RemoteLink(Link):
         """Follow the coordinator at the other end of this connection, which something else carries, as ssh does."""
 
         def failed(reason: str) -> None:
-            self._lose(f"{_LOST}: {reason}")
+            self._end(f"the coordinator was lost: {reason}")
 
         Greeting(self._loop, sock, (host, 0), Client(self._key), opened=self._on_opened, failed=failed)
 
@@ -129,8 +146,11 @@ class RemoteLink(Link):
                 targets.append((family, sockaddr))
             if answer.error:
                 self._on_refused(answer.host, answer.error)
-                self._resolve_at.set(self._loop.now() + self._resolve_again)
-        if targets:
+                self._resolve_at.set(self._loop.now() + RESOLVE_AGAIN)
+        if self._lost:
+            self._resolve_at.set_by(self._loop.now() + MOVED_WITHIN)
+        if targets and targets != self._targets:
+            self._targets = targets
             self._dialer.set_targets(targets)
 
     def _on_refused(self, where: str, reason: str) -> None:
@@ -141,33 +161,37 @@ class RemoteLink(Link):
 
     def _on_opened(self, peer: Peer) -> None:
         """Take the connection to the coordinator, and send the first message. Called by the dialer."""
-        self._dialer.stop()
-        self._resolve_at.cancel()
-        if self._resolver is not None:
-            self._resolver.close()
+        self._stop_looking()
         self._peer = peer
-        self._answers.clear()
-        self._known_at = -inf
-        self._notice_at.cancel()
         peer.received, peer.closed = self._on_message, self._on_closed
         self._note_message()
+        self._lease.begin()
         hello = self._hello(self._names.get(peer.address, peer.address))
         if isinstance(hello, messages.Hello):
-            hello = replace(hello, at=self._answer_now())
+            last, term = (self._sequence.generation, self._sequence.term) if self._sequence is not None else (-1, -1)
+            hello = replace(hello, last_generation=last, last_term=term, at=self._renew())
         self._sequence = OrderSequence(hello)
         peer.send(messages.encode(hello))
+        if self._lost:
+            self._lost = ""
+            self._loop.post(Waits(f"{self._node_0} is reached again"))
 
     # --- reports and orders
 
     def send(self, report: Report) -> None:
-        """Report to the coordinator. If none was reached yet, a report that this node stops ends this node."""
-        if self._peer is not None and self._sequence is not None:
-            if isinstance(report, NodeEnd):
-                self._sequence.ended()
+        """Report to the coordinator. Without one, a report that this node stops ends this node."""
+        match report:
+            case NodeEnd():
+                self._on_own_end(report)
+            case node.ReportStopping(Why.FAILED):
+                self._failed_at = self._loop.now()
+            case node.ReportStopping():
+                self._stopping = report
+        if self._peer is not None:
             if not isinstance(report, node.Suspend | node.Resume):  # here the time of the job goes on
-                self._peer.send(messages.encode(messages.fitted(report)))
-        elif isinstance(report, node.ReportStopping):
-            # no other agent knows of this node yet
+                self._send(messages.fitted(report))
+        elif isinstance(report, node.ReportStopping) and report.why is not Why.FAILED:
+            # no other agent knows of this node, or any more
             status = exitcodes.of_signal(report.signum) if report.signum else exitcodes.NODE_LOST
             self.take(JobEnd(status=status, why=report.why.value))
 
@@ -183,32 +207,29 @@ class RemoteLink(Link):
             message = messages.for_agent(payload)
             if self._sequence is not None:
                 self._sequence.check(message)
+            if isinstance(message, messages.Ping):
+                self._lease.take_echo(message.answered)
         except Malformed as error:
-            self._lose(f"{_LOST}: the coordinator sent a malformed message ({error})")
+            self._end(f"the coordinator (node 0) was lost: the coordinator sent a malformed message ({error})")
             return
         match message:
-            case messages.Ping(sent, host_limit, answered):
+            case messages.Ping(sent, host_limit):
                 if self._may_shorten_silence:
                     self._silence.host_limit = min(host_limit, self._heartbeat_timeout)
-                self._known_at = next((when for at, when in self._answers if at == answered), self._known_at)
-                self._send(messages.Pong(sent, self._answer_now()))
-            case messages.GivenUp(reason):
-                if when := self._loop.clock.paused(self._heartbeat_timeout):
-                    self._lose(
-                        f"this node was {when}, and the coordinator (node 0) goes on without this node: {reason}"
-                    )
-                else:
-                    # other nodes may have been given up, too, and be more than those that are left there
-                    self._lose_coordinator(f"it goes on without this node: {reason}", has_ended=False)
+                self._send(messages.Pong(sent, self._renew()))
+            case messages.GivenUp(reason, may_return):
+                self._on_given_up(reason, may_return=may_return)
             case messages.LeftByNode0(signum, unfit):
                 self._on_left(signum, unfit)
             case _:
                 self.take(messages.on_arrival(message, self._loop.now()))
 
-    def _answer_now(self) -> float:
-        """Return the time of an answer that is sent now, of which the coordinator may say that it has come."""
-        self._answers.append((time.monotonic(), self._loop.now()))
-        return self._answers[-1][0]
+    def _renew(self) -> float:
+        """Note that a renewal of the lease is sent now, and return its number."""
+        number = time.monotonic()
+        self._lease.renew(number)
+        self._lease_at.set(self._loop.now() + self._lease.left)
+        return number
 
     def _send(self, message: messages.ToCoordinator) -> None:
         if self._peer is not None:
@@ -219,18 +240,120 @@ class RemoteLink(Link):
         self._heard_at = self._loop.now()
         self._lost_at.set(self._heard_at + self._silence.host_limit)
 
-    def _on_closed(self, reason: str) -> None:
-        if when := self._loop.clock.paused(self._heartbeat_timeout):
-            self._wake_without(when, reason)
-        else:
-            # the kernel closes the connections of a process that ends; who drops this node says so before. A firewall may
-            # reset them
-            self._lose_coordinator(reason, has_ended=reason == CLOSED)
-
     # --- losing it
+
+    def _on_closed(self, reason: str) -> None:
+        """Lose a coordinator whose connection has ended; after a pause of this node, the reason is that. Called by the peer."""
+        self._disconnect()
+        if when := self._loop.clock.paused(self._heartbeat_timeout):
+            error = f"this node was {when}, and the coordinator (node 0) was gone then: {reason}"
+            self._lose_coordinator(f"{reason}, while this node was {when}", error)
+        else:
+            self._lose_coordinator(reason)
+
+    def _on_given_up(self, reason: str, *, may_return: bool) -> None:
+        """Lose a coordinator that goes on without this node."""
+        when = self._loop.clock.paused(self._heartbeat_timeout)
+        said = f"this node was {when}, and the coordinator (node 0) goes on without this node: {reason}"
+        error = said if when else f"the coordinator (node 0) was lost: it goes on without this node: {reason}"
+        if may_return:
+            self._lose_coordinator(reason, error, goes_on=f"{self._node_0} goes on without this node: {reason}")
+        else:
+            self._end(error)
+
+    def _on_left(self, signum: int, unfit: str) -> None:
+        """Lose a coordinator that leaves by a signal, is unfit, or has lost the command with which it was started."""
+        if signum:
+            self._lose_coordinator(f"it leaves ({signal_name(signum)})")
+        elif unfit:
+            self._lose_coordinator(f"its health check failed: {unfit}")
+        else:
+            self._lose_coordinator(OWN_END if self._how_back else f"it is {CUT_OFF}")
+
+    def _check_lease(self) -> None:
+        """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""
+        if left := self._lease.left:
+            self._lease_at.set(self._loop.now() + left)
+            return
+        self._lease.begin()
+        self._loop.handle(node.LeaseOver(self._loop.now()))
+        if self._peer is None:
+            return
+        when = self._loop.clock.paused(self._lease.seconds)
+        silent = f"{self._node_0} has heard nothing of this node for {self._lease.seconds:g} s"
+        error = f"{f'this node was {when}' if when else silent}, and other nodes may have gone on without it"
+        self._lose_coordinator("", error, goes_on=error)
+
+    def _lose_coordinator(self, reason: str, error: str = "", *, goes_on: str = "") -> None:
+        """Wait for node 0, if it may come back to a job that was not to end; else end this node.
+
+        `error` is what ends this node then, if the loss needs other words; `goes_on` is said of a coordinator that is not lost
+        itself.
+        """
+        error = error or f"the coordinator (node 0) was lost: {reason}"
+        if self._has_ended:
+            return
+        if not self._how_back or (self._was_to_end and self._stopping is None):
+            self._end(error)
+            return
+        self._send(messages.Dropped())  # else the end of the connection would say that no worker lives here
+        self._disconnect()
+        if self._stopping is not None:
+            self.send(self._stopping)
+        else:
+            self._wait_for_return(reason, goes_on)
+
+    def _wait_for_return(self, reason: str, goes_on: str) -> None:
+        """Stop the workers, which may save until the lease is over, and look for node 0 again when nothing of them is left."""
+        now, within = self._loop.now(), duration(self._rdzv_timeout)
+        leaves = reason.startswith("it leaves")
+        self._lost = goes_on or f"{self._node_0} {reason.removeprefix('it ') if leaves else f'is lost: {reason}'}"
+        then = (
+            f"looking for {self._node_0} for up to {within}" if goes_on else f"waiting up to {within} {self._how_back}"
+        )
+        self._lost_at.set(now + self._rdzv_timeout)
+        self._notice_at.set(now + NEXT_NOTICE)
+        self._loop.handle(Waits(f"{self._lost}; {then}"))
+        self._loop.post(node.StopOrdered(SIGTERM, now))
+        if self._sequence is None or not self._sequence.runs:
+            self._look_again()
+
+    @property
+    def _was_to_end(self) -> bool:
+        """Whether the job was being stopped for good when the coordinator was lost, as far as this node knows."""
+        stop, why = self._stop, None
+        if stop is not None:
+            why = stop.why
+        elif self._heard_at > self._failed_at:  # the coordinator lived, so the workers did not fail because it was lost
+            why = Why.FAILED
+        restarts = self._sequence.restarts if self._sequence is not None else 0
+        is_spent = why in (Why.FAILED, Why.HUNG) and restarts >= self._max_restarts
+        return why is not None and (is_spent or why not in MAY_RESTART)
+
+    def _on_own_end(self, end: NodeEnd) -> None:
+        """Note that the generation has ended on this node; look for a coordinator that was lost meanwhile."""
+        if self._sequence is not None:
+            self._sequence.ended()
+        if not self._lost:
+            return
+        if end.leftovers:  # the next generation would run beside these processes
+            self._end(f"{self._lost}; processes are left here that could not be ended: {', '.join(end.leftovers)}")
+        else:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Look for node 0 where it was."""
+        self._lease_at.cancel()
+        self._lease.begin()
+        self._problem, self._tells = NO_ANSWER, -1
+        self._resolve()
 
     def take(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
+        if isinstance(order, Generation):
+            self._stop, self._failed_at = None, inf
+        elif isinstance(order, node.StopOrdered):
+            self._stop = order
         super().take(order)
         if self._has_ended:
             self._stop_waiting()
@@ -240,15 +363,27 @@ class RemoteLink(Link):
         super().leave()
         self._stop_waiting()
 
-    def _stop_waiting(self) -> None:
-        for timer in (self._lost_at, self._resolve_at, self._notice_at):
+    def _stop_looking(self) -> None:
+        """Look for the coordinator no longer: it is reached, or not needed."""
+        for timer in (self._resolve_at, self._notice_at):
             timer.cancel()
+        if self._resolver is not None:
+            self._resolver.close()
         self._dialer.stop()
+        self._targets = []
+
+    def _stop_waiting(self) -> None:
+        self._lost_at.cancel()
+        self._stop_looking()
 
     def _report_search(self) -> None:
         """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
         self._notice_at.set(self._loop.now() + NEXT_NOTICE)
-        self._loop.post(LookingForCoordinator(f"looking for node 0 at {self._places} ({self._problem})"))
+        text = f"looking for node 0 at {self._places} ({self._problem})"
+        if self._lost:
+            left = duration(round(self._lost_at.at - self._loop.now()))
+            text = f"{text}; waiting up to {left} more {self._how_back}"
+        self._loop.post(LookingForCoordinator(text))
 
     def _on_timeout(self) -> None:
         """End this node if the coordinator was silent for too long, or was not reached in time. Called by the loop."""
@@ -257,13 +392,23 @@ class RemoteLink(Link):
             if left := self._silence.seconds_left(agent, self._peer.host_silence()):
                 self._lost_at.set(self._loop.now() + left)
             else:
-                self._lose_coordinator(self._silence.describe(agent), has_ended=False)
+                self._lose_coordinator(self._silence.describe(agent))
+            return
+        within = f"within {self._rdzv_timeout:g} s at {self._places} ({self._problem})"
+        if self._lost:
+            hint = "hint: type the commands of all nodes again; `--rdzv-timeout` sets how long they wait for node 0"
+            self._end(f"{self._lost}; node 0 was not reached again {within}\n\n{hint}")
             return
         text = (
-            f"error: node 0 was not reached within {self._rdzv_timeout:g} s at {self._places} ({self._problem})\n\n"
+            f"error: node 0 was not reached {within}\n\n"
             "hint: is ddplaunch running on node 0, with the same address and token? Type `--node-rank` on all nodes or on none\n"
         )
         self.take(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
+
+    @property
+    def _node_0(self) -> str:
+        """Name node 0 as its address was typed: "node 0 (gpu01)"."""
+        return f"node 0 ({self._queries[0][0]})" if self._queries else "node 0"
 
     @property
     def _places(self) -> str:
@@ -271,30 +416,15 @@ class RemoteLink(Link):
         ports = sorted({port for _, port in self._queries})
         return f"{', '.join(hosts)}, " + (f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}")
 
-    def _on_left(self, signum: int, unfit: str) -> None:
-        """Lose a coordinator that leaves by this signal, is unfit, or is cut off."""
-        if unfit:
-            why = f"its health check failed: {unfit}"
-        else:
-            why = f"{LEAVES}{signal_name(signum)})" if signum else self._without_front
-        self._lose_coordinator(why, has_ended=True)
-
-    def _lose_coordinator(self, reason: str, *, has_ended: bool) -> None:
-        """End this node, or look for another coordinator; `has_ended`: the process of the last one is known to be gone."""
-        self._lose(f"{_LOST}: {reason}")
-
     def _disconnect(self) -> None:
-        """Follow no coordinator, until another one is reached."""
+        """Follow no coordinator, until one is reached again."""
         if self._peer is not None:
             self._peer.close()
-            self._peer = self._sequence = None
+            self._peer = None
         self._lost_at.cancel()
 
-    def _wake_without(self, when: str, reason: str) -> None:
-        """End this node, which was paused, so that the coordinator has lost it."""
-        self._lose(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
-
-    def _lose(self, error: str) -> None:
+    def _end(self, error: str) -> None:
+        """End this node, which has lost the coordinator for good."""
         self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {error}\n"))
 
     @property
@@ -304,8 +434,7 @@ class RemoteLink(Link):
 
     def close(self) -> None:
         """Close all that is open."""
+        self._loop.woke = lambda: None
+        self._lease_at.cancel()
         self._stop_waiting()
-        if self._resolver is not None:
-            self._resolver.close()
-        if self._peer is not None:
-            self._peer.close()
+        self._disconnect()

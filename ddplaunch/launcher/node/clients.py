@@ -305,7 +305,7 @@ class RunClients(Clients):
         addresses = allocation.rendezvous.addresses if allocation.rendezvous is not None else ()
         return requests.RunsElsewhere(
             run_id=piece(self._run_id()),
-            host=host_name(self._link.coordinator_host or (*allocation.hosts[:1], *addresses, "")[0]),
+            host=host_name((*allocation.hosts[:1], *addresses, "")[0]),
             slurm_job=line(job_in_slurm(self._context.inputs.env) if allocation.cluster == "slurm" else ""),
         )
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.launcher.node.front import FrontOutput
-from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, NOWHERE, SOCKET, STDERR
+from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, SOCKET, STDERR
 from ddplaunch.record.window.rows import LONGEST, Draw, encode, for_front
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.process.fork import fork
@@ -133,13 +133,7 @@ class LiveOutput(FrontOutput):
     # --- the process that makes the rows
 
     def _look_at(self, place: bytes) -> None:
-        """Show rows about the run whose socket is at this place; after another place, the run is the same.
-
-        NOWHERE ends the rows: another node answers for the job.
-        """
-        if place == NOWHERE:
-            self._end_rows()
-            return
+        """Show rows about the run whose socket is at this place; after another place, the run is the same."""
         self._place = place
         if self._viewer is None:
             self._start_viewer()

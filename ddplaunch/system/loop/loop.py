@@ -135,6 +135,8 @@ class Loop:
     def __init__(self, clock: Clock = PROCESS_CLOCK, selector: selectors.BaseSelector | None = None) -> None:
         """Make a loop without events; a fake clock and selector drive it in tests."""
         self.handle: Callable[[Any], object] = lambda _event: None  # takes each event; set by the owner
+        # called ahead of all that is due, after a pause of this process; set by a part that compares times with other machines
+        self.woke: Callable[[], object] = lambda: None
         # takes what a question raised, which is a bug of ours; set by an owner that goes on without its answer
         self.question_failed: Callable[[Exception], object] | None = None
         self.clock = clock
@@ -206,7 +208,12 @@ class Loop:
         was_posted = bool(self._events)  # then do not sleep: one of these may be all that the caller waits for
         self._hand_over()
         deadline = self.now() if was_posted else self._soonest(may_rest=False)
-        for key, _ in self.clock.select(self._selector, deadline, self._soonest(may_rest=True)):
+        pause = self.clock.pause
+        ready = self.clock.select(self._selector, deadline, self._soonest(may_rest=True))
+        if self.clock.pause is not pause:
+            self.woke()
+            self._hand_over()
+        for key, _ in ready:
             if self._watched.get(key.fd) is key:
                 key.data()
                 self._hand_over()

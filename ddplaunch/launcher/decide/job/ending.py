@@ -11,12 +11,11 @@ from ddplaunch.launcher.decide.first_failure import ended_otherwise, failed_itse
 from ddplaunch.launcher.decide.job import actions
 from ddplaunch.launcher.decide.job.restarts import pause
 from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
-from ddplaunch.spec.outcome import Why, WorkerExit
+from ddplaunch.spec.outcome import MAY_RESTART, Why, WorkerExit
 from ddplaunch.system import exitcodes
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
-MAY_RESTART = (Why.FAILED, Why.HUNG, Why.NODE_LOST, Why.NODE_LEFT, Why.NODE_JOINED)
 HARMLESS = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are no failure: the stop itself was printed
 
 

@@ -10,7 +10,7 @@ from signal import SIGHUP, SIGINT, SIGTERM
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import actions, events, limits, rendezvous
-from ddplaunch.launcher.decide.job.ending import HARMLESS, MAY_RESTART, Result, end_job, go_on_if_ended, halt, stop
+from ddplaunch.launcher.decide.job.ending import HARMLESS, Result, end_job, go_on_if_ended, halt, stop
 from ddplaunch.launcher.decide.job.members import KILLED_WITHIN, SELF_ID, Member, Members
 from ddplaunch.launcher.decide.job.starting import (
     on_rendezvous_due,
@@ -23,7 +23,7 @@ from ddplaunch.launcher.decide.job.starting import (
     with_given_up,
 )
 from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
-from ddplaunch.spec.outcome import CUT_OFF, OWN_END, Why
+from ddplaunch.spec.outcome import CUT_OFF, MAY_RESTART, OWN_END, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.deadline import is_due
 from ddplaunch.system.words import signal_name

@@ -171,6 +171,12 @@ class KillOrdered(Struct, frozen=True, tag="kill"):
     at: Seconds
 
 
+class LeaseOver(Struct, frozen=True):
+    """Nobody has said for too long that the coordinator still hears this node: it may begin a generation without this node."""
+
+    at: float
+
+
 class JobEnded(Struct, frozen=True):
     """The job has ended, at least for this node, and its command ends with this status."""
 
@@ -178,7 +184,7 @@ class JobEnded(Struct, frozen=True):
     at: float
 
 
-_Orders = GenerationBegun | StopOrdered | KillOrdered | JobEnded | StoreOrdered
+_Orders = GenerationBegun | StopOrdered | KillOrdered | LeaseOver | JobEnded | StoreOrdered
 _OfWorkers = WorkerStarted | StartFailed | WorkerRaised | ErrorRecorded | StoreWanted | WorkerExited | Swept
 _Answers = Observed | StacksCaptured | StuckFound
 _OfDebuggers = TerminalRequested | TerminalReturned | DebuggerAttached | DebuggerDetached

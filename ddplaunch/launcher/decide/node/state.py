@@ -22,9 +22,11 @@ class Phase(Enum):
     RUNNING   a worker failed, perhaps only because another one did            SETTLING
     RUNNING   anything asks the workers to end                                 STOPPING
     RUNNING   a stop finds no worker that lives                                SWEEPING
+    RUNNING   other nodes may go on without this one, so its workers end now   KILLING
     RUNNING   all workers ended with status 0                                  SWEEPING
     SETTLING  the cause is known, or was waited for long enough                STOPPING
     SETTLING  the same, and no worker lives                                    SWEEPING
+    SETTLING  other nodes may go on without this one, so its workers end now   KILLING
     STOPPING  the grace period is over, or the user does not want to wait      KILLING
     STOPPING  the last worker has ended                                        SWEEPING
     KILLING   the last worker has ended, or cannot even be killed              SWEEPING

@@ -38,6 +38,8 @@ def step(state: State, event: events.Event) -> Result:
             return _on_stop_ordered(state, event)
         case events.KillOrdered(at):
             return teardown.escalate(state, at)
+        case events.LeaseOver(at):
+            return teardown.kill_at_once(state, at)
         case events.JobEnded(status, at):
             return _on_job_ended(state, status, at)
         case events.StoreOrdered():

@@ -172,6 +172,17 @@ def escalate(state: State, at: float) -> Result:
     return state, ()
 
 
+def kill_at_once(state: State, at: float) -> Result:
+    """Kill all workers without a grace period, whatever is being waited for: other nodes may go on without this one now."""
+    if state.phase in (Phase.WAITING, Phase.KILLING, Phase.ENDED):
+        return state, ()
+    state = replace(state, why=state.why or Why.COORDINATOR, pending=frozenset())
+    if not state.alive:
+        return sweep(state, SIGKILL, at + KILL_TIMEOUT, sparing=False)
+    state, kills = kill(state, at)
+    return state, (*kills, actions.Print("the workers of this node are killed: other nodes may go on without it"))
+
+
 def kill(state: State, at: float) -> Result:
     """Kill all workers."""
     state, resumes = resume(state, at)

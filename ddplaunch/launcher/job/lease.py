@@ -1,0 +1,56 @@
+"""For how long the workers of a node may live without a word that the coordinator still hears this node. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import inf
+
+from ddplaunch.system.fields import Malformed
+
+
+class Lease:
+    """Runs from when this node sent the last renewal that the coordinator has echoed; its first renewal needs no echo.
+
+    The coordinator takes it to run from when that renewal arrived, which is later, and begins no generation without this node
+    before it is over. A renewal's number is the time of its sending, by a clock that only this node reads.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        """`seconds` may be inf, for a job that never goes on without a node; `clock` is that by which the lease runs."""
+        self.seconds = seconds
+        self._clock = clock
+        self._sent: deque[tuple[float, float]] = (
+            deque()
+        )  # renewals that were not echoed: the number, and when it was sent
+        self._echoed = 0.0  # the number of the last one that was; 0.0: none
+        self._over_at = inf
+
+    def begin(self) -> None:
+        """Forget the coordinator that was followed before; the lease begins with the next renewal."""
+        self._sent.clear()
+        self._echoed = 0.0
+        self._over_at = inf
+
+    def renew(self, number: float) -> None:
+        """Note that a renewal is sent now."""
+        now = self._clock()
+        self._sent.append((number, now))
+        if self._over_at == inf:
+            self._over_at = now + self.seconds
+
+    def take_echo(self, number: float) -> None:
+        """Extend the lease, since this renewal has come to the coordinator. Raises Malformed: it was never sent."""
+        if number == self._echoed:  # no other has come since
+            return
+        while self._sent and self._sent[0][0] < number:
+            self._sent.popleft()
+        if not self._sent or self._sent[0][0] != number:
+            raise Malformed("echoes a renewal that was not sent")
+        self._echoed, sent_at = self._sent.popleft()
+        self._over_at = sent_at + self.seconds
+
+    @property
+    def left(self) -> float:
+        """The seconds until the lease is over; 0.0: it is."""
+        return max(0.0, self._over_at - self._clock())

@@ -1,0 +1,73 @@
+"""What stands between a node and the others: passes on all bytes, until a test cuts it one way or both."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+_EACH = 0.05  # seconds
+
+
+class Relay:
+    """Listens at an address of its own, and passes on what comes there to the same port of 127.0.0.1."""
+
+    address = "127.0.0.7"
+
+    def __init__(self, ports: Iterable[int]) -> None:
+        self._listening = [socket.create_server((self.address, port)) for port in ports]
+        self._pairs: dict[socket.socket, tuple[socket.socket, str]] = {}
+        self._cut: set[str] = set()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Relay:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._ends.set()
+        self._thread.join()
+        for each in (*self._listening, *self._pairs):
+            each.close()
+
+    def cut(self, ways: str) -> None:
+        """Pass on nothing any more: what the node sends ("there"), what comes "back", or "both"."""
+        self._cut = {"there", "back"} if ways == "both" else {ways}
+
+    def join(self) -> None:
+        """Pass on all again that is sent over new connections."""
+        self._cut = set()
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            dropped = [each for each, (_, way) in self._pairs.items() if way in self._cut]
+            ready, _, _ = select.select([*self._listening, *(set(self._pairs) - set(dropped))], [], [], _EACH)
+            for each in ready:
+                if each in self._listening:
+                    self._accept(each)
+                elif each in self._pairs:
+                    self._pass_on(each)
+
+    def _accept(self, listening: socket.socket) -> None:
+        near, _ = listening.accept()
+        try:
+            far = socket.create_connection(("127.0.0.1", listening.getsockname()[1]), 1.0)
+        except OSError:
+            near.close()
+            return
+        self._pairs[near], self._pairs[far] = (far, "there"), (near, "back")
+
+    def _pass_on(self, each: socket.socket) -> None:
+        other, _ = self._pairs[each]
+        try:
+            data = each.recv(1 << 16)
+            other.sendall(data)
+        except OSError:
+            data = b""
+        if not data:
+            for one in (each, other):
+                del self._pairs[one]
+                one.close()
