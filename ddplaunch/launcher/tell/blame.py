@@ -42,9 +42,10 @@ def suspect_of(member: Member, names: Sequence[str]) -> Suspect:
     return Suspect(member.host, None if member.id == SELF_ID else member.address)
 
 
-def blamed(own: Suspect, others: int, losses: Sequence[Loss]) -> dict[Suspect, str]:
+def blamed(own: Suspect | None, others: int, losses: Sequence[Loss]) -> dict[Suspect, str]:
     """Return who is at fault for the losses of one generation, which had so many `others`, and why; none if that cannot be told.
 
+    `own` is this machine; None: the coordinator is no node of the job.
     Nodes that are out of contact are, if more are in contact with this one. If none is, this one is: its cable may be out, and
     the others are well. Of two nodes each has lost the other, unless one is known to have ended.
     """
@@ -53,7 +54,7 @@ def blamed(own: Suspect, others: int, losses: Sequence[Loss]) -> dict[Suspect, s
     if out < in_contact or (out == in_contact == 1 and losses[0].has_ended):
         return {loss.suspect: loss.reason for loss in losses if loss.while_running}
     have_ended = out == len(losses) and all(loss.has_ended for loss in losses)
-    if in_contact == 1 < out and not have_ended:
+    if own is not None and in_contact == 1 < out and not have_ended:
         return {own: f"it lost all {out} others: {losses[0].reason}"}
     return {}
 
@@ -72,12 +73,13 @@ class Faults:
             case "unfit":
                 self.found.setdefault(suspect, ("unfit", lost.reason))
             case "lost" if is_running or before.generation.number in self._losses:
-                _, losses = self._losses.setdefault(before.generation.number, (len(before.members) - 1, []))
+                others = sum(id != SELF_ID for id in before.members)
+                _, losses = self._losses.setdefault(before.generation.number, (others, []))
                 losses.append(Loss(suspect, lost.reason, is_running, lost.silent, lost.has_ended))
 
     def at_end(self, state: State) -> Mapping[Suspect, tuple[str, str]]:
         """Return the faults, now that the job has ended."""
-        own = suspect_of(state.members[SELF_ID], state.policy.names)
+        own = suspect_of(state.members[SELF_ID], state.policy.names) if SELF_ID in state.members else None
         for others, losses in self._losses.values():
             for suspect, why in blamed(own, others, losses).items():
                 self.found.setdefault(suspect, ("lost", why))

@@ -49,7 +49,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     leftovers: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
 
     def next(self, at: float, *, after: int = -1) -> Generation:
-        """Return the generation that begins at this time; some node has begun the one of number `after` already."""
+        """Return the generation that begins at this time. A node has begun that of number `after` under another coordinator."""
         return Generation(number=max(self.number, after) + 1, began_at=at)
 
     def with_lost(self, node: str) -> Generation:
@@ -148,7 +148,7 @@ class Restarts(Struct, frozen=True, kw_only=True):
     def sick_node(self, policy: Policy, members: Members, why: Why | None, generation: Generation) -> Member | None:
         """Return the node on which workers failed first, twice in a row and for reasons of the machine; None if there is none.
 
-        Node 0 cannot be left out, nor a node without which the job has too few, nor one of several nodes on that machine.
+        No node of the coordinator can be left out, nor one without which the job has too few, nor one of several on its machine.
         """
         host = failed_machine(why, generation.failure)
         if not host or host != self.failed_machine or len(members) <= policy.min_nodes:
