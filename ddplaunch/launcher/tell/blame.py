@@ -45,6 +45,7 @@ def suspect_of(member: Member, names: Sequence[str]) -> Suspect:
 def blamed(own: Suspect | None, others: int, losses: Sequence[Loss]) -> dict[Suspect, str]:
     """Return who is at fault for the losses of one generation, which had so many `others`, and why; none if that cannot be told.
 
+    `own` is this machine; None: the coordinator is no node of the job.
     Nodes that are out of contact are, if more are in contact with this one. If none is, this one is: its cable may be out, and
     the others are well. Of two nodes each has lost the other, unless one is known to have ended.
     """
@@ -72,7 +73,8 @@ class Faults:
             case "unfit":
                 self.found.setdefault(suspect, ("unfit", lost.reason))
             case "lost" if is_running or before.generation.number in self._losses:
-                _, losses = self._losses.setdefault(before.generation.number, (len(before.members) - 1, []))
+                others = sum(id != SELF_ID for id in before.members)
+                _, losses = self._losses.setdefault(before.generation.number, (others, []))
                 losses.append(Loss(suspect, lost.reason, is_running, lost.silent, lost.has_ended))
 
     def at_end(self, state: State) -> Mapping[Suspect, tuple[str, str]]:

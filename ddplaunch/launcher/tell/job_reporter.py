@@ -67,7 +67,9 @@ class JobReporter:
                 Why.HUNG,
                 Why.TIMED_OUT,
             ):
-                emit("node_stopping", host=self._reporter.around.host, node_rank=0, why=after.why.value)
+                node_0 = next((one for one in before.members.values() if 0 in (one.node_rank, one.fixed_rank)), None)
+                if node_0 is not None:
+                    emit("node_stopping", host=node_0.host, node_rank=0, why=after.why.value)
             case job.Joined(member, _):
                 emit("node_joined", host=member.host, workers=member.workers, node_rank=member.requested_rank)
             case job.AgentLost(id, reason, _) if id in before.members:

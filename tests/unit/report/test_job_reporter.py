@@ -28,7 +28,6 @@ def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
     stderr = Stderr(put=said.append, put_last=said.append)
     told = JobReporter(Reporter(spec(grace_period=30.0), stderr, lambda: clock[0]))
     before, _ = history(policy, [*met(), AgentLost(2, "connection closed", 2.0)])
-    before = replace(before, policy=replace(policy, has_successors=policy is ELASTIC))
 
     def happens(event: Event, at: float) -> None:
         nonlocal before

@@ -56,20 +56,45 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         [*met(), term(1, 60), stopping(1, 60), stopping(0, 60), stopping(2, 60), DeadlineReached(60 + REGROUP / 2)],
         [BEGUN, StopNodes((0, 2), SIGTERM), Release(1, SIGTERM)],
     ),
-    "when node 0 has it too, the job ends": (
+    "when node 0 has it too, those that stay wait for it": (
         SPOT,
         [*met(), term(1, 60), stopping(1, 60), term(0, 60.1), stopping(0, 60.2), stopping(2, 60.2)],
-        [BEGUN, StopNodes((0, 2), SIGTERM), Release(1, SIGTERM), EndJob(143)],
+        [BEGUN, StopNodes((0, 2), SIGTERM), Release(1, SIGTERM), LeaveJob(SIGTERM), Release(0, SIGTERM)],
+    ),
+    "node 0 leaves last, when no worker is left anywhere": (
+        SPOT,
+        [*met(), term(0, 60), stopping(0, 61), stopping(1, 70), stopping(2, 80)],
+        [BEGUN, StopNodes((1, 2), SIGTERM), LeaveJob(SIGTERM), Release(0, SIGTERM)],
+    ),
+    "or when the rest is lost": (
+        SPOT,
+        [*met(), term(0, 60), stopping(0, 61), stopping(1, 70), AgentLost(2, "silent for 10 s", 80)],
+        [BEGUN, StopNodes((1, 2), SIGTERM), LeaveJob(SIGTERM), Release(0, SIGTERM)],
+    ),
+    "a second SIGTERM to node 0, which waits for others, kills theirs": (
+        SPOT,
+        [*met(), term(0, 60), NodeEscalated(0, SIGTERM, 61), *(stopping(id, 61) for id in range(3))],
+        [BEGUN, StopNodes((1, 2), SIGTERM), KillNodes((1, 2)), LeaveJob(SIGTERM), Release(0, SIGTERM)],
+    ),
+    "node 0 leaves at once where no workers run": (
+        SPOT,
+        [*met(2), term(0, 3)],
+        [LeaveJob(SIGTERM), Release(0, SIGTERM)],
+    ),
+    "node 0 that has finished stops the workers of others before it leaves": (
+        SPOT,
+        [*met(), ended(0, 59), term(0, 60), stopping(1, 61), stopping(2, 61)],
+        [BEGUN, StopNodes((1, 2), SIGTERM), LeaveJob(SIGTERM), Release(0, SIGTERM)],
     ),
     "also when all have stopped before": (
         SPOT,
         [*met(), term(1, 60), *(stopping(id, 60) for id in range(3)), term(2, 60.4), after(60.1), term(0, 62.3)],
         [BEGUN, StopNodes((0, 2), SIGTERM), Release(1, SIGTERM), Release(2, SIGTERM), EndJob(143)],
     ),
-    "when node 0 has it first, the job ends": (
+    "when all others leave after node 0, the job ends": (
         SPOT,
         [*met(), term(0, 60), term(1, 60.1), term(2, 60.1), *(stopping(id, 61) for id in range(3))],
-        [BEGUN, StopNodes((1, 2), SIGTERM), EndJob(143)],
+        [BEGUN, StopNodes((1, 2), SIGTERM), Release(1, SIGTERM), Release(2, SIGTERM), EndJob(143)],
     ),
     "a worker that could not be started elsewhere ends the job with its own status": (
         SPOT,

@@ -8,7 +8,7 @@ from ddplaunch.launcher.decide.job.members import Member
 
 
 class LeaveJob(Struct, frozen=True):
-    """Tell all other agents that node 0 leaves, so that they wait until it is started again."""
+    """Tell all other agents that node 0 leaves the job, which goes on once node 0 is started again."""
 
     signum: int  # by which it leaves; 0: it is unfit, or cut off from the command that started it
     unfit: str = ""  # why its health check has failed

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.first_failure import ended_otherwise, failed_itself, failure_status, follows
 from ddplaunch.launcher.decide.job import actions
+from ddplaunch.launcher.decide.job.members import SELF_ID
 from ddplaunch.launcher.decide.job.restarts import pause
 from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
 from ddplaunch.spec.outcome import MAY_RESTART, Why, WorkerExit
@@ -108,7 +109,12 @@ def _announced(text: str, result: Result) -> Result:
 
 
 def _restart(state: State, at: float, *, counts: bool = False) -> Result:
-    """Start another generation after a pause, the longer the more generations in a row failed at once."""
+    """Start another generation after a pause, the longer the more generations in a row failed at once; unless node 0 leaves."""
+    own = state.members.get(SELF_ID)
+    if own is not None and own.is_leaving:
+        if len(state.members) > 1:
+            return leave_job(state, own.leaves_by)
+        return end_job(replace(state, why=Why.SIGNALLED, signum=own.leaves_by))  # nobody is left to wait
     restarts = state.restarts.after_generation(state.why, state.generation, at)
     if counts:
         restarts = restarts.with_one(at, state.policy.max_restarts)
@@ -122,6 +128,16 @@ def _pause(state: State, at: float, seconds: float) -> Result:
     rendezvous = replace(state.rendezvous, port_deadline=None)
     state = replace(state, phase=Phase.PAUSING, phase_deadline=at + wait, rendezvous=rendezvous)
     return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)
+
+
+def leave_job(state: State, signum: int) -> Result:
+    """End this coordinator, whose agent has received the signal, while the other nodes wait until it is started again."""
+    return ended_here(state, exitcodes.of_signal(signum)), (actions.LeaveJob(signum), actions.Release(SELF_ID, signum))
+
+
+def ended_here(state: State, status: int) -> State:
+    """Return the state of a coordinator that has ended with this status, while the others wait for another one."""
+    return replace(state, phase=Phase.ENDED, end=replace(state.end, status=status))
 
 
 def end_job(state: State, error: str = "", hint: str = "") -> Result:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from msgspec import Struct
 
 from ddplaunch.launcher.decide.job.members import Member
@@ -23,8 +21,8 @@ class AgentLost(Struct, frozen=True):
     id: int
     reason: str  # as in a sentence: "connection closed", "silent for 10 s"
     at: float
-    has_ended: bool = False  # its process is known to be gone, and its workers with it
-    renewed_at: float = -inf  # when its last answer came: its lease began no later
+    has_ended: bool = False  # its process is known to be gone: its workers end within KILLED_WITHIN
+    renewed_at: float | None = None  # when the last renewal of its lease came; None: just now
     silent: int = 0  # how many other members have not answered lately either, if the workers were running
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 V = TypeVar("V")
 
 SELF_ID = 0  # the id of the coordinator's own agent
-KILLED_WITHIN = 2.0  # seconds from SIGKILL to the end of all that a node has started
+KILLED_WITHIN = 2.0  # seconds from the end of a lease, or of an agent, to the end of all that it has started
 NO_MEMBER = -1  # no member's id
 _SHARD = 128  # keys of a part: of ten thousand items, one more copies these and the list of some eighty parts
 
@@ -69,9 +69,8 @@ class Member(Struct, frozen=True, kw_only=True):
     agreed: tuple[tuple[str, str], ...] = ()  # what all nodes should have in common: (what, value)
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left there
-    has_run: bool = False  # it has taken part in a generation
     leaves_by: int = 0  # the signal at which it ends, when none of this generation is left there, and the others go on
-    last_generation: int = -1  # that it has begun under a coordinator that is gone
+    last_generation: int = -1  # that it has begun under a coordinator that is gone; -1: none
     last_term: int = -1  # the term of that
 
     @property
@@ -86,7 +85,7 @@ class Member(Struct, frozen=True, kw_only=True):
 
     @property
     def fixed_rank(self) -> int | None:
-        """The node rank that it has in every generation; None: any. The coordinator's own agent is always node 0."""
+        """The node rank that it has in every generation large enough; None: any. The coordinator's own agent is node 0."""
         return 0 if self.id == SELF_ID else self.requested_rank
 
     def __str__(self) -> str:
@@ -176,7 +175,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     may_leave: bool = False  # whether SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
     dispatched: bool = False  # whether one command has started all agents (`launcher/elsewhere/dispatcher.py`)
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
-    lease: float = 0.0  # seconds after which a node that hears nothing has no workers; 0: the job needs all its nodes
+    # seconds from the last renewal of a lost node by which its workers have been killed; 0: the job needs all its nodes
+    lease: float = 0.0
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
     command: tuple[str, ...] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,19 +22,23 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     given_up: int = 0  # nodes that were given up before they joined
     deadline: float | None = None  # when the job waits no longer for nodes; None: it does not wait
     line_at: float | None = None  # when to print which nodes the job waits for
-    # no generation begins before: a node's signal to leave may be on its way to others, or workers of a lost one may live
+    # no generation begins before: workers of a lost node may live, or a signal to leave may be on its way to further nodes
     earliest: float = 0.0
-    alone_at: float = 0.0  # the first generation does not begin before with fewer nodes than it may have
+    alone_at: float = (
+        0.0  # nor the first one, unless all nodes are here: others may follow a coordinator that has just ended
+    )
     port_deadline: float | None = None  # until when a restart waits for its port; None: no other process has had it
 
     def opened(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits for nodes from this time on."""
-        return replace(self, deadline=at + policy.rdzv_timeout, line_at=at + FIRST_LINE)
+        deadline = max(at + policy.rdzv_timeout, self.earliest, self.alone_at)
+        return replace(self, deadline=deadline, line_at=at + FIRST_LINE)
 
-    def regrouping(self, policy: Policy, at: float) -> Rendezvous:
-        """Return the rendezvous that waits until `earliest`; a node that is lost again and again postpones no deadline."""
-        opened = self.opened(policy, at)
-        return opened if self.deadline is None else replace(opened, deadline=self.deadline)
+    def postponed(self, policy: Policy, at: float) -> Rendezvous:
+        """Return the rendezvous that waits until it may begin; a node that is lost again and again postpones it no more."""
+        if self.deadline is None:
+            return self.opened(policy, at)
+        return replace(self, deadline=max(self.deadline, self.earliest))
 
     def closed(self) -> Rendezvous:
         """Return the rendezvous that waits for no nodes: enough are there, or the job has ended."""
@@ -52,11 +57,16 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
         at_most = min(policy.most_running, policy.max_nodes - self.given_up)
         return len(members) >= max(policy.min_nodes, at_most)
 
-    def waiting(self, policy: Policy, members: Members, at: float) -> str:
-        """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which."""
+    def waiting(self, policy: Policy, members: Members, at: float, held_until: float | None = None) -> str:
+        """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which.
+
+        `held_until`: until then it waits for no node, but for the workers of others to have ended.
+        """
         here = len(members)
         if here >= policy.min_nodes:
             enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
+            if held_until is not None:
+                return f"{enough}; starting in {ceil(held_until - at)} s: nodes that are not here may have workers until then"
             return f"{enough}; starting unless another joins within {policy.last_call:g} s"
         assert self.deadline is not None
         waited = duration(round(at - self.deadline + policy.rdzv_timeout))
@@ -84,12 +94,22 @@ def hint_to_refused(policy: Policy, members: Members, member: Member) -> str:
     if len(members) == policy.max_nodes:
         hint = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
     else:
-        free = next(rank for rank in range(1, policy.max_nodes) if members.with_fixed_rank(rank) is None)
+        free = next(rank for rank in range(policy.max_nodes) if members.with_fixed_rank(rank) is None)
         hint = f"give each node a rank of its own: `--node-rank {free}` is free"
     other = None if member.requested_rank is None else members.with_fixed_rank(member.requested_rank)
     if other is not None and other.host == member.host:
         hint += "; or, if the agent with that rank has just ended, try again once the job has noticed"
     return hint
+
+
+def are_all(policy: Policy, members: Members) -> bool:
+    """Whether no node but these can have workers, even if another coordinator had the job before.
+
+    The job has no more nodes than these, and each of them but the coordinator's own has begun the same last generation, or none:
+    so no other node has taken part in that one.
+    """
+    last = {one.last_generation for one in members.values() if one.id != SELF_ID}
+    return len(members) == policy.max_nodes and len(last) <= 1
 
 
 def next_members(policy: Policy, members: Members) -> dict[int, Member]:
@@ -105,8 +125,8 @@ def next_members(policy: Policy, members: Members) -> dict[int, Member]:
 def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
     """Return the agents of the next generation by node rank.
 
-    The coordinator's own agent is node 0; others have the rank that their user gave them, if the job is large enough for it.
-    Of the rest, agents of the last generation come before new ones, so that ranks change as little as they can.
+    The coordinator's own agent, where it has one, is node 0; others have the rank that their user gave them, if the job is large
+    enough for it. Of the rest, agents of the last generation come before new ones, so that ranks change as little as they can.
     """
     number = len(members)
     ranked: dict[int, Member] = {}
@@ -129,7 +149,7 @@ def _command_of_a_missing_node(policy: Policy, members: Members) -> str:
     if "--node-rank=" not in command:
         absent = policy.min_nodes - len(members)
         return f"{_nodes(absent).replace(' ', ' more ')} run: {' '.join(command)}"
-    taken = {0, *(member.requested_rank for member in members.values())}
+    taken = {member.fixed_rank for member in members.values()}
     first, *others = (rank for rank in range(policy.max_nodes) if rank not in taken)
     text = " ".join(f"{word}{first}" if word == "--node-rank=" else word for word in command)
     more = ", ".join(map(str, others[:8])) + (", ..." if others[8:] else "")
@@ -145,10 +165,10 @@ def joined(policy: Policy, members: Members) -> str:
 def missing(policy: Policy, members: Members) -> str:
     """Return the nodes that have not joined yet, as far as known: "node 1 (b), node 2 (c)", or "2 more"."""
     here = members.values()
-    taken = {0, *(member.requested_rank for member in here)}
+    taken = {member.fixed_rank for member in here}
     all_have_ranks = policy.min_nodes == policy.max_nodes and all(member.fixed_rank is not None for member in here)
     # the coordinator's own agent alone, which is always node 0, does not show whether users give ranks to the others
-    if not all_have_ranks or (len(here) == 1 and not policy.names and "--node-rank=" not in policy.command):
+    if not all_have_ranks or (len(here) <= 1 and not policy.names and "--node-rank=" not in policy.command):
         return f"{policy.min_nodes - len(here)} more"
     absent = [rank for rank in range(policy.max_nodes) if rank not in taken]
     names = dict(enumerate(policy.names))

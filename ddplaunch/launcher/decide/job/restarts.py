@@ -149,7 +149,7 @@ class Restarts(Struct, frozen=True, kw_only=True):
     def sick_node(self, policy: Policy, members: Members, why: Why | None, generation: Generation) -> Member | None:
         """Return the node on which workers failed first, twice in a row and for reasons of the machine; None if there is none.
 
-        Node 0 cannot be left out, nor a node without which the job has too few, nor one of several nodes on that machine.
+        No node of the coordinator can be left out, nor one without which the job has too few, nor one of several on its machine.
         """
         host = failed_machine(why, generation.failure)
         if not host or host != self.failed_machine or len(members) <= policy.min_nodes:

@@ -22,19 +22,25 @@ _PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
 def begin(policy: Policy, at: float, first_term: int) -> State:
     """Return the first state, in which the job waits for the agents; `first_term` is that of the first generation."""
     limits = Limits(job_deadline=None if policy.timeout is None else at + policy.timeout)
-    # who followed a coordinator before this one has no workers by then
-    rendezvous = replace(Rendezvous().opened(policy, at), alone_at=at + policy.lease)
-    return State(policy=policy, rendezvous=rendezvous, generation=Generation(term=first_term - 1), limits=limits)
+    # where agents are started again one by one, nodes may have followed a coordinator that ended here just before
+    alone_at = at + policy.lease if policy.replaceable else at
+    return State(
+        policy=policy,
+        rendezvous=Rendezvous(alone_at=alone_at).opened(policy, at),
+        generation=Generation(term=first_term - 1),
+        limits=limits,
+    )
 
 
 def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
     """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not."""
-    policy, members = state.policy, state.members
-    has_enough = len(members) >= policy.min_nodes
-    if state.rendezvous.is_complete(policy, members) or (has_enough and is_restart):
+    policy, members, deadline = state.policy, state.members, state.rendezvous.deadline
+    if state.rendezvous.is_complete(policy, members) or (len(members) >= policy.min_nodes and is_restart):
         return start(state, at)
-    due = max(at + policy.last_call, state.rendezvous.alone_at)
-    return replace(state, phase_deadline=due if has_enough else None), ()
+    if len(members) < policy.min_nodes:
+        return replace(state, phase_deadline=None), ()
+    called_until = at + policy.last_call
+    return replace(state, phase_deadline=called_until if deadline is None else min(called_until, deadline)), ()
 
 
 def wait_for_nodes(state: State, at: float) -> State:
@@ -44,11 +50,10 @@ def wait_for_nodes(state: State, at: float) -> State:
 
 
 def start(state: State, at: float) -> Result:
-    """Begin the next generation with all members but spares, once no worker of the last one can be left on any node."""
-    if at < state.rendezvous.earliest:
-        regrouping = state.rendezvous.regrouping(state.policy, at)
-        until = regrouping.earliest
-        return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=until, rendezvous=regrouping), ()
+    """Begin the next generation with all members but spares, once no worker of another one can be left on any node."""
+    if at < state.may_begin_at:
+        postponed = state.rendezvous.postponed(state.policy, at)
+        return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=state.may_begin_at, rendezvous=postponed), ()
     ordered = rendezvous.by_node_rank(rendezvous.next_members(state.policy, state.members))
     return _begin(state, ordered, at)
 
@@ -56,7 +61,7 @@ def start(state: State, at: float) -> Result:
 def _begin(state: State, ordered: Sequence[Member], at: float) -> Result:
     """Begin the next generation with these members; where some are new, warn of differences between the nodes."""
     newcomers = [(rank, member) for rank, member in enumerate(ordered) if member.node_rank is None]
-    ranked = [replace(member, node_rank=rank, has_ended=False, has_run=True) for rank, member in enumerate(ordered)]
+    ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
     taking_part = {member.id for member in ranked}
     spares = [replace(member, node_rank=None) for member in state.members.values() if member.id not in taking_part]
     members = Members.of(sorted([*ranked, *spares], key=lambda member: member.id))
@@ -111,7 +116,8 @@ def on_rendezvous_due(state: State, at: float) -> Result:
     """End a rendezvous in vain, or print which nodes it waits for."""
     policy, members = state.policy, state.members
     if not is_due(state.rendezvous.deadline, at):
-        line = state.rendezvous.waiting(policy, members, at)
+        held_until = state.phase_deadline if state.phase_deadline == state.may_begin_at else None
+        line = state.rendezvous.waiting(policy, members, at, held_until)
         return replace(state, rendezvous=replace(state.rendezvous, line_at=at + NEXT_LINE)), (actions.Print(line),)
     joined, missing = rendezvous.joined(policy, members), rendezvous.missing(policy, members)
     text = f"the rendezvous timed out: {joined}; missing: {missing}"

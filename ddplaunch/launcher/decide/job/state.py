@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job.limits import Idleness, Limits
 from ddplaunch.launcher.decide.job.members import Member, Members, Policy
-from ddplaunch.launcher.decide.job.rendezvous import Rendezvous
+from ddplaunch.launcher.decide.job.rendezvous import Rendezvous, are_all
 from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import soonest
@@ -104,6 +104,14 @@ class State(Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def may_begin_at(self) -> float:
+        """When the next generation may begin: from then on no worker of another one can be left on any node."""
+        rendezvous = self.rendezvous
+        if self.generation.number >= 0 or are_all(self.policy, self.members):
+            return rendezvous.earliest
+        return max(rendezvous.earliest, rendezvous.alone_at)
+
+    @property
     def has_time_limit(self) -> bool:
         """Whether the job is to stop when its time is up."""
         is_ending = self.phase in (Phase.STOPPING, Phase.ENDED)
@@ -131,4 +139,4 @@ class State(Struct, frozen=True, kw_only=True):
         """The ids of the spares that have not taken part in any generation; () before the first one, when no node is a spare."""
         if not self.policy.spares or self.generation.number < 0:
             return ()
-        return tuple(one.id for one in self.members.values() if one.node_rank is None and not one.has_run)
+        return tuple(one.id for one in self.members.values() if one.node_rank is None and one.last_generation < 0)

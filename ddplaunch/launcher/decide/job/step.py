@@ -10,7 +10,16 @@ from signal import SIGHUP, SIGINT, SIGTERM
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import actions, events, limits, rendezvous
-from ddplaunch.launcher.decide.job.ending import HARMLESS, Result, end_job, go_on_if_ended, halt, stop
+from ddplaunch.launcher.decide.job.ending import (
+    HARMLESS,
+    Result,
+    end_job,
+    ended_here,
+    go_on_if_ended,
+    halt,
+    leave_job,
+    stop,
+)
 from ddplaunch.launcher.decide.job.members import KILLED_WITHIN, SELF_ID, Member, Members
 from ddplaunch.launcher.decide.job.starting import (
     on_rendezvous_due,
@@ -45,10 +54,8 @@ def step(state: State, event: events.Event) -> Result:
         # members
         case events.Joined(member, at):
             return _on_joined(state, member, at)
-        case events.AgentLost(id, reason, at) if id in state.members:
-            return _on_agent_lost(_after_lease(state, event), id, reason, at)
-        case events.AgentLost():
-            return state, ()
+        case events.AgentLost(id):
+            return _on_agent_lost(state, event) if id in state.members else (state, ())
         case events.NodeGivenUp(at):
             return start_if_complete(with_given_up(state), at)
         case events.Withdrawn():
@@ -126,15 +133,17 @@ def _after_lease(state: State, lost: events.AgentLost) -> State:
     """Begin no generation while workers of a lost node may live: until its lease is over, or it has had the time to end them."""
     if not state.policy.lease or not state.members.runs(lost.id):
         return state
-    until = lost.at + KILLED_WITHIN if lost.has_ended else lost.renewed_at + state.policy.lease
+    renewed_at = lost.at if lost.renewed_at is None else lost.renewed_at
+    until = lost.at + KILLED_WITHIN if lost.has_ended else renewed_at + state.policy.lease
     return replace(state, rendezvous=state.rendezvous.not_before(until))
 
 
-def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:
+def _on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     """Go on without this agent, if the job can: start with the other agents, or stop what runs and decide then."""
-    member = state.members[id]
-    state = replace(state, members=state.members.without(id))
-    if state.phase in BETWEEN and state.policy.needs_all:
+    member, reason, at = state.members[lost.id], lost.reason, lost.at
+    state = _after_lease(state, lost)
+    state = replace(state, members=state.members.without(lost.id))
+    if state.phase in BETWEEN and _lacks_a_node(state):
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         generation = replace(state.generation, lost=(f"{named}: {reason}",))
         return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
@@ -148,7 +157,7 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:
         return state, (actions.Print(f"{member.host}, a spare, {how}"), *then) if was_spare else then
     state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
     if member.is_leaving:
-        return _go_on_without_leaving(state, at)
+        return go_on_if_ended(state, at)
     state = replace(state, generation=state.generation.with_lost(f"{member}: {reason}"))
     if state.phase is Phase.RUNNING:
         state, then = stop(state, Why.NODE_LOST, SIGTERM, at)
@@ -156,6 +165,13 @@ def _on_agent_lost(state: State, id: int, reason: str, at: float) -> Result:
         why = Why.NODE_LOST if state.why in HARMLESS else state.why
         state, then = go_on_if_ended(replace(state, why=why), at)
     return state, (actions.Print(f"{member} is lost: {reason}"), *then)
+
+
+def _lacks_a_node(state: State) -> bool:
+    """Whether a job between two generations cannot go on without the node that was lost, since none comes in its place."""
+    policy = state.policy
+    has_too_few = state.generation.number >= 0 and len(state.members) < policy.min_nodes
+    return policy.needs_all or (has_too_few and not policy.replaceable)
 
 
 # --- the end of a generation
@@ -168,8 +184,9 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         # one command has started all agents: a signal to one is for the job
         stays_alone = state.members[id].node_rank is None and not state.policy.needs_all and not state.policy.dispatched
         if why is Why.FRONT_LOST or stays_alone:
-            lost = events.AgentLost(id, CUT_OFF if state.policy.dispatched else OWN_END, at, renewed_at=at)
-            state, then = _on_agent_lost(_after_lease(state, lost), id, lost.reason, at)
+            state, then = _on_agent_lost(
+                state, events.AgentLost(id, CUT_OFF if state.policy.dispatched else OWN_END, at)
+            )
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
@@ -188,14 +205,15 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
 
 
 def _on_escalated(state: State, id: int, signum: int) -> Result:
-    """Kill everywhere and end the job; a second SIGTERM to a node that leaves concerns that node alone."""
+    """Kill everywhere and end the job; a second SIGTERM to a node that leaves ends no job, and only node 0 waits for others."""
     member = state.members.get(id)
+    others = tuple(other for other in state.members.running if other != id)
+    kills = (actions.KillNodes(others),) if others else ()
     if member is not None and member.is_leaving:
         if signum == SIGTERM:
-            return state, ()
+            return state, kills if id == SELF_ID else ()
         state = replace(state, why=Why.SIGNALLED, signum=signum)
-    others = tuple(other for other in state.members.running if other != id)
-    return halt(state), (actions.KillNodes(others),) if others else ()
+    return halt(state), kills
 
 
 def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
@@ -224,7 +242,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     state = replace(state, generation=generation, has_begun=has_begun)
     if member.is_leaving and event.id != SELF_ID:
         state = replace(state, members=state.members.without(event.id))
-        state, then = _go_on_without_leaving(state, event.at)
+        state, then = go_on_if_ended(state, event.at)
         return state, (actions.Release(event.id, member.leaves_by), *then)
     generation = replace(
         generation,
@@ -234,8 +252,6 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     state = replace(state, generation=generation, members=state.members.with_member(replace(member, has_ended=True)))
     if event.leftovers:
         state = halt(state)  # the next generation would run beside these processes
-    if member.is_leaving:
-        return _go_on_without_leaving(state, event.at)
     is_first_after_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT and len(generation.node_exits) == 1
     if is_first_after_ctrl_c and not state.members.have_ended:
         # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
@@ -281,9 +297,7 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     state = replace(state, members=members, rendezvous=state.rendezvous.not_before(at + REGROUP))
     if not member.runs:
         starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
-        state, then = _on_agent_lost(state, id, OWN_END, at)
-        if state.phase is Phase.PAUSING:
-            state = replace(state, phase_deadline=max(state.phase_deadline or at, at + REGROUP))
+        state, then = _on_agent_lost(state, events.AgentLost(id, OWN_END, at))
         return state, (*((announces,) if starts_again else ()), *then, actions.Release(id, event.signum))
     if state.phase is Phase.RUNNING:
         state, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=id)
@@ -297,23 +311,13 @@ def _is_waited_for(state: State) -> bool:
     return policy.is_elastic and policy.replaceable and len(state.members) > 1
 
 
-def _go_on_without_leaving(state: State, at: float) -> Result:
-    """Go on once a node that leaves has ended; node 0, which the others wait for, leaves when all of them have."""
-    own = state.members.get(SELF_ID)
-    if own is None or not own.is_leaving or not own.has_ended:
-        return go_on_if_ended(state, at)
-    if any(one.is_leaving and one.runs for one in state.members.values()):
-        return state, ()
-    return go_on_if_ended(state, at) if _is_ending(state) else _leave(state)
-
-
 def _on_own_leaving(state: State, event: events.NodeStopping) -> Result:
     """Have the others wait for node 0 once the workers have ended everywhere; they may save something, as all workers do."""
     own = replace(state.members[SELF_ID], leaves_by=event.signum)
     how = f"{own} leaves ({signal_name(event.signum)}): the others wait until node 0 is started again"
     state = replace(state, members=state.members.with_member(own))
-    if not own.runs:
-        state, then = _leave(state)
+    if state.phase in BETWEEN:
+        state, then = leave_job(state, event.signum)
     elif state.phase is Phase.RUNNING:
         state, then = stop(state, Why.NODE_LEFT, SIGTERM, event.at, but=SELF_ID)
     else:
@@ -321,22 +325,11 @@ def _on_own_leaving(state: State, event: events.NodeStopping) -> Result:
     return state, (actions.Print(how), *then)
 
 
-def _leave(state: State) -> Result:
-    """Leave the job to the others, which wait for node 0."""
-    signum = state.members[SELF_ID].leaves_by
-    return _ended_here(state, exitcodes.of_signal(signum)), (actions.LeaveJob(signum), actions.Release(SELF_ID, signum))
-
-
 def _on_own_unfit(state: State, reason: str) -> Result:
     """Leave the job, in which no worker has been started here, to the others; do nothing if they do not wait for node 0."""
     if not _is_waited_for(state) or _is_ending(state):
         return state, ()
-    return _ended_here(state, exitcodes.NODE_LOST), (actions.LeaveJob(0, reason),)
-
-
-def _ended_here(state: State, status: int) -> State:
-    """Return the state of a coordinator that has ended with this status, while the others wait for another one."""
-    return replace(state, phase=Phase.ENDED, end=replace(state.end, status=status))
+    return ended_here(state, exitcodes.NODE_LOST), (actions.LeaveJob(0, reason),)
 
 
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
