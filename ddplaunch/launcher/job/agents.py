@@ -76,8 +76,8 @@ class Agents:
         if self.waiting:
             self._retry.set(self._loop.now())
 
-    def agree(self, order: Sequence[int]) -> Agreed:
-        """Return what these agents, by index, have in common in the generation that begins."""
+    def agree(self, order: Sequence[int], met_at: str | None = None) -> Agreed:
+        """Return what these agents, by index, have in common in the generation that begins; `met_at` is where they have met."""
         hellos = [self.hellos[id] for id in order]
         found: dict[str, str] = {}
         for hello in hellos:
@@ -96,7 +96,7 @@ class Agents:
             run_id=self._terms.run_id,
             index=0,
             agent_runs=agent_runs(agents),
-            address=self._terms.address or self._reached_at(order),
+            address=self._terms.address or met_at or self._reached_at(order),
             backend=backend,
             backend_reason=reason,
         )

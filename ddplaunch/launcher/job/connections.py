@@ -216,7 +216,10 @@ class Connections:
 
     def is_silent(self, id: int) -> bool:
         """Return whether a peer has answered none of the last pings."""
-        return self._loop.now() - self._connections[id].heard_at > _SILENT_BEATS * self._beat
+        return (
+            id not in self._connections
+            or self._loop.now() - self._connections[id].heard_at > _SILENT_BEATS * self._beat
+        )
 
     def expel(self, id: int, reason: str, *, may_return: bool = False) -> None:
         """Close a connection, and report it as lost; `may_return`: its agent may come back as a new node."""

@@ -15,7 +15,18 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.first_failure import failed_itself
 from ddplaunch.launcher.decide.job import SELF_ID, Member
-from ddplaunch.launcher.job.orders import Forward, Generation, GroupMade, JobEnd, NodeEnd, Warned
+from ddplaunch.launcher.job.orders import (
+    Forward,
+    Generation,
+    GroupMade,
+    JobEnd,
+    LeadRefused,
+    Leads,
+    NodeEnd,
+    Reached,
+    Unheard,
+    Warned,
+)
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
@@ -29,6 +40,7 @@ from ddplaunch.system.words import signal_name
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.launcher.job.agents import Agents
+    from ddplaunch.launcher.job.meeting import Meeting
     from ddplaunch.launcher.job.orders import Order, OrderToAll, Report
     from ddplaunch.launcher.job.questions import NodeStreams, Questions
     from ddplaunch.launcher.job.straggler_check import StragglerCheck
@@ -63,6 +75,7 @@ class Coordinator:
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
         self._samples: dict[int, list[Sample]] = {}  # of this generation, by member
         self._reservation: Reservation | None = None
+        self._meeting: Meeting | None = None  # of the generation, where this is none of its nodes
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
         self._over = loop.timer(None, lambda: None)  # then the others have had the time to take note of the end
@@ -91,6 +104,8 @@ class Coordinator:
             self._report_now()
         self.state, actions = job.step(before, event)
         self._deadline.set(self.state.deadline)
+        if self._meeting is not None and self._meeting.has_begun and self.state.phase is not job.Phase.RUNNING:
+            self._meeting.close()
         self._reporter.on_event(event, before, self.state)
         for action in actions:
             self._carry_out(action)
@@ -112,6 +127,9 @@ class Coordinator:
             case node.RequestStore():
                 first = [member.id for member in self.state.members.values() if member.node_rank == 0]
                 self._order(first, node.StoreOrdered(now))
+            case Leads() | LeadRefused() | Reached() | Unheard():
+                if self._meeting is not None:
+                    self._meeting.take(id, report)
             case GroupMade() if self.state.members[id].node_rank == 0:
                 expendable(
                     self.joined, lambda why: self._reporter.print(f"warning: no stragglers are looked for: {why}")
@@ -234,6 +252,13 @@ class Coordinator:
         """Pass a signal on to the workers of all nodes."""
         self._order(list(self.state.members), Forward(signum))
 
+    def _take_back(self, ids: Sequence[int]) -> None:
+        """Take the generation for ended on all these nodes, which were not told to begin."""
+        assert self._meeting is not None
+        self._meeting.close()
+        for id in ids:
+            self.feed(job.NodeEnded(id, (), None, self._loop.now()))
+
     # --- what follows
 
     def _carry_out(self, action: job.Action) -> None:
@@ -244,6 +269,8 @@ class Coordinator:
             case job.LeaveJob(signum, unfit) if self._agents is not None:
                 self._has_ended = self._has_ended or bool(unfit)
                 self._agents.leave(signum, unfit)
+            case job.StopNodes(ids) if self._has_not_begun():
+                self._take_back(ids)
             case job.StopNodes(ids, signum, by_cluster, others_ended):
                 why = self.state.why or Why.COORDINATOR
                 self._order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
@@ -306,6 +333,9 @@ class Coordinator:
         self._traces, self._samples = {}, {}
         if self.stragglers is not None:
             self.stragglers.end()
+        if self._agents is not None and SELF_ID not in order:
+            self._meet(number, order, restarts)
+            return
         try:
             port = self._reserve()
         except PortTaken:
@@ -316,7 +346,46 @@ class Coordinator:
             failure = StartFailure(0, self._draft.workers[0].host, error.message, error.status)
             self.feed(job.BeginFailed(failure, self._loop.now()))
             return
-        agreed = self._agents.agree(order) if self._agents is not None else None
+        self._start(number, order, restarts, port)
+
+    def _meet(self, number: int, order: Sequence[int], restarts: int) -> None:
+        """Have the nodes meet at the first of them, which is another process: it reserves MASTER_PORT."""
+        from ddplaunch.launcher.job.meeting import Meeting, Port
+
+        def decided(report: Leads | LeadRefused, address: str) -> None:
+            match report:
+                case LeadRefused(is_taken=True):
+                    self.feed(job.PortTaken(self._loop.now()))
+                case LeadRefused(_, reason, hint, status):
+                    self._begin_error = LaunchError(reason, hint=hint or None).render()
+                    failure = StartFailure(0, self.state.members[order[0]].host, reason, status)
+                    self.feed(job.BeginFailed(failure, self._loop.now()))
+                case Leads():
+                    self._start(number, order, restarts, report.port, address)
+
+        names = {id: self.state.members[id].host for id in order}
+        assert self._agents is not None
+        meeting = self._meeting = Meeting(
+            self._loop, number, order, names, self._order, decided, self._lose, self._agents.connections.is_silent
+        )
+        port = Port(
+            self._draft.master_port or 0, self._draft.reasons["master_port"], again=self.state.may_wait_for_port
+        )
+        meeting.begin(port)
+
+    def _lose(self, reasons: Mapping[int, str]) -> None:
+        """Go on without nodes that the others do not hear, or do not hear the first one."""
+        assert self._agents is not None
+        for id, reason in reasons.items():
+            self._agents.connections.expel(id, reason)
+
+    def _has_not_begun(self) -> bool:
+        """Whether the nodes of the generation are still meeting, so that none of them has been told to begin."""
+        return self._meeting is not None and not self._meeting.has_begun and self._meeting.number >= 0
+
+    def _start(self, number: int, order: Sequence[int], restarts: int, port: int, address: str | None = None) -> None:
+        """Order all agents to begin the generation, whose nodes have met at this address, if at any."""
+        agreed = self._agents.agree(order, address) if self._agents is not None else None
         generation = Generation(
             number=number,
             term=self.state.generation.term,
@@ -426,6 +495,8 @@ class Coordinator:
     def close(self) -> None:
         """Close all that is open."""
         self._release()
+        if self._meeting is not None:
+            self._meeting.close()
         self._deadline.cancel()
         if self._streams is not None:
             self._streams.close()

@@ -16,7 +16,17 @@ from ddplaunch.launcher.job.agents import Agents, member_of
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import speaks_for_others, why_refused, why_too_much
-from ddplaunch.launcher.job.orders import GroupMade, NodeEnd, SentReport, Unfit, Warned
+from ddplaunch.launcher.job.orders import (
+    GroupMade,
+    LeadRefused,
+    Leads,
+    NodeEnd,
+    Reached,
+    SentReport,
+    Unfit,
+    Unheard,
+    Warned,
+)
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.spec.outcome import Why
@@ -125,7 +135,16 @@ class Incoming:
                 self._warnings[id] += 1
                 if self._warnings[id] <= _WARNINGS:
                     self._coordinator.take(id, message)
-            case node.ReportIdle() | node.PauseLimits() | GroupMade() | Chunk():
+            case (
+                node.ReportIdle()
+                | node.PauseLimits()
+                | GroupMade()
+                | Chunk()
+                | Leads()
+                | LeadRefused()
+                | Reached()
+                | Unheard()
+            ):
                 self._coordinator.take(id, message)
             case Unfit(reason):
                 lost = below(f"its health check failed: {reason}")

@@ -13,12 +13,13 @@ from msgspec import Meta, Struct
 from ddplaunch.launcher.decide import node
 from ddplaunch.plan import Agreed
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
-from ddplaunch.system.fields import Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Term, Text
+from ddplaunch.system.fields import Host, Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Term, Text
 
 if TYPE_CHECKING:
     from ddplaunch.reach.channel.streams import Chunk
     from ddplaunch.record.window.questions import Answered, Ask, Forget, StacksAtEnd
 
+MAX_ADDRESSES = 100
 MAX_LEFTOVERS = 100  # processes that are named
 
 
@@ -61,7 +62,25 @@ class JobEnd(Struct, frozen=True, tag="quit"):
     requeue: SignalOrNone = 0  # the notice after which the job should go back into the queue
 
 
-SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered | node.StoreOrdered
+class Lead(Struct, frozen=True, tag="lead"):
+    """Reserve MASTER_PORT on this node, the first of the generation, and listen for the others."""
+
+    number: Number  # of the generation
+    port: Annotated[int, Meta(ge=0, le=65535)]  # 0: any
+    origin: Line  # who asks for this port
+    again: bool  # it may soon be free
+    name: Host  # of this node, as the coordinator knows it
+
+
+class Reach(Struct, frozen=True, tag="reach"):
+    """Find out at which of these addresses this node reaches the first one."""
+
+    number: Number
+    heard_at: Port
+    addresses: Annotated[tuple[Host, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]  # in the order to try
+
+
+SentOrder = Lead | Reach | Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered | node.StoreOrdered
 
 # --- reports: what an agent sends the coordinator
 
@@ -94,7 +113,41 @@ class GroupMade(Struct, frozen=True, tag="group_made"):
     """A worker of this node has made a process group, the first one of its generation."""
 
 
-SentReport = node.Reports | NodeEnd | Warned | Unfit | Forward | GroupMade
+class Leads(Struct, frozen=True, tag="leads"):
+    """This node, the first of the generation, has reserved MASTER_PORT, and listens."""
+
+    number: Number
+    port: Port
+    heard_at: Port
+    addresses: Annotated[tuple[Host, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
+
+
+class LeadRefused(Struct, frozen=True, tag="lead_refused"):
+    """This node, the first of the generation, has no port for it."""
+
+    number: Number
+    reason: Line
+    hint: Line = ""
+    status: Status = 1
+    is_taken: bool = False  # and may soon be free
+
+
+class Reached(Struct, frozen=True, tag="reached"):
+    """This node has reached the first one at this address; None: it has not, and why."""
+
+    number: Number
+    address: Host | None
+    problem: Line = ""
+
+
+class Unheard(Struct, frozen=True, tag="unheard"):
+    """This node no longer hears the first one, while the generation runs."""
+
+    number: Number
+    reason: Line
+
+
+SentReport = Leads | LeadRefused | Reached | Unheard | node.Reports | NodeEnd | Warned | Unfit | Forward | GroupMade
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk

@@ -16,7 +16,7 @@ from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import OrderSequence
-from ddplaunch.launcher.job.orders import Generation, JobEnd, LookingForCoordinator, NodeEnd, Waits
+from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, LookingForCoordinator, NodeEnd, Reach, Waits
 from ddplaunch.reach.channel.dialer import Dialer, Target
 from ddplaunch.reach.channel.handshake import UNPROVEN, WRONG_KEY, Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
@@ -29,6 +29,7 @@ from ddplaunch.system.net.resolver import Answer, Resolver
 from ddplaunch.system.words import duration, signal_name
 
 if TYPE_CHECKING:
+    from ddplaunch.launcher.job.hearing import Hearing
     from ddplaunch.launcher.job.orders import Order, Report
 
 NO_ANSWER = "it has not answered"
@@ -79,6 +80,7 @@ class RemoteLink(Link):
         """
         super().__init__(loop)
         self._key = key
+        self._hearing: Hearing | None = None  # of the generation's first node
         self._hello = hello
         self._heartbeat_timeout = heartbeat_timeout
         self._may_shorten_silence = may_shorten_silence
@@ -198,6 +200,8 @@ class RemoteLink(Link):
     @property
     def address(self) -> str | None:
         """The address that this node connects from, if the coordinator is elsewhere."""
+        if self._hearing is not None and self._hearing.address is not None:
+            return self._hearing.address
         return self._peer.local_address or None if self._peer is not None else super().address
 
     def _on_message(self, payload: bytes) -> None:
@@ -350,6 +354,9 @@ class RemoteLink(Link):
 
     def take(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
+        if isinstance(order, Lead | Reach):
+            self._prepare(order)
+            return
         if isinstance(order, Generation):
             self._stop, self._failed_at = None, inf
         elif isinstance(order, node.StopOrdered):
@@ -357,6 +364,17 @@ class RemoteLink(Link):
         super().take(order)
         if self._has_ended:
             self._stop_waiting()
+
+    def _prepare(self, order: Lead | Reach) -> None:
+        """Lead the generation that is to begin, or find out where its first node is reached."""
+        if self._hearing is None:
+            from ddplaunch.launcher.job.hearing import Hearing  # where the coordinator is none of the nodes
+
+            self._hearing = Hearing(self._loop, self._key, self._heartbeat_timeout, self.send)
+        if isinstance(order, Lead):
+            self._hearing.lead(order)
+        else:
+            self._hearing.reach(order)
 
     def leave(self) -> None:
         """Wait for the coordinator no longer."""
@@ -436,5 +454,7 @@ class RemoteLink(Link):
         """Close all that is open."""
         self._loop.woke = lambda: None
         self._lease_at.cancel()
+        if self._hearing is not None:
+            self._hearing.close()
         self._stop_waiting()
         self._disconnect()
