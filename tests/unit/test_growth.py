@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ddplaunch.launcher.decide import job, node
-from ddplaunch.launcher.decide.electorate import Electorate, Vote
 from ddplaunch.launcher.decide.first_failure import first_failure
 from ddplaunch.launcher.output.collapse import Collapse
 from ddplaunch.launcher.output.display import Display
@@ -94,14 +93,12 @@ def lose_peers(ranks: int) -> None:
     assert state.phase is node.Phase.SETTLING
 
 
-def take_over(nodes: int) -> None:
-    past = job.starting.history(job.State(policy=job.Policy(min_nodes=1, max_nodes=nodes)), 0.0)
-    policy = job.Policy(min_nodes=1, max_nodes=nodes, has_successors=True)
-    state = job.take_over(policy, past, (Electorate(1, nodes),), 0.0, 0.0, 25.0)
+def come_back(nodes: int) -> None:
+    state = job.begin(job.Policy(min_nodes=1, max_nodes=nodes, lease=12.0), 0.0)
     for id in range(nodes):
-        member = job.Member(id=id, host="", workers=1, requested_rank=None, node_rank=id, votes=(Vote(1, id),))
+        member = job.Member(id=id, host="", workers=1, requested_rank=None, last_generation=3)
         state, _ = job.step(state, job.Joined(member, 0.0))
-    assert state.succession.gather_until is None
+    assert state.generation.number == 4
 
 
 @pytest.mark.parametrize(
@@ -113,7 +110,7 @@ def take_over(nodes: int) -> None:
         pytest.param(report_failures("boom {}"), id="different-failures"),
         pytest.param(report_failures(LOST_PEER), id="lost-peers"),
         pytest.param(lose_peers, id="lost-peers-one-by-one"),
-        pytest.param(take_over, id="nodes-that-follow-another-coordinator"),
+        pytest.param(come_back, id="nodes-that-have-followed-another-coordinator"),
     ],
 )
 def test_what_is_done_for_a_rank_does_not_depend_on_how_many_there_are(of):

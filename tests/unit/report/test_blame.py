@@ -15,8 +15,6 @@ from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.decide.job.members import Members
 from ddplaunch.launcher.decide.job.restarts import Generation
-from ddplaunch.launcher.decide.job.state import End
-from ddplaunch.launcher.decide.job.succession import Succession
 from ddplaunch.launcher.tell.blame import Loss, Suspect, blamed, suspect_of
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.launcher.tell.reporter import Surroundings
@@ -141,18 +139,6 @@ def test_a_node_0_that_loses_all_others_is_remembered_itself(remembered: Remembe
     for id in (1, 2, 3):
         remembered.lose(id)
     assert remembered.end() == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("state", "found"),
-    [({}, ["z"]), ({"end": End(is_cut_off=True)}, []), ({"succession": Succession(took_over=True)}, [])],
-    ids=["that goes on with most", "that is cut off", "that waits for others when the job ends"],
-)
-def test_a_coordinator_is_at_fault_only_for_a_successor(
-    remembered: Remembered, state: dict[str, Any], found: list[str]
-) -> None:
-    remembered.reporter.coordinator_lost(Suspect("z", None), "silent for 10 s")
-    assert remembered.end(**state) == found
 
 
 @pytest.mark.parametrize(
