@@ -56,7 +56,6 @@ _EVENTS = {
     "node_joined": "node 0 only: an agent has come that was not there before, of this node or another",
     "node_stopping": "node 0 only: a node has begun to stop its workers",
     "node_left": "node 0 only: an agent is gone",
-    "took_over": "node 0 of an elastic job was lost, and this node speaks for the job from now on",
     "left_after_notice": "all workers have left after a signal of `--requeue-on` or a notice, and none failed",
     "job_ended": "everything is gone; the last event",
 }
