@@ -6,7 +6,6 @@ import select
 import socket
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 _EACH = 0.05  # seconds
 
@@ -27,7 +26,7 @@ class Relay:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ends.set()
         self._thread.join()
         for each in (*self._listening, *self._pairs):

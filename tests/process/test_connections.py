@@ -4,26 +4,16 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from ddplaunch.launcher.decide import job
-from ddplaunch.launcher.decide.electorate import Vote
-from ddplaunch.launcher.decide.job.restarts import Generation
-from ddplaunch.launcher.decide.job.succession import Succession
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.connections import Connections, Terms
-from ddplaunch.launcher.job.incoming import Incoming
-from ddplaunch.launcher.job.orders import NodeEnd
 from ddplaunch.reach.channel.dialer import Dialer
-from ddplaunch.reach.channel.handshake import LIMIT_UNKNOWN, key
+from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.peer import Peer, sends_again_each_second
 from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS
-from ddplaunch.spec.outcome import Traces
 from tests.loops import FakeLoop
-from tests.unit.builders import worker_exit
 
 KEY = key("a long secret", "job-1")
 AGENTS = 300
@@ -144,38 +134,3 @@ def test_a_silent_host_is_lost_earlier_but_not_where_one_has_come_back_from_a_lo
         assert seconds == limit, "the other one, whose kernel answers, is not lost yet"
     for peer in crowd.peers:
         peer.close()
-
-
-def test_who_has_lost_another_coordinator_and_comes_late_may_say_at_length_how_its_workers_have_ended() -> None:
-    loop, fed, peers = FakeLoop(), list[object](), list[Peer]()
-
-    def opened(peer: Peer) -> None:
-        peers.append(peer)
-        peer.received = lambda payload: answer(peer, payload)
-
-    state = job.State(
-        policy=job.Policy(min_nodes=1, max_nodes=3), generation=Generation(number=2), succession=Succession(term=1),
-        phase=job.Phase.RUNNING,
-    )  # fmt: skip
-    coordinator: Any = SimpleNamespace(state=state, feed=fed.append, take_up=lambda _: None)
-    terms = Terms(
-        max_nodes=3, run_id="run-1", address=None, key=KEY, listen="127.0.0.1", ports=(0,), has_front=False,
-        heartbeat_timeout=10.0,
-    )  # fmt: skip
-    with closing(Incoming(loop, terms, coordinator, print).agents) as agents:
-        dialer = Dialer(loop, KEY, source=None, opened=opened, refused=lambda *_: None, user_timeout=60)
-        dialer.set_targets([(socket.AF_INET, ("127.0.0.1", agents.port))])
-        loop.until(lambda: peers)
-        with closing(peers[0]) as peer:
-            facts = messages.NodeFacts(ddplaunch="1", python="3", torch="2", script="", nnodes="1:3")
-            hello = messages.Hello(
-                requested_rank=None, host="c", workers=4, backend="gloo", backend_reason="", reached="a", facts=facts,
-                run_id="run-1", votes=(Vote(1, 2),), runs=messages.Running(1, 2),
-            )  # fmt: skip
-            exits = tuple(worker_exit(rank, 1, stderr_tail="x" * 20_000) for rank in range(4))
-            end = messages.encode(NodeEnd(1, exits, None, (), Traces(oom_kills=0, shm=None, log_folder=None)))
-            assert len(end) > LIMIT_UNKNOWN
-            peer.send(messages.encode(hello))
-            peer.send(end)
-            loop.until(lambda: fed)
-    assert [type(event) for event in fed] == [job.Joined]

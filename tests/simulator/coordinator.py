@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from signal import SIGHUP, SIGTERM
 from typing import Any
 
+from ddplaunch.launcher.job.succession_link import SuccessionLink
+
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Phase
 from ddplaunch.launcher.decide.job.ending import MAY_RESTART
 from ddplaunch.launcher.job.coordinator import Coordinator
-from ddplaunch.launcher.job.succession_link import SuccessionLink
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.plan import Plan
 from ddplaunch.spec.outcome import Why

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from ddplaunch.launcher.decide.electorate import Vote
+from ddplaunch.launcher.job.succession_link import SuccessionLink
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job
-from ddplaunch.launcher.decide.electorate import Vote
-from ddplaunch.launcher.job.succession_link import SuccessionLink
 from tests.simulator import coordinator
 from tests.simulator.scenario import Fault, scenario
 from tests.simulator.simulation import Simulation

@@ -1,10 +1,10 @@
 """The invariants of docs/design/simulator.md hold in jobs that meet random faults; and the simulator sees when they do not."""
 
 import pytest
+from ddplaunch.launcher.decide.electorate import Electorate
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
-from ddplaunch.launcher.decide.electorate import Electorate
 from tests.simulator.scenario import Fault, scenario
 from tests.simulator.simulation import Simulation, failure_of, report, shrunk
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launcher.decide import job, node
+from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.first_failure import first_failure
 from ddplaunch.launcher.output.collapse import Collapse
 from ddplaunch.launcher.output.display import Display

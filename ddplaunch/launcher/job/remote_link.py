@@ -283,9 +283,14 @@ class RemoteLink(Link):
         self._loop.handle(node.LeaseOver(self._loop.now()))
         if self._peer is None:
             return
-        when = self._loop.clock.paused(self._lease.seconds)
-        silent = f"{self._node_0} has heard nothing of this node for {self._lease.seconds:g} s"
-        error = f"{f'this node was {when}' if when else silent}, and other nodes may have gone on without it"
+        limit, when = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
+        if (
+            not when and self._loop.now() - self._heard_at > self._lease.seconds / 2
+        ):  # its pings come four times as often
+            self._lose_coordinator(f"silent for {limit}")
+            return
+        how = f"was {when}" if when else f"was not heard by {self._node_0} for {limit}"
+        error = f"this node {how}, and other nodes may have gone on without it"
         self._lose_coordinator("", error, goes_on=error)
 
     def _lose_coordinator(self, reason: str, error: str = "", *, goes_on: str = "") -> None:

@@ -7,22 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ddplaunch.launcher.decide.electorate import Electorate, History, Vote
 from ddplaunch.launcher.job import messages
-
-HISTORY = History(
-    generation=0,
-    term=1,
-    restarts=0,
-    spent=(),
-    time_left=None,
-    best_step=-1,
-    in_vain=0,
-    short_lives=0,
-    import_failure="",
-    failed_machine="",
-    same_exception="",
-)
 
 
 class PlayedCoordinator:
@@ -49,19 +34,3 @@ class PlayedCoordinator:
 
     def says(self, message: Any) -> None:
         self.received(messages.encode(message))
-
-
-def succession(*names: str) -> messages.Succession:
-    candidates = tuple(
-        messages.Candidate(votes=(Vote(1, rank),), host=name, address="10.0.0.2", port=4000 + rank)
-        for rank, name in enumerate(names, 1)
-    )
-    electorates = (Electorate(1, 1 + len(names)),)
-    return messages.Succession(
-        run_id="run-1",
-        host="a",
-        coordinator=(Vote(1, 0),),
-        candidates=candidates,
-        electorates=electorates,
-        history=HISTORY,
-    )

@@ -20,7 +20,7 @@ from tests.unit.coordinator.played import PlayedCoordinator
 from tests.unit.coordinator.test_incoming import HELLO
 
 TERMS = Terms(
-    max_nodes=3, run_id="", address=None, key=Key(b"key"), listen="127.0.0.1", ports=(0,), has_front=False,
+    max_nodes=3, run_id="", address=None, key=Key(b"key"), listen="127.0.0.1", ports=(0,),
     heartbeat_timeout=10.0,
 )  # fmt: skip
 
@@ -36,7 +36,6 @@ def connections_of(peers: Sequence[tuple[str, str]]) -> Connections:
         dropped=nothing,
         refused=nothing,
         answered=nothing,
-        counts=bool,
     )
     for address, local_address in peers:
         peer: Any = PlayedCoordinator()
@@ -96,7 +95,7 @@ HERE = ("127.0.0.1", "127.0.0.1")
         "by its address there",
         "over IPv6",
         "alone by its own name",
-        "alone, after it has taken over, on this host",
+        "alone, on this host",
     ],
 )
 def test_workers_meet_at_a_name_or_an_address_that_node_0_knows_for_its_own(
@@ -105,7 +104,7 @@ def test_workers_meet_at_a_name_or_an_address_that_node_0_knows_for_its_own(
     connections = connections_of(peers)
     nothing: Callable[..., Any] = lambda *_: None  # noqa: E731 - two callbacks
     agents = Agents(
-        FakeLoop(), replace(TERMS, names=names, run_id="run"), connections, nothing, requeues_after_sigterm=False,
+        FakeLoop(), replace(TERMS, names=names, run_id="run"), connections, nothing,
         retry=FakeLoop().timer(None, nothing),
     )  # fmt: skip
     agents.join(replace(HELLO, reached="b"))

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.node import KillOrdered, StopOrdered
-from ddplaunch.launcher.job.messages import Anew, GoesOn, Hello, NodeFacts, OrderSequence, Ping, Watch
+from ddplaunch.launcher.job.messages import Hello, NodeFacts, OrderSequence, Ping, Withdrawal
 from ddplaunch.launcher.job.orders import Forward, Generation
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.system.fields import Malformed
@@ -76,20 +76,16 @@ def test_nothing_begins_on_which_nodes_have_not_agreed() -> None:
         sequence().check(Generation(number=0, term=0, restarts=0, port=1, ranks_of_draft=(0, 1)))
 
 
-def test_a_front_begins_nothing() -> None:
+def test_who_takes_no_part_begins_nothing() -> None:
     with pytest.raises(Malformed):
-        OrderSequence(Watch()).check(begin())
+        OrderSequence(Withdrawal(1, "here", "no GPU", "")).check(begin())
 
 
-@pytest.mark.parametrize("first", [HELLO, Watch()], ids=["an agent", "a front"])
-def test_no_coordinator_is_anew_for_who_has_lost_none(first: Hello | Watch) -> None:
-    with pytest.raises(Malformed):
-        OrderSequence(first).check(Anew())
-
-
-@pytest.mark.parametrize("first", [replace(HELLO, run_id="r"), GoesOn("here", 1)], ids=["an agent", "a coordinator"])
-def test_a_coordinator_may_be_anew_for_who_has_lost_one_or_has_taken_over(first: Hello | GoesOn) -> None:
-    OrderSequence(first).check(Anew())
+def test_a_node_that_comes_back_begins_no_generation_again_that_it_has_begun() -> None:
+    hello = replace(HELLO, last_generation=3)
+    with pytest.raises(Malformed, match="generation 3 after 3"):
+        OrderSequence(hello).check(begin(3))
+    OrderSequence(hello).check(begin(4))
 
 
 def test_what_begins_nothing_may_come_at_any_time() -> None:
