@@ -27,7 +27,13 @@ def order_of(nodes, rank: int) -> bytes:
     allocation = discover(spec, {}, "here", read=lambda path: Path(path).read_text())
     hosts = tuple(Host(name=name) for name in ("node-0", "node-1"))
     agents = starting.agents(
-        spec, {}, replace(allocation, start=hosts, starter="simulate"), sys.executable, "doctor", module="none"
+        spec,
+        {},
+        replace(allocation, start=hosts, starter="simulate"),
+        sys.executable,
+        "doctor",
+        token="secret",
+        module="none",
     )
     return agents[rank].order()
 

@@ -58,6 +58,7 @@ HELLO = {
     "reached": "10.0.0.1",
     "facts": {"ddplaunch": "1", "python": "3", "torch": "2", "script": "a.py", "nnodes": "2"},
     "last_generation": 3,
+    "last_term": 7,
     "at": 2.0,
 }
 BEGIN: dict[str, Any] = {
@@ -115,7 +116,7 @@ TO_AGENT: list[dict[str, Any]] = [
     STOP,
     {"type": "kill", "at": 1.5},
     {"type": "forward", "signum": 10},
-    {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10, "is_watched": False},
+    {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10},
     {"type": "ping", "sent": 1.0, "host_limit": 5.0, "answered": 2.0},
     {"type": "ask", "number": 1, "question": {"type": "status"}},
     {"type": "forget", "number": 1},

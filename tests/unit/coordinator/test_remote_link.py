@@ -119,7 +119,7 @@ class Bed:
         agreed = Agreed(
             run_id="r", index=1, agent_runs=(AgentRun(2, 1),), address="a", backend="gloo", backend_reason=""
         )
-        self.hear(Generation(number=number, restarts=restarts, port=1, agreed=agreed))
+        self.hear(Generation(number=number, term=number, restarts=restarts, port=1, agreed=agreed))
 
     def ping(self) -> None:
         """Hear a ping that echoes the last renewal."""

@@ -11,7 +11,22 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
-from ddplaunch.launcher.job.orders import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport, Warned
+from ddplaunch.launcher.job.orders import (
+    Forward,
+    Generation,
+    GroupMade,
+    JobEnd,
+    Lead,
+    LeadRefused,
+    Leads,
+    NodeEnd,
+    Reach,
+    Reached,
+    SentOrder,
+    SentReport,
+    Unheard,
+    Warned,
+)
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.seen import Group, Sample
@@ -68,14 +83,24 @@ REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
         ("pid 7 (python) in uninterruptible sleep",),
         Traces(oom_kills=0, shm=None, log_folder=None),
     ),
+    GroupMade(),
+    Leads(number=1, port=29500, heard_at=2000, addresses=("a", "10.0.0.1")),
+    LeadRefused(number=1, reason="port 80: this user may not bind it", hint="another one", status=1),
+    LeadRefused(number=1, reason="the port is taken", is_taken=True),
+    Reached(number=1, address="10.0.0.1"),
+    Reached(number=1, address=None, problem="a: no route to host"),
+    Unheard(number=1, reason="silent for 10 s"),
 ]
 ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
     Generation(number=1, term=7, restarts=1, port=29500, agreed=AGREED),
-    JobEnd(138, "signalled", "ddplaunch: stopped\n", SIGUSR1, True),
+    JobEnd(138, "signalled", "ddplaunch: stopped\n", SIGUSR1),
     node.StopOrdered(SIGTERM, NOW),
     node.StopOrdered(SIGTERM, NOW, why=Why.TIMED_OUT),
     node.StopOrdered(SIGTERM, NOW, by_cluster=True),
     node.KillOrdered(NOW),
+    node.StoreOrdered(NOW),
+    Lead(number=1, port=0, origin="", again=False, name="a"),
+    Reach(number=1, heard_at=2000, addresses=("a", "10.0.0.1")),
     Ask(1, AskStatus()),
     Forget(1),
     Chunk(1, b"said", 2),
@@ -94,7 +119,7 @@ def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder |
     arrived = messages.for_agent(messages.encode(messages.fitted(order)))
     assert isinstance(arrived, SentOrder | Ask | Forget | Chunk)
     later = messages.on_arrival(arrived, NOW + 1000.0)
-    if isinstance(order, node.StopOrdered | node.KillOrdered):
+    if isinstance(order, node.StopOrdered | node.KillOrdered | node.StoreOrdered):
         assert later == replace(order, at=NOW + 1000.0)
     else:
         assert later == order
