@@ -16,7 +16,7 @@ from ddplaunch.launcher.job.agents import Agents, member_of
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import speaks_for_others, why_refused, why_too_much
-from ddplaunch.launcher.job.orders import NodeEnd, SentReport, Unfit, Warned
+from ddplaunch.launcher.job.orders import CannotLead, Leads, NodeEnd, Reached, SentReport, Unfit, Unheard, Warned
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.spec.outcome import Why
@@ -107,6 +107,8 @@ class Incoming:
                 self._coordinator.state.policy.debugs or self._coordinator.attaches(id)
             ):
                 self._on_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
+            case Leads() | CannotLead() | Reached() | Unheard():
+                self._coordinator.take(id, message)
             case Warned():
                 self._warnings[id] += 1
                 if self._warnings[id] <= _WARNINGS:

@@ -19,7 +19,16 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself
-from ddplaunch.launcher.job.orders import MAX_LEFTOVERS, Generation, JobEnd, NodeEnd, SentOrder, SentReport
+from ddplaunch.launcher.job.orders import (
+    MAX_LEFTOVERS,
+    Generation,
+    JobEnd,
+    Lead,
+    NodeEnd,
+    Reach,
+    SentOrder,
+    SentReport,
+)
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.seen import MAX_ENTRIES
 from ddplaunch.record.window.questions import (
@@ -82,7 +91,9 @@ class Hello(Struct, frozen=True, tag="hello"):
     backend_reason: Line
     reached: Host  # the host name or address under which it reached the coordinator
     facts: NodeFacts
-    last_generation: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1  # that it has begun under a coordinator that is gone
+    last_generation: Annotated[
+        int, Meta(ge=-1, le=2**31 - 1)
+    ] = -1  # that it has begun under a coordinator that is gone
     at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
 
 
@@ -128,10 +139,8 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 FirstMessage = Hello | Withdrawal
-ToCoordinator = (
-    SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
-)
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | LeftByNode0
+ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | LeftByNode0 | Lead | Reach
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
@@ -333,15 +342,17 @@ class OrderSequence:
 
     def __init__(self, hello: FirstMessage) -> None:
         self._hello = hello
-        self._generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
-        self._runs = False  # its end was not reported yet
+        self.generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
+        self.runs = False  # its end was not reported yet
 
     def ended(self) -> None:
         """Note that the end of the generation was reported."""
-        self._runs = False
+        self.runs = False
 
     def check(self, message: ToAgent) -> None:
         """Take the next message. Raises Malformed: it begins what this agent cannot begin, or answers what was not said."""
+        if self.runs and isinstance(message, Lead | Reach):
+            raise Malformed(f"the next generation while {self.generation} runs")
         if not isinstance(message, Generation):
             return
         agreed, hello = message.agreed, self._hello
@@ -353,6 +364,6 @@ class OrderSequence:
             raise Malformed(f"agent {agreed.index} has another number of workers")
         if hello.requested_rank is not None and agreed.index != hello.requested_rank < agreed.nnodes:
             raise Malformed(f"agent {agreed.index} for node rank {hello.requested_rank}")
-        if self._runs or message.number <= self._generation:
-            raise Malformed(f"generation {message.number} after {self._generation}")
-        self._generation, self._runs = message.number, True
+        if self.runs or message.number <= self.generation:
+            raise Malformed(f"generation {message.number} after {self.generation}")
+        self.generation, self.runs = message.number, True

@@ -13,13 +13,27 @@ from msgspec import Meta, Struct
 from ddplaunch.launcher.decide import node
 from ddplaunch.plan import Agreed
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
-from ddplaunch.system.fields import Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Text
+from ddplaunch.system import exitcodes
+from ddplaunch.system.fields import (
+    Host,
+    HostOrNone,
+    Keyword,
+    Line,
+    Number,
+    Piece,
+    Port,
+    Signal,
+    SignalOrNone,
+    Status,
+    Text,
+)
 
 if TYPE_CHECKING:
     from ddplaunch.reach.channel.streams import Chunk
     from ddplaunch.record.window.questions import Answered, Ask, Forget, StacksAtEnd
 
 MAX_LEFTOVERS = 100  # processes that are named
+MAX_ADDRESSES = 64  # of one node
 
 
 class Forward(Struct, frozen=True, tag="forward"):
@@ -61,6 +75,23 @@ class JobEnd(Struct, frozen=True, tag="quit"):
     is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
 
 
+class Lead(Struct, frozen=True, tag="lead"):
+    """Be the first node of the generation that begins: reserve MASTER_PORT, and listen for the other nodes."""
+
+    meeting: Number  # counted by the coordinator: each try to bring the nodes of a generation together has another one
+    port: Annotated[int, Meta(ge=0, le=65535)]  # 0: any
+    origin: Line  # the option, or the reason, for this very port; "" if it may be any
+    again: bool  # whether the coordinator tries again if the port is taken
+
+
+class Reach(Struct, frozen=True, tag="reach"):
+    """Reach the first node of the generation that begins under one of its addresses, and say when it is not heard any more."""
+
+    meeting: Number
+    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]
+    heard_at: Port
+
+
 SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered
 
 # --- reports: what an agent sends the coordinator
@@ -90,7 +121,41 @@ class Unfit(Struct, frozen=True, tag="unfit"):
     reason: Piece
 
 
-SentReport = node.Reports | NodeEnd | Warned | Unfit | Forward
+class Leads(Struct, frozen=True, tag="leads"):
+    """This node is ready to be the first one: MASTER_PORT is reserved, and the others are listened for."""
+
+    meeting: Number
+    port: Port
+    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]  # under which others may reach this node
+    heard_at: Port
+
+
+class CannotLead(Struct, frozen=True, tag="cannot_lead"):
+    """This node cannot have MASTER_PORT, or cannot listen for the others."""
+
+    meeting: Number
+    is_taken: bool  # the port may soon be free
+    reason: Piece = ""
+    hint: Piece = ""
+    status: Status = exitcodes.USAGE
+
+
+class Reached(Struct, frozen=True, tag="reached"):
+    """This node has reached the first one, or not."""
+
+    meeting: Number
+    address: HostOrNone  # of those that were given; "": none has answered
+    reason: Line = ""  # then
+
+
+class Unheard(Struct, frozen=True, tag="unheard"):
+    """This node does not hear the first one any more."""
+
+    meeting: Number
+    reason: Line  # as in a sentence: "silent for 10 s"
+
+
+SentReport = node.Reports | Leads | CannotLead | Reached | Unheard | NodeEnd | Warned | Unfit | Forward
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk

@@ -1,0 +1,66 @@
+"""One try to bring the nodes of a generation together, before any of them is told to begin: no worker runs yet.
+
+It is needed where the coordinator is on none of these nodes: the first one has to reserve MASTER_PORT, the others to reach it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.system.net.addresses import is_loopback
+
+
+class Meeting:
+    """What the nodes have answered so far."""
+
+    def __init__(
+        self, number: int, order: Sequence[int], names: Sequence[str], ask: Callable[[int, Lead | Reach], None]
+    ) -> None:
+        """Begin with `lead`; `order` are ids, the first node's first, and `names` are those that it is looked for under first."""
+        self.number = number
+        self.order = tuple(order)
+        self._names = tuple(names)
+        self._ask = ask
+        self.again = False
+        self.leads: Leads | None = None  # once the first node is ready
+        self._addresses: tuple[str, ...] = ()
+        self._missing = set(self.order[1:])  # those that have not answered
+        self._reached: dict[int, str] = {}  # under which address, by id
+        self.unreached: dict[int, str] = {}  # why not, by id
+
+    def lead(self, port: int, origin: str, *, again: bool) -> None:
+        """Have the first node make ready; `again`: the coordinator tries again if the port is taken."""
+        self.again = again
+        self._ask(self.order[0], Lead(self.number, port, origin, again))
+
+    def take(self, id: int, report: Leads | Reached | Unheard) -> None:
+        """Take what a node has come to; drop what was not asked of it."""
+        match report:
+            case Leads() if id == self.order[0] and self.leads is None:
+                self.leads = report
+                is_one_host = is_loopback(self._names[0])
+                known = self._names[:1] if is_one_host else (*self._names, *report.addresses)
+                self._addresses = tuple(dict.fromkeys(known))[:MAX_ADDRESSES]
+                for other in self.order[1:]:
+                    self._ask(other, Reach(self.number, self._addresses, report.heard_at))
+            case Reached(address=address, reason=reason) if id in self._missing and self.leads is not None:
+                self._missing.remove(id)
+                if address in self._addresses:
+                    self._reached[id] = address
+                else:
+                    self.unreached[id] = f"at {address}, which is none of its addresses" if address else reason
+            case Unheard(reason=reason) if id in self._reached:
+                del self._reached[id]
+                self.unreached[id] = reason
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all nodes have answered."""
+        return self.leads is not None and not self._missing
+
+    @property
+    def address(self) -> str | None:
+        """The address under which most have reached the first node; None: there is no other node."""
+        return Counter(self._reached.values()).most_common(1)[0][0] if self._reached else None
