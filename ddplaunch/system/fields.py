@@ -56,6 +56,7 @@ Status = Annotated[int, Meta(ge=0, le=255)]
 Workers = Annotated[int, Meta(ge=1, le=65536)]  # of one node
 Name = Annotated[str, Meta(pattern=rf"\A{NAME}\Z")]  # also that of a folder
 Host = Annotated[str, Meta(max_length=_HOST, pattern=rf"\A{HOST}\Z")]
+HostOrNone = Annotated[str, Meta(max_length=_HOST, pattern=rf"\A(?:{HOST})?\Z")]  # "": none
 Backend = Annotated[str, Meta(pattern=rf"\A(?:{'|'.join(BACKENDS)})\Z")]
 Keyword = Annotated[str, Meta(max_length=40, pattern=r"\A[a-z_]+\Z")]
 Line = Annotated[str, Meta(max_length=_LINE, pattern=rf"\A[^{UNPRINTABLE}]*\Z")]  # of printable characters

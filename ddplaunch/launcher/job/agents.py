@@ -12,7 +12,7 @@ from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.messages import Hello
-from ddplaunch.launcher.job.orders import Generation, JobEnd
+from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Reach
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.ranks import ranks_of_all
@@ -76,8 +76,20 @@ class Agents:
         if self.waiting:
             self._retry.set(self._loop.now())
 
-    def agree(self, order: Sequence[int], met_at: str | None = None) -> Agreed:
-        """Return what these agents, by index, have in common in the generation that begins; `met_at` is where they have met."""
+    def names_of(self, id: int) -> tuple[str, ...]:
+        """Return where others are to look for an agent first: at the address that the user gave, and under its name."""
+        names = (self._terms.address, self.hellos[id].host)
+        return tuple(name for name in names if name is not None)
+
+    def ask(self, id: int, order: Lead | Reach) -> None:
+        """Have an agent do its part before a generation begins."""
+        self.connections.send(id, messages.encode(order))
+
+    def agree(self, order: Sequence[int], address: str | None = None) -> Agreed:
+        """Return what these agents, by index, have in common in the generation that begins.
+
+        `address` is the one under which the others have reached the first node, if they do not know that from here.
+        """
         hellos = [self.hellos[id] for id in order]
         found: dict[str, str] = {}
         for hello in hellos:
@@ -96,7 +108,7 @@ class Agents:
             run_id=self._terms.run_id,
             index=0,
             agent_runs=agent_runs(agents),
-            address=self._terms.address or met_at or self._reached_at(order),
+            address=self._terms.address or address or self._reached_at(order),
             backend=backend,
             backend_reason=reason,
         )

@@ -16,11 +16,11 @@ from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.first_failure import failed_itself
 from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.job.orders import (
+    CannotLead,
     Forward,
     Generation,
     GroupMade,
     JobEnd,
-    LeadRefused,
     Leads,
     NodeEnd,
     Reached,
@@ -32,7 +32,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import ClusterEnding, StartFailure, Traces, Why
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.errors import LaunchError, below, expendable
 from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.port import PortTaken, Reservation, reserve
@@ -75,7 +75,8 @@ class Coordinator:
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
         self._samples: dict[int, list[Sample]] = {}  # of this generation, by member
         self._reservation: Reservation | None = None
-        self._meeting: Meeting | None = None  # of the generation, where this is none of its nodes
+        self._meeting: Meeting | None = None  # of the generation that begins, until all agents are told to
+        self._meetings = 0
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
         self._over = loop.timer(None, lambda: None)  # then the others have had the time to take note of the end
@@ -104,11 +105,11 @@ class Coordinator:
             self._report_now()
         self.state, actions = job.step(before, event)
         self._deadline.set(self.state.deadline)
-        if self._meeting is not None and self._meeting.has_begun and self.state.phase is not job.Phase.RUNNING:
-            self._meeting.close()
         self._reporter.on_event(event, before, self.state)
         for action in actions:
             self._carry_out(action)
+        if self._meeting is not None and self.state.phase is not job.Phase.RUNNING:
+            self._dissolve()
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
             # once the workers have been asked
             self._loop.timer(self._loop.now(), self._reporter.prepare)
@@ -127,9 +128,6 @@ class Coordinator:
             case node.RequestStore():
                 first = [member.id for member in self.state.members.values() if member.node_rank == 0]
                 self._order(first, node.StoreOrdered(now))
-            case Leads() | LeadRefused() | Reached() | Unheard():
-                if self._meeting is not None:
-                    self._meeting.take(id, report)
             case GroupMade() if self.state.members[id].node_rank == 0:
                 expendable(
                     self.joined, lambda why: self._reporter.print(f"warning: no stragglers are looked for: {why}")
@@ -137,6 +135,8 @@ class Coordinator:
             case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
+            case Leads(number) | CannotLead(number) | Reached(number) | Unheard(number) if number == self._meetings:
+                self._take_about_meeting(id, report)
             case Forward(signum):
                 self.forward(signum)
             case Warned():
@@ -252,13 +252,6 @@ class Coordinator:
         """Pass a signal on to the workers of all nodes."""
         self._order(list(self.state.members), Forward(signum))
 
-    def _take_back(self, ids: Sequence[int]) -> None:
-        """Take the generation for ended on all these nodes, which were not told to begin."""
-        assert self._meeting is not None
-        self._meeting.close()
-        for id in ids:
-            self.feed(job.NodeEnded(id, (), None, self._loop.now()))
-
     # --- what follows
 
     def _carry_out(self, action: job.Action) -> None:
@@ -269,8 +262,6 @@ class Coordinator:
             case job.LeaveJob(signum, unfit) if self._agents is not None:
                 self._has_ended = self._has_ended or bool(unfit)
                 self._agents.leave(signum, unfit)
-            case job.StopNodes(ids) if self._has_not_begun():
-                self._take_back(ids)
             case job.StopNodes(ids, signum, by_cluster, others_ended):
                 why = self.state.why or Why.COORDINATOR
                 self._order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
@@ -283,6 +274,8 @@ class Coordinator:
             case job.Release(id, signum):
                 self._has_ended = self._has_ended or id == SELF_ID
                 self.release(id, signum)
+            case job.LetGo(id, text):
+                self._order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
             case job.Drop(id) if self._agents is not None:
                 self._agents.connections.drop(id)
             case job.ReportFailure(wait):
@@ -329,12 +322,15 @@ class Coordinator:
         guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
 
     def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
-        """Reserve MASTER_PORT and order all agents to begin a generation; feed the failure if no port can be had."""
+        """Reserve MASTER_PORT and order all agents to begin a generation; feed the failure if no port can be had.
+
+        If another agent than the coordinator's own is the first one, it reserves the port, and the others reach it before.
+        """
         self._traces, self._samples = {}, {}
         if self.stragglers is not None:
             self.stragglers.end()
-        if self._agents is not None and SELF_ID not in order:
-            self._meet(number, order, restarts)
+        if self._agents is not None and order[0] != SELF_ID:
+            self._meet(self._agents, order)
             return
         try:
             port = self._reserve()
@@ -346,45 +342,12 @@ class Coordinator:
             failure = StartFailure(0, self._draft.workers[0].host, error.message, error.status)
             self.feed(job.BeginFailed(failure, self._loop.now()))
             return
-        self._start(number, order, restarts, port)
+        self._order_to_begin(number, order, restarts, port)
 
-    def _meet(self, number: int, order: Sequence[int], restarts: int) -> None:
-        """Have the nodes meet at the first of them, which is another process: it reserves MASTER_PORT."""
-        from ddplaunch.launcher.job.meeting import Meeting, Port
-
-        def decided(report: Leads | LeadRefused, address: str) -> None:
-            match report:
-                case LeadRefused(is_taken=True):
-                    self.feed(job.PortTaken(self._loop.now()))
-                case LeadRefused(_, reason, hint, status):
-                    self._begin_error = LaunchError(reason, hint=hint or None).render()
-                    failure = StartFailure(0, self.state.members[order[0]].host, reason, status)
-                    self.feed(job.BeginFailed(failure, self._loop.now()))
-                case Leads():
-                    self._start(number, order, restarts, report.port, address)
-
-        names = {id: self.state.members[id].host for id in order}
-        assert self._agents is not None
-        meeting = self._meeting = Meeting(
-            self._loop, number, order, names, self._order, decided, self._lose, self._agents.connections.is_silent
-        )
-        port = Port(
-            self._draft.master_port or 0, self._draft.reasons["master_port"], again=self.state.may_wait_for_port
-        )
-        meeting.begin(port)
-
-    def _lose(self, reasons: Mapping[int, str]) -> None:
-        """Go on without nodes that the others do not hear, or do not hear the first one."""
-        assert self._agents is not None
-        for id, reason in reasons.items():
-            self._agents.connections.expel(id, reason)
-
-    def _has_not_begun(self) -> bool:
-        """Whether the nodes of the generation are still meeting, so that none of them has been told to begin."""
-        return self._meeting is not None and not self._meeting.has_begun and self._meeting.number >= 0
-
-    def _start(self, number: int, order: Sequence[int], restarts: int, port: int, address: str | None = None) -> None:
-        """Order all agents to begin the generation, whose nodes have met at this address, if at any."""
+    def _order_to_begin(
+        self, number: int, order: Sequence[int], restarts: int, port: int, address: str | None = None
+    ) -> None:
+        """Order these agents to begin a generation; `address` is MASTER_ADDR, unless the user gave it, or all reach this node."""
         agreed = self._agents.agree(order, address) if self._agents is not None else None
         generation = Generation(
             number=number,
@@ -397,6 +360,58 @@ class Coordinator:
         if self._agents is not None:
             self._agents.begin(order, generation)
         self._take_order(generation)  # last: it is busy when it starts
+
+    # --- where the first node is another one
+
+    def _meet(self, agents: Agents, order: Sequence[int]) -> None:
+        """Have the first of these nodes make ready, and the others reach it."""
+        from ddplaunch.launcher.job.meeting import Meeting
+
+        self._meetings += 1
+        self._meeting = Meeting(self._meetings, order, agents.names_of(order[0]), agents.ask)
+        port, origin = self._draft.master_port or 0, line(self._draft.reasons["master_port"])
+        self._meeting.lead(port, origin, again=self.state.may_wait_for_port)
+
+    def _take_about_meeting(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
+        """Take what a node has come to in the last meeting, or, once that is over, that the node does not hear the first one."""
+        meeting, now = self._meeting, self._loop.now()
+        if meeting is None:
+            if isinstance(report, Unheard):
+                self.feed(job.Unheard(id, below(report.reason), now))
+            return
+        if isinstance(report, CannotLead):
+            if id == meeting.order[0] and meeting.leads is None:
+                self._meeting = None
+                self._on_not_led(id, report, again=meeting.again)
+            return
+        meeting.take(id, report)
+        if not meeting.is_over:
+            return
+        self._meeting = None
+        if meeting.unreached:
+            self.feed(job.Unreached(tuple((id, below(why)) for id, why in meeting.unreached.items()), now))
+        else:
+            assert meeting.leads is not None
+            number, restarts = self.state.generation.number, self.state.restarts.number
+            self._order_to_begin(number, meeting.order, restarts, meeting.leads.port, meeting.address)
+
+    def _on_not_led(self, id: int, report: CannotLead, *, again: bool) -> None:
+        """Feed that the generation cannot begin, since the first node cannot make ready for it."""
+        now, host = self._loop.now(), self.state.members[id].host
+        if report.is_taken and again:
+            self.feed(job.PortTaken(now))
+            return
+        error = LaunchError(
+            f"{host}: {below(report.reason)}", hint=below(report.hint) or None, status=report.status or exitcodes.BUG
+        )
+        self._begin_error = error.render()
+        self.feed(job.BeginFailed(StartFailure(0, host, below(report.reason), error.status), now))
+
+    def _dissolve(self) -> None:
+        """Begin no generation for which the nodes were meeting: it is to end, and no worker was started for it anywhere."""
+        self._meeting = None
+        for id in self.state.members.running:
+            self.feed(job.NodeEnded(id, (), None, self._loop.now()))
 
     def _reserve(self) -> int:
         """Reserve MASTER_PORT, and return it.
@@ -495,8 +510,6 @@ class Coordinator:
     def close(self) -> None:
         """Close all that is open."""
         self._release()
-        if self._meeting is not None:
-            self._meeting.close()
         self._deadline.cancel()
         if self._streams is not None:
             self._streams.close()

@@ -1,173 +1,255 @@
-"""Whether the nodes of a generation hear its first node, where the coordinator is none of them: the part of each node.
+"""What an agent does where the coordinator is elsewhere: it is the first node, which the others reach, or reaches the first node.
 
-The first node reserves MASTER_PORT and listens. The others find out at which of its addresses they reach it, and keep that
-connection while the generation runs: they report it if they no longer hear the first node, which the coordinator may still hear.
+The nodes do not talk to each other through the coordinator there. So each other node keeps a connection to the first one while a
+generation runs, and reports when it hears the first one no longer. What follows from that is decided by the coordinator.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ddplaunch.launcher.job.orders import Lead, LeadRefused, Leads, Reach, Reached, Unheard
+from msgspec import Struct
+
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached, SentReport, Unheard
+from ddplaunch.launcher.job.remote_link import NO_ANSWER, telling
+from ddplaunch.reach.channel import handshake
 from ddplaunch.reach.channel.dialer import Dialer
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.channel.listener import Listener
-from ddplaunch.reach.channel.peer import Peer
-from ddplaunch.system import fields
+from ddplaunch.reach.channel.peer import Peer, sends_again_each_second
+from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS, Silence
 from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.fields import line, piece
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.addresses import usable_addresses
-from ddplaunch.system.net.port import PortTaken, Reservation, reserve
+from ddplaunch.system.net.addresses import is_loopback, usable_addresses
+from ddplaunch.system.net.port import PortTaken, reserve
 from ddplaunch.system.net.resolver import Answer, Resolver
 
-REACH_WITHIN = 15.0  # seconds that a node has to reach the first one
-_BEAT = 1.0  # seconds from one question to the first node to the next
-_SAID = b'"here"'
+REACHED_WITHIN = 15.0  # seconds: names that are looked up, and a packet that is lost on the way, take a part of that
+_NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
+_LEAST_PEERS = 64
+
+
+class Conditions(Struct, frozen=True, kw_only=True):
+    """What holds for all connections between the first node and the others."""
+
+    key: Key  # of the job
+    max_nodes: int
+    heartbeat_timeout: float  # seconds after which a silent first node counts as lost
+    may_shorten_silence: bool = False  # for a host that answers nothing
+    source: str | None = None  # numeric address to connect from; None: any
+
+    def key_of(self, meeting: int) -> Key:
+        """Return the key for this meeting: nobody takes another port of the job, or one of an earlier meeting, for this one."""
+        return handshake.key(self.key.hex(), f"meeting {meeting}")
+
+    @property
+    def beat(self) -> float:
+        """Seconds from one ping to the next."""
+        return min(max(1.0, self.max_nodes / _NODES_PER_BEAT), self.heartbeat_timeout / 4)
+
+    @property
+    def silence(self) -> Silence:
+        """How long the first node may be silent."""
+        least = self.heartbeat_timeout
+        if self.may_shorten_silence:
+            least = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
+        return Silence(self.heartbeat_timeout, least)
 
 
 class Hearing:
-    """One node's part, from the order to lead or to reach to the end of the generation."""
+    """This node's part in a meeting and in the generation that follows, one after another."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        key: Key,
-        heartbeat_timeout: float,
-        report: Callable[[Leads | LeadRefused | Reached | Unheard], None],
-    ) -> None:
+    def __init__(self, loop: Loop, conditions: Conditions, report: Callable[[SentReport], None]) -> None:
+        """Take part in no meeting yet; `report` tells the coordinator what comes of one."""
         self._loop = loop
-        self._key = key
-        self._heartbeat_timeout = heartbeat_timeout
+        self._conditions = conditions
         self._report = report
-        self._reservation: Reservation | None = None
-        self._listener: Listener | None = None
-        self._dialer: Dialer | None = None
-        self._resolver: Resolver | None = None
-        self._peers: list[Peer] = []  # of the first node: all that hear it; of another: the first node
-        self._names: dict[str, str] = {}  # what the addresses were called, by numeric address
-        self._problem = "it has not answered"
-        self._number = -1  # of the generation
-        self._unanswered = 0.0  # seconds since the first node has said anything, as questions count them
-        self._beat_at = loop.timer(None, self._beat)
-        self._give_up_at = loop.timer(None, self._give_up)
-        self.address: str | None = None  # of this node, as the others reach it
+        self._part: _FirstNode | _OtherNode | None = None
 
-    # --- the first node
-
-    def lead(self, order: Lead) -> None:
-        """Reserve MASTER_PORT and listen for the other nodes; report where."""
+    def take(self, order: Lead | Reach) -> None:
+        """Take part in the next meeting, in place of the last one."""
         self.close()
-        self._number = order.number
+        if isinstance(order, Reach):
+            self._part = _OtherNode(self._loop, self._conditions, order, self._report)
+            self._part.look()
+            return
         try:
-            self._reservation = reserve(order.port, order.origin, again=order.again)
+            self._part = first = _FirstNode(self._loop, self._conditions, order)
+        except PortTaken:
+            self._report(CannotLead(order.meeting, is_taken=True))
+        except LaunchError as error:
+            refusal = CannotLead(order.meeting, False, piece(error.message), piece(error.hint or ""), error.status)
+            self._report(refusal)
+        else:
+            self._report(first.ready)
+
+    def ended(self) -> None:
+        """Hear the first node no longer: nothing of the generation is left here. Others may still want to hear the first node."""
+        if isinstance(self._part, _OtherNode):
+            self.close()
+
+    @property
+    def address(self) -> str | None:
+        """The address by which this node and the others reach each other; None if that is not known."""
+        return self._part.address if self._part is not None else None
+
+    def close(self) -> None:
+        """Close all that is open."""
+        if self._part is not None:
+            self._part.close()
+            self._part = None
+
+
+class _FirstNode:
+    """The first node: MASTER_PORT is reserved, and whoever reaches this node gets each of its pings back."""
+
+    def __init__(self, loop: Loop, conditions: Conditions, order: Lead) -> None:
+        """Make ready, or raise PortTaken or LaunchError as `reserve` does."""
+        self._most = max(_LEAST_PEERS, 2 * conditions.max_nodes)
+        self._peers: set[Peer] = set()
+        self._reservation = reserve(order.port, order.origin, again=order.again)
+        try:
             self._listener = Listener(
-                self._loop,
-                self._key,
+                loop,
+                conditions.key_of(order.meeting),
                 address=None,
                 ports=(0,),
-                opened=self._on_heard,
-                refused=lambda _address, _reason: None,
-                user_timeout=2 * self._heartbeat_timeout,
+                opened=self._on_opened,
+                refused=lambda address, reason: None,  # who has to reach this node and does not says so
+                user_timeout=2 * conditions.heartbeat_timeout,
+                max_half_open=self._most,
             )
-        except PortTaken:
-            self._report(LeadRefused(order.number, "the port is taken", is_taken=True))
+        except LaunchError:
+            self._reservation.release()
+            raise
+        self.ready = Leads(order.meeting, self._reservation.port, own_addresses(), self._listener.port)
+
+    def _on_opened(self, peer: Peer) -> None:
+        """Answer the pings of another node. Called by the listener."""
+        if len(self._peers) >= self._most:
+            peer.close()
             return
-        except LaunchError as error:
-            hint, text = error.hint or "", fields.line(error.message.partition("\n")[0])
-            self._report(LeadRefused(order.number, text, fields.line(hint), error.status))
-            return
-        connection = os.environ.get(
-            "SSH_CONNECTION", ""
-        ).split()  # client's address and port, server's address and port
-        found = dict.fromkeys((order.name, *connection[2:3], *usable_addresses()))
-        self._report(Leads(order.number, self._reservation.port, self._listener.port, tuple(map(fields.host, found))))
+        self._peers.add(peer)
+        peer.received = peer.send
+        peer.closed = lambda reason: self._peers.discard(peer)
 
-    def _on_heard(self, peer: Peer) -> None:
-        """Answer whatever another node asks. Called by the listener."""
-        self._peers.append(peer)
-        self.address = peer.local_address
-        peer.received = lambda _: peer.send(_SAID)
-        peer.closed = lambda _: self._peers.remove(peer)
+    @property
+    def address(self) -> str | None:
+        """The address of this node that most of the others have reached."""
+        found = Counter(peer.local_address for peer in self._peers)
+        return found.most_common(1)[0][0] if found else None
 
-    # --- another node
+    def close(self) -> None:
+        """Release the port, and hear nobody any more."""
+        self._reservation.release()
+        self._listener.close()
+        for peer in self._peers:
+            peer.close()
+        self._peers.clear()
 
-    def reach(self, order: Reach) -> None:
-        """Find out at which of its addresses the first node is reached; report that, or that none answers."""
-        self.close()
-        self._number = order.number
+
+class _OtherNode:
+    """Another node: it looks for the first one, then pings it."""
+
+    def __init__(self, loop: Loop, conditions: Conditions, order: Reach, report: Callable[[SentReport], None]) -> None:
+        """Prepare to look for the first node; `look` begins."""
+        self._loop = loop
+        self._order = order
+        self._report = report
+        self._timeout, self._beat, self._silence = conditions.heartbeat_timeout, conditions.beat, conditions.silence
+        self._names: dict[str, str] = {}  # what the targets were called, by numeric address
+        self._problem, self._tells = NO_ANSWER, -1
+        self._resolver: Resolver | None = None
+        self._peer: Peer | None = None
+        self._unanswered = 0  # pings since the last answer: a pause of this process makes nobody look dead
+        self._host_silence = 0.0  # seconds, as last measured
+        self._due = loop.timer(None, self._on_due)
         self._dialer = Dialer(
-            self._loop,
-            self._key,
-            source=None,
-            opened=self._on_reached,
+            loop,
+            conditions.key_of(order.meeting),
+            source=conditions.source,
+            opened=self._on_opened,
             refused=self._on_refused,
-            user_timeout=2 * self._heartbeat_timeout,
+            user_timeout=2 * conditions.heartbeat_timeout,  # whether the first node is lost is decided here
         )
-        self._give_up_at.set(self._loop.now() + REACH_WITHIN)
-        queries = tuple((address, order.heard_at) for address in order.addresses)
+
+    def look(self) -> None:
+        """Look for the first node at all of its addresses."""
+        self._due.set(self._loop.now() + REACHED_WITHIN)
+        queries = [(address, self._order.heard_at) for address in self._order.addresses]
         self._resolver = Resolver(self._loop, queries, self._on_resolved)
 
     def _on_resolved(self, answers: Sequence[Answer]) -> None:
-        targets = []
+        """Dial the addresses that were found. Called by the resolver."""
         for answer in answers:
-            for family, sockaddr in answer.targets:
+            for _, sockaddr in answer.targets:
                 self._names.setdefault(str(sockaddr[0]), answer.host)
-                targets.append((family, sockaddr))
             if answer.error:
                 self._on_refused(answer.host, answer.error)
-        if targets and self._dialer is not None:
-            self._dialer.set_targets(targets)
+        targets = dict.fromkeys(target for answer in answers for target in answer.targets)
+        self._dialer.set_targets(tuple(targets))
 
     def _on_refused(self, where: str, reason: str) -> None:
-        self._problem = f"{where}: {reason}"
+        """Keep the most telling reason of all attempts. Called by the dialer."""
+        tells = telling(reason)
+        if tells > self._tells or tells == self._tells > 0:
+            self._problem, self._tells = f"{where}: {reason}", tells
 
-    def _on_reached(self, peer: Peer) -> None:
-        """Keep the first connection to the first node. Called by the dialer."""
-        assert self._dialer is not None
-        self._dialer.stop()
-        self._give_up_at.cancel()
-        self._peers, self.address, self._unanswered = [peer], peer.local_address, 0.0
-        peer.received, peer.closed = self._on_answer, self._on_lost
-        self._report(Reached(self._number, fields.host(self._names.get(peer.address, peer.address))))
-        self._beat_at.set(self._loop.now() + _BEAT)
+    def _on_opened(self, peer: Peer) -> None:
+        """Report that the first node is reached, and ping it from now on. Called by the dialer."""
+        self._peer = peer
+        peer.received, peer.closed = self._on_answer, self._on_closed
+        self._report(Reached(self._order.meeting, self._names.get(peer.address, peer.address)))
+        self._due.set(self._loop.now())
 
-    def _on_answer(self, _: bytes) -> None:
-        self._unanswered = 0.0
+    def _on_answer(self, payload: bytes) -> None:
+        self._unanswered = 0
 
-    def _beat(self) -> None:
-        """Ask the first node; give it up once it has not answered for too long. A pause of this process loses nobody."""
-        if self._unanswered >= self._heartbeat_timeout:
-            self._on_lost(f"silent for {self._heartbeat_timeout:g} s")
+    def _on_due(self) -> None:
+        """Ping the first node, or report that it is silent for too long, or was not reached in time. Called by the loop."""
+        if self._peer is None:
+            self.close()
+            self._report(Reached(self._order.meeting, "", line(self._problem)))
             return
-        self._unanswered += _BEAT
-        self._peers[0].send(_SAID)
-        self._beat_at.set(self._loop.now() + _BEAT)
+        agent, host = self._unanswered * self._beat, self._peer.host_silence()
+        self._silence.observe(self._host_silence, host)
+        self._host_silence = host
+        if self._silence.seconds_left(agent, host, self._beat) == 0:
+            self._lose(self._silence.describe(agent))
+            return
+        self._unanswered += 1
+        self._peer.send(b"ping")
+        self._due.set(self._loop.now() + self._beat)
 
-    def _on_lost(self, reason: str) -> None:
-        number = self._number
+    def _on_closed(self, reason: str) -> None:
+        """Lose the first node, whose connection has ended. Called by the peer."""
+        when = self._loop.clock.paused(self._timeout)
+        self._lose(f"{reason}, while this node was {when}" if when else reason)
+
+    def _lose(self, reason: str) -> None:
         self.close()
-        self._report(Unheard(number, fields.line(reason)))
+        self._report(Unheard(self._order.meeting, line(reason)))
 
-    def _give_up(self) -> None:
-        number, problem = self._number, self._problem
-        self.close()
-        self._report(Reached(number, None, fields.line(problem)))
-
-    # ---
+    @property
+    def address(self) -> str | None:
+        """The address from which this node has reached the first one."""
+        return self._peer.local_address if self._peer is not None else None
 
     def close(self) -> None:
-        """Let go of the port and of all connections."""
-        self._beat_at.cancel()
-        self._give_up_at.cancel()
-        for part in (self._listener, self._resolver):
-            if part is not None:
-                part.close()
-        if self._dialer is not None:
-            self._dialer.stop()
-        for peer in self._peers:
-            peer.close()
-        if self._reservation is not None:
-            self._reservation.release()
-        self._peers = []
-        self._listener = self._resolver = self._dialer = self._reservation = None
+        """Look for the first node, or hear it, no longer."""
+        self._due.cancel()
+        self._dialer.stop()
+        if self._resolver is not None:
+            self._resolver.close()
+        if self._peer is not None:
+            self._peer.close()
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Return where other hosts may reach this one: the address that ssh has connected to, and those of its interfaces."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
+    known = [address for address in connection[2:3] if not is_loopback(address)]
+    return tuple(dict.fromkeys((*known, *usable_addresses())))[:MAX_ADDRESSES]

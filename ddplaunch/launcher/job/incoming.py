@@ -17,8 +17,8 @@ from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import speaks_for_others, why_refused, why_too_much
 from ddplaunch.launcher.job.orders import (
+    CannotLead,
     GroupMade,
-    LeadRefused,
     Leads,
     NodeEnd,
     Reached,
@@ -131,20 +131,13 @@ class Incoming:
                 self._coordinator.state.policy.debugs or self._coordinator.attaches(id)
             ):
                 self._on_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
+            case Leads() | CannotLead() | Reached() | Unheard():
+                self._coordinator.take(id, message)
             case Warned():
                 self._warnings[id] += 1
                 if self._warnings[id] <= _WARNINGS:
                     self._coordinator.take(id, message)
-            case (
-                node.ReportIdle()
-                | node.PauseLimits()
-                | GroupMade()
-                | Chunk()
-                | Leads()
-                | LeadRefused()
-                | Reached()
-                | Unheard()
-            ):
+            case node.ReportIdle() | node.PauseLimits() | GroupMade() | Chunk():
                 self._coordinator.take(id, message)
             case Unfit(reason):
                 lost = below(f"its health check failed: {reason}")

@@ -126,6 +126,7 @@ def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], l
         lease=Lease(seconds, loop.now if spec.simulate else _boot_time),
         how_back=_how_back(request.allocation, request.rendezvous.addresses[0]),
         max_restarts=spec.max_restarts if spec.restart_window is None else inf,
+        max_nodes=request.allocation.nnodes[1],
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ddplaunch.launcher.decide import node
-from ddplaunch.launcher.job.orders import ClientOrder, Forward, Generation, JobEnd, Lead, Reach
+from ddplaunch.launcher.job.orders import ClientOrder, Forward, Generation, JobEnd
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
@@ -74,8 +74,6 @@ class Link(ABC):
         match order:
             case JobEnd() if self._has_ended:
                 pass
-            case Lead() | Reach():
-                pass  # of a generation whose nodes meet elsewhere
             case JobEnd():
                 self._has_ended, self.end = True, order
                 self._loop.post(order)

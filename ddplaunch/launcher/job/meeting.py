@@ -1,124 +1,66 @@
-"""The nodes of a generation meet at the first of them, before it begins and while it runs, as the coordinator sees it.
+"""One try to bring the nodes of a generation together, before any of them is told to begin: no worker runs yet.
 
-Needed where the coordinator is none of them. `hearing` is each node's part.
+It is needed where the coordinator is on none of these nodes: the first one has to reserve MASTER_PORT, the others to reach it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
-from ddplaunch.launcher.job.orders import Lead, LeadRefused, Leads, Reach, Reached, Unheard
-from ddplaunch.system.loop.loop import Loop
-
-SETTLE = 2.0  # seconds for the other nodes that no longer hear the first one to say so, too
-
-
-class Port(Struct, frozen=True):
-    """MASTER_PORT, as it was asked for."""
-
-    number: int  # 0: any
-    origin: str  # who asks for it
-    again: bool  # it may soon be free
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.system.net.addresses import is_loopback
 
 
 class Meeting:
-    """One generation, from the order to its first node until it ends."""
+    """What the nodes have answered so far."""
 
     def __init__(
-        self,
-        loop: Loop,
-        number: int,
-        order: Sequence[int],
-        names: Mapping[int, str],
-        send: Callable[[Sequence[int], Lead | Reach], None],
-        decided: Callable[[Leads | LeadRefused, str], None],
-        lost: Callable[[Mapping[int, str]], None],
-        is_silent: Callable[[int], bool],
+        self, number: int, order: Sequence[int], names: Sequence[str], ask: Callable[[int, Lead | Reach], None]
     ) -> None:
-        """Meet with the agents in `order`, whose hosts have these `names`; `begin` begins with that.
-
-        `decided` gets the first node's reply once all others have reached that node, and the address at which most of them have.
-        `lost` gets nodes without which the others go on, each with the reason as a predicate. `is_silent` says whether the
-        coordinator itself hears a node no longer.
-        """
-        self._loop = loop
+        """Begin with `lead`; `order` are ids, the first node's first, and `names` are those that it is looked for under first."""
         self.number = number
-        self._order = order
-        self._names = names
-        self._send = send
-        self._decided = decided
-        self._lost = lost
-        self._is_silent = is_silent
-        self._leads: Leads | None = None
-        self._reached: dict[int, Reached] = {}
-        self._unheard: dict[int, str] = {}  # nodes that do not hear the first one, and why
-        self.has_begun = False  # the generation
-        self._settle_at = loop.timer(None, self._settle)
+        self.order = tuple(order)
+        self._names = tuple(names)
+        self._ask = ask
+        self.again = False
+        self.leads: Leads | None = None  # once the first node is ready
+        self._addresses: tuple[str, ...] = ()
+        self._missing = set(self.order[1:])  # those that have not answered
+        self._reached: dict[int, str] = {}  # under which address, by id
+        self.unreached: dict[int, str] = {}  # why not, by id
 
-    def begin(self, port: Port) -> None:
-        """Have the first node reserve MASTER_PORT."""
-        first = self._order[0]
-        self._send((first,), Lead(self.number, port.number, port.origin, port.again, self._names[first]))
+    def lead(self, port: int, origin: str, *, again: bool) -> None:
+        """Have the first node make ready; `again`: the coordinator tries again if the port is taken."""
+        self.again = again
+        self._ask(self.order[0], Lead(self.number, port, origin, again))
 
-    def take(self, id: int, report: Leads | LeadRefused | Reached | Unheard) -> None:
-        """Take a report of one of the nodes; one of another generation, or out of turn, changes nothing."""
-        if report.number != self.number or id not in self._order:
-            return
-        is_first = id == self._order[0]
+    def take(self, id: int, report: Leads | Reached | Unheard) -> None:
+        """Take what a node has come to; drop what was not asked of it."""
         match report:
-            case LeadRefused() if is_first and self._leads is None:
-                self._decided(report, "")
-            case Leads() if is_first and self._leads is None:
-                self._leads = report
-                others = self._order[1:]
-                if others:
-                    self._send(others, Reach(self.number, report.heard_at, report.addresses))
-                self._decide()
-            case Reached() if not is_first and self._leads is not None:
-                self._reached.setdefault(id, report)
-                self._decide()
-            case Unheard(_, reason) if not is_first and self.has_begun:
-                self._unheard[id] = f"does not hear {self._first}: {reason}"
-                if not self._settle_at.is_set:
-                    self._settle_at.set(self._loop.now() + SETTLE)
+            case Leads() if id == self.order[0] and self.leads is None:
+                self.leads = report
+                is_one_host = is_loopback(self._names[0])
+                known = self._names[:1] if is_one_host else (*self._names, *report.addresses)
+                self._addresses = tuple(dict.fromkeys(known))[:MAX_ADDRESSES]
+                for other in self.order[1:]:
+                    self._ask(other, Reach(self.number, self._addresses, report.heard_at))
+            case Reached(address=address, reason=reason) if id in self._missing and self.leads is not None:
+                self._missing.remove(id)
+                if address in self._addresses:
+                    self._reached[id] = address
+                else:
+                    self.unreached[id] = f"at {address}, which is none of its addresses" if address else reason
+            case Unheard(reason=reason) if id in self._reached:
+                del self._reached[id]
+                self.unreached[id] = reason
 
     @property
-    def _first(self) -> str:
-        return f"node 0 ({self._names[self._order[0]]})"
+    def is_over(self) -> bool:
+        """Whether all nodes have answered."""
+        return self.leads is not None and not self._missing
 
-    def _decide(self) -> None:
-        """Go on once all have said whether they reach the first node."""
-        if self._leads is None or self.has_begun or len(self._reached) < len(self._order) - 1:
-            return
-        addresses = Counter(one.address for one in self._reached.values() if one.address is not None)
-        for id, one in self._reached.items():
-            if one.address is None:
-                self._unheard[id] = f"does not reach {self._first}: {one.problem}"
-        if self._unheard:
-            self._settle()
-            return
-        self.has_begun = True
-        most = addresses.most_common(1)
-        self._decided(self._leads, most[0][0] if most else self._leads.addresses[0])
-
-    def _settle(self) -> None:
-        """Keep the larger part: those that hear the first node, it among them, or the others; of equal parts the first."""
-        if self._is_silent(self._order[0]):  # it may be lost altogether
-            self._settle_at.set(self._loop.now() + SETTLE)
-            return
-        self._settle_at.cancel()
-        deaf, self._unheard = self._unheard, {}
-        hearing = [id for id in self._order if id not in deaf]
-        if len(deaf) > len(hearing):
-            reason = f"is not heard by {len(deaf)} of {len(self._order)} nodes: {next(iter(deaf.values()))}"
-            self._lost(dict.fromkeys(hearing, reason))
-        else:
-            self._lost(deaf)
-
-    def close(self) -> None:
-        """Take nothing any more: the generation has ended."""
-        self._settle_at.cancel()
-        self.number = -1
+    @property
+    def address(self) -> str | None:
+        """The address under which most have reached the first node; None: there is no other node."""
+        return Counter(self._reached.values()).most_common(1)[0][0] if self._reached else None

@@ -19,7 +19,16 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself
-from ddplaunch.launcher.job.orders import MAX_LEFTOVERS, Generation, JobEnd, NodeEnd, SentOrder, SentReport
+from ddplaunch.launcher.job.orders import (
+    MAX_LEFTOVERS,
+    Generation,
+    JobEnd,
+    Lead,
+    NodeEnd,
+    Reach,
+    SentOrder,
+    SentReport,
+)
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.seen import MAX_ENTRIES
 from ddplaunch.record.window.questions import (
@@ -133,7 +142,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 FirstMessage = Hello | Withdrawal
 ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | LeftByNode0
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | LeftByNode0 | Lead | Reach
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
@@ -346,6 +355,8 @@ class OrderSequence:
 
     def check(self, message: ToAgent) -> None:
         """Take the next message. Raises Malformed: it begins what this agent cannot begin, or answers what was not said."""
+        if self.runs and isinstance(message, Lead | Reach):
+            raise Malformed(f"the next generation while {self.generation} runs")
         if not isinstance(message, Generation):
             return
         agreed, hello = message.agreed, self._hello

@@ -13,14 +13,28 @@ from msgspec import Meta, Struct
 from ddplaunch.launcher.decide import node
 from ddplaunch.plan import Agreed
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
-from ddplaunch.system.fields import Host, Keyword, Line, Number, Piece, Port, Signal, SignalOrNone, Status, Term, Text
+from ddplaunch.system import exitcodes
+from ddplaunch.system.fields import (
+    Host,
+    HostOrNone,
+    Keyword,
+    Line,
+    Number,
+    Piece,
+    Port,
+    Signal,
+    SignalOrNone,
+    Status,
+    Term,
+    Text,
+)
 
 if TYPE_CHECKING:
     from ddplaunch.reach.channel.streams import Chunk
     from ddplaunch.record.window.questions import Answered, Ask, Forget, StacksAtEnd
 
-MAX_ADDRESSES = 100
 MAX_LEFTOVERS = 100  # processes that are named
+MAX_ADDRESSES = 64  # of one node
 
 
 class Forward(Struct, frozen=True, tag="forward"):
@@ -63,24 +77,23 @@ class JobEnd(Struct, frozen=True, tag="quit"):
 
 
 class Lead(Struct, frozen=True, tag="lead"):
-    """Reserve MASTER_PORT on this node, the first of the generation, and listen for the others."""
+    """Be the first node of the generation that begins: reserve MASTER_PORT, and listen for the other nodes."""
 
-    number: Number  # of the generation
+    meeting: Number  # counted by the coordinator: each try to bring the nodes of a generation together has another one
     port: Annotated[int, Meta(ge=0, le=65535)]  # 0: any
-    origin: Line  # who asks for this port
-    again: bool  # it may soon be free
-    name: Host  # of this node, as the coordinator knows it
+    origin: Line  # the option, or the reason, for this very port; "" if it may be any
+    again: bool  # whether the coordinator tries again if the port is taken
 
 
 class Reach(Struct, frozen=True, tag="reach"):
-    """Find out at which of these addresses this node reaches the first one."""
+    """Reach the first node of the generation that begins under one of its addresses, and say when it is not heard any more."""
 
-    number: Number
+    meeting: Number
+    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]
     heard_at: Port
-    addresses: Annotated[tuple[Host, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]  # in the order to try
 
 
-SentOrder = Lead | Reach | Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered | node.StoreOrdered
+SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered | node.StoreOrdered
 
 # --- reports: what an agent sends the coordinator
 
@@ -114,40 +127,40 @@ class GroupMade(Struct, frozen=True, tag="group_made"):
 
 
 class Leads(Struct, frozen=True, tag="leads"):
-    """This node, the first of the generation, has reserved MASTER_PORT, and listens."""
+    """This node is ready to be the first one: MASTER_PORT is reserved, and the others are listened for."""
 
-    number: Number
+    meeting: Number
     port: Port
+    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]  # under which others may reach this node
     heard_at: Port
-    addresses: Annotated[tuple[Host, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
 
 
-class LeadRefused(Struct, frozen=True, tag="lead_refused"):
-    """This node, the first of the generation, has no port for it."""
+class CannotLead(Struct, frozen=True, tag="cannot_lead"):
+    """This node cannot have MASTER_PORT, or cannot listen for the others."""
 
-    number: Number
-    reason: Line
-    hint: Line = ""
-    status: Status = 1
-    is_taken: bool = False  # and may soon be free
+    meeting: Number
+    is_taken: bool  # the port may soon be free
+    reason: Piece = ""
+    hint: Piece = ""
+    status: Status = exitcodes.USAGE
 
 
 class Reached(Struct, frozen=True, tag="reached"):
-    """This node has reached the first one at this address; None: it has not, and why."""
+    """This node has reached the first one, or not."""
 
-    number: Number
-    address: Host | None
-    problem: Line = ""
+    meeting: Number
+    address: HostOrNone  # of those that were given; "": none has answered
+    reason: Line = ""  # then
 
 
 class Unheard(Struct, frozen=True, tag="unheard"):
-    """This node no longer hears the first one, while the generation runs."""
+    """This node does not hear the first one any more."""
 
-    number: Number
-    reason: Line
+    meeting: Number
+    reason: Line  # as in a sentence: "silent for 10 s"
 
 
-SentReport = Leads | LeadRefused | Reached | Unheard | node.Reports | NodeEnd | Warned | Unfit | Forward | GroupMade
+SentReport = node.Reports | Leads | CannotLead | Reached | Unheard | NodeEnd | Warned | Unfit | Forward | GroupMade
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk

@@ -69,6 +69,7 @@ class RemoteLink(Link):
         lease: Lease | None = None,
         how_back: str = "",
         max_restarts: float = inf,
+        max_nodes: int = 1,
     ) -> None:
         """Prepare to look for the coordinator.
 
@@ -80,6 +81,8 @@ class RemoteLink(Link):
         """
         super().__init__(loop)
         self._key = key
+        self._source = source
+        self._max_nodes = max_nodes
         self._hearing: Hearing | None = None  # of the generation's first node
         self._hello = hello
         self._heartbeat_timeout = heartbeat_timeout
@@ -185,6 +188,8 @@ class RemoteLink(Link):
         match report:
             case NodeEnd():
                 self._on_own_end(report)
+                if self._hearing is not None:
+                    self._hearing.ended()
             case node.ReportStopping(Why.FAILED):
                 self._failed_at = self._loop.now()
             case node.ReportStopping():
@@ -225,6 +230,8 @@ class RemoteLink(Link):
                 self._on_given_up(reason, may_return=may_return)
             case messages.LeftByNode0(signum, unfit):
                 self._on_left(signum, unfit)
+            case Lead() | Reach():
+                self._prepare(message)
             case _:
                 self.take(messages.on_arrival(message, self._loop.now()))
 
@@ -359,9 +366,6 @@ class RemoteLink(Link):
 
     def take(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
-        if isinstance(order, Lead | Reach):
-            self._prepare(order)
-            return
         if isinstance(order, Generation):
             self._stop, self._failed_at = None, inf
         elif isinstance(order, node.StopOrdered):
@@ -373,13 +377,17 @@ class RemoteLink(Link):
     def _prepare(self, order: Lead | Reach) -> None:
         """Lead the generation that is to begin, or find out where its first node is reached."""
         if self._hearing is None:
-            from ddplaunch.launcher.job.hearing import Hearing  # where the coordinator is none of the nodes
+            from ddplaunch.launcher.job.hearing import Conditions, Hearing  # where the coordinator is none of the nodes
 
-            self._hearing = Hearing(self._loop, self._key, self._heartbeat_timeout, self.send)
-        if isinstance(order, Lead):
-            self._hearing.lead(order)
-        else:
-            self._hearing.reach(order)
+            conditions = Conditions(
+                key=self._key,
+                max_nodes=self._max_nodes,
+                heartbeat_timeout=self._heartbeat_timeout,
+                may_shorten_silence=self._may_shorten_silence,
+                source=self._source,
+            )
+            self._hearing = Hearing(self._loop, conditions, self.send)
+        self._hearing.take(order)
 
     def leave(self) -> None:
         """Wait for the coordinator no longer."""

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.orders import (
+    CannotLead,
     Forward,
     Generation,
     GroupMade,
     JobEnd,
     Lead,
-    LeadRefused,
     Leads,
     NodeEnd,
     Reach,
@@ -84,12 +84,12 @@ REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
         Traces(oom_kills=0, shm=None, log_folder=None),
     ),
     GroupMade(),
-    Leads(number=1, port=29500, heard_at=2000, addresses=("a", "10.0.0.1")),
-    LeadRefused(number=1, reason="port 80: this user may not bind it", hint="another one", status=1),
-    LeadRefused(number=1, reason="the port is taken", is_taken=True),
-    Reached(number=1, address="10.0.0.1"),
-    Reached(number=1, address=None, problem="a: no route to host"),
-    Unheard(number=1, reason="silent for 10 s"),
+    Leads(meeting=1, port=29500, addresses=("a", "10.0.0.1"), heard_at=2000),
+    CannotLead(meeting=1, is_taken=False, reason="port 80: this user may not bind it", hint="another one", status=1),
+    CannotLead(meeting=1, is_taken=True),
+    Reached(meeting=1, address="10.0.0.1"),
+    Reached(meeting=1, address="", reason="a: no route to host"),
+    Unheard(meeting=1, reason="silent for 10 s"),
 ]
 ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
     Generation(number=1, term=7, restarts=1, port=29500, agreed=AGREED),
@@ -99,8 +99,6 @@ ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
     node.StopOrdered(SIGTERM, NOW, by_cluster=True),
     node.KillOrdered(NOW),
     node.StoreOrdered(NOW),
-    Lead(number=1, port=0, origin="", again=False, name="a"),
-    Reach(number=1, heard_at=2000, addresses=("a", "10.0.0.1")),
     Ask(1, AskStatus()),
     Forget(1),
     Chunk(1, b"said", 2),
@@ -123,6 +121,15 @@ def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder |
         assert later == replace(order, at=NOW + 1000.0)
     else:
         assert later == order
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Lead(meeting=1, port=0, origin="", again=False), Reach(meeting=1, addresses=("a", "10.0.0.1"), heard_at=2000)],
+    ids=lambda order: type(order).__name__,
+)
+def test_what_a_node_is_to_do_before_a_generation_arrives_as_it_was_sent(order: Lead | Reach) -> None:
+    assert messages.for_agent(messages.encode(order)) == order
 
 
 def test_the_ranks_of_a_node_follow_from_what_all_have_agreed_on() -> None:

@@ -54,6 +54,13 @@ class Release(Struct, frozen=True):
     signum: int
 
 
+class LetGo(Struct, frozen=True):
+    """Have this agent end, whose node and others do not hear each other, while the others go on."""
+
+    id: int
+    text: str  # in a sentence
+
+
 class Drop(Struct, frozen=True):
     """Close the connection with this agent."""
 
@@ -93,5 +100,5 @@ class EndJob(Struct, frozen=True):
     hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
-_OnNodes = LeaveJob | BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop
+_OnNodes = LeaveJob | BeginGeneration | StopNodes | KillNodes | Refuse | Release | LetGo | Drop
 Action = _OnNodes | ReportFailure | Print | NameIdle | NameProgress | EndJob

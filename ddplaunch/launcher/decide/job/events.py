@@ -80,6 +80,21 @@ class NodeEscalated(Struct, frozen=True):
     at: float
 
 
+class Unreached(Struct, frozen=True):
+    """These nodes have not reached the first one, which is ready: the generation has not begun."""
+
+    nodes: tuple[tuple[int, str], ...]  # ids, and why not
+    at: float
+
+
+class Unheard(Struct, frozen=True):
+    """A node does not hear the first one any more."""
+
+    id: int
+    reason: str  # as in a sentence: "silent for 10 s"
+    at: float
+
+
 class StopRequested(Struct, frozen=True):
     """The command that has started all agents requests the end, or has ended itself."""
 
@@ -142,7 +157,7 @@ class DeadlineReached(Struct, frozen=True):
 
 
 _OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
-_OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused
+_OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused | Unreached | Unheard
 Event = (
     _OfMembers
     | _OfNodes

@@ -69,6 +69,7 @@ class Member(Struct, frozen=True, kw_only=True):
     agreed: tuple[tuple[str, str], ...] = ()  # what all nodes should have in common: (what, value)
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left there
+    let_go: str = ""  # why its node ends with that, while the others go on: they do not hear each other
     leaves_by: int = 0  # the signal at which it ends, when none of this generation is left there, and the others go on
     last_generation: int = -1  # that it has begun under a coordinator that is gone; -1: none
     last_term: int = -1  # the term of that

@@ -14,6 +14,8 @@ from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import soonest
 
+SETTLE = 2.0  # seconds from the first report that the first node is not heard: those of other nodes are on their way
+
 
 class Phase(Enum):
     """What the job waits for. These are all changes of phase; the tests hold `step` to them.
@@ -52,6 +54,19 @@ class End(Struct, frozen=True, kw_only=True):
     without_workers: bool = False  # it has ended between two generations: `State.generation` is the one before
 
 
+class Parted(Struct, frozen=True, kw_only=True):
+    """Which nodes of the generation that runs do not hear the first one, though the coordinator hears all."""
+
+    nodes: tuple[tuple[int, str], ...] = ()  # their ids, and why not
+    due: float | None = None  # when to decide which nodes go on, by the coordinator's clock
+
+    def with_node(self, id: int, reason: str, at: float) -> Parted:
+        """Return the record after another node has reported that it does not hear the first one."""
+        if id in dict(self.nodes):
+            return self
+        return replace(self, nodes=(*self.nodes, (id, reason)), due=at + SETTLE if self.due is None else self.due)
+
+
 class State(Struct, frozen=True, kw_only=True):
     """Everything that the next step depends on. Times are of the coordinator's clock."""
 
@@ -67,6 +82,7 @@ class State(Struct, frozen=True, kw_only=True):
     generation: Generation = Generation()
     limits: Limits = Limits()
     idleness: Idleness = Idleness()
+    parted: Parted = Parted()
     restarts: Restarts = Restarts()
     end: End = End()
 
@@ -87,6 +103,7 @@ class State(Struct, frozen=True, kw_only=True):
             ),
             limits=self.limits.next_generation(),
             idleness=self.idleness.next_generation(),
+            parted=Parted(),
         )
 
     @property
@@ -99,6 +116,7 @@ class State(Struct, frozen=True, kw_only=True):
             self.rendezvous.deadline,
             self.rendezvous.line_at,
             self.generation.early_exits_at if self.phase is Phase.RUNNING else None,
+            self.parted.due if self.phase is Phase.RUNNING else None,
             self.phase_deadline if goes_on else None,
             self.limits.job_deadline if self.has_time_limit else None,
         )

@@ -21,6 +21,7 @@ from ddplaunch.launcher.decide.job.ending import (
     stop,
 )
 from ddplaunch.launcher.decide.job.members import KILLED_WITHIN, SELF_ID, Member, Members
+from ddplaunch.launcher.decide.job.parting import on_let_go_ended, on_parted_due, on_unheard, on_unreached
 from ddplaunch.launcher.decide.job.starting import (
     on_rendezvous_due,
     on_withdrawn,
@@ -76,6 +77,12 @@ def step(state: State, event: events.Event) -> Result:
             return _on_node_idle(state, event) if state.members.runs(id) else (state, ())
         case events.LimitsPaused(id, paused):
             return _on_limits_paused(state, id, paused=paused) if state.members.runs(id) else (state, ())
+        case events.Unreached() if state.phase is Phase.RUNNING:
+            return on_unreached(state, event)
+        case events.Unheard(id) if state.phase is Phase.RUNNING and state.members.runs(id):
+            return on_unheard(state, event), ()
+        case events.Unreached() | events.Unheard():
+            return state, ()
         # the user, or a scheduler
         case events.NodeNoticed(id, signum):
             return (_note(state, signum), ()) if state.members.runs(id) else (state, ())
@@ -252,6 +259,8 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     state = replace(state, generation=generation, members=state.members.with_member(replace(member, has_ended=True)))
     if event.leftovers:
         state = halt(state)  # the next generation would run beside these processes
+    if member.let_go:
+        return on_let_go_ended(state, member, event.at)
     is_first_after_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT and len(generation.node_exits) == 1
     if is_first_after_ctrl_c and not state.members.have_ended:
         # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
@@ -389,6 +398,8 @@ def _on_deadline(state: State, at: float) -> Result:
         return start_if_enough(wait_for_nodes(state, at), at, is_restart=True)
     if state.phase is Phase.RENDEZVOUS:
         return on_rendezvous_due(state, at)
+    if state.phase is Phase.RUNNING and is_due(state.parted.due, at):
+        return on_parted_due(state, at)
     return _on_early_exits_due(state)
 
 

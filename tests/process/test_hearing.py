@@ -1,0 +1,167 @@
+"""How the nodes of a generation reach and hear the first one, on real sockets, where the coordinator is on none of them."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.hearing import REACHED_WITHIN, Conditions, Hearing
+from ddplaunch.launcher.job.meeting import Meeting
+from ddplaunch.launcher.job.orders import CannotLead, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.reach.channel.handshake import key
+from tests.loops import FakeLoop
+
+KEY = key("a long secret", "job-1")
+CONDITIONS = Conditions(key=KEY, max_nodes=3, heartbeat_timeout=4.0)
+LEAD = Lead(1, 0, "", again=False)
+
+
+class Node:
+    """A node, all of whose reports are kept; its loop is one that a test puts forward."""
+
+    def __init__(self, loop: FakeLoop, conditions: Conditions = CONDITIONS) -> None:
+        self.reports: list[Any] = []
+        self.hearing = Hearing(loop, conditions, self._report)
+
+    def _report(self, report: Any) -> None:
+        assert messages.for_coordinator(messages.encode(report)) == report
+        self.reports.append(report)
+
+
+class Nodes:
+    """A first node and another one in one loop."""
+
+    def __init__(self) -> None:
+        self.loop = FakeLoop()
+        self.loop._sleepless.patience = 0.02
+        self.first, self.other = Node(self.loop), Node(self.loop)
+
+    def until(self, done: Callable[[], bool], within: float = 5.0) -> None:
+        end = time.monotonic() + within
+        while not done():
+            assert time.monotonic() < end
+            self.loop.run_once()
+
+    def meet(self, *addresses: str) -> Leads:
+        self.first.hearing.take(LEAD)
+        (leads,) = self.first.reports
+        assert isinstance(leads, Leads)
+        self.other.hearing.take(Reach(1, addresses or ("127.0.0.1",), leads.heard_at))
+        return leads
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.loop.now() + seconds
+        while self.loop.now() < end and self.loop.deadline is not None:
+            self.loop.run_once()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    nodes.first.hearing.close()
+    nodes.other.hearing.close()
+    assert nodes.loop.is_idle
+    nodes.loop.close()
+
+
+def test_the_first_node_reserves_the_port_and_the_other_reaches_it(nodes: Nodes) -> None:
+    leads = nodes.meet("192.0.2.1", "127.0.0.1")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", leads.port))
+    nodes.until(lambda: bool(nodes.other.reports))
+    assert nodes.other.reports == [Reached(1, "127.0.0.1")]
+    nodes.until(lambda: nodes.first.hearing.address is not None)
+    assert (nodes.first.hearing.address, nodes.other.hearing.address) == ("127.0.0.1", "127.0.0.1")
+
+
+def test_a_port_that_is_taken(nodes: Nodes) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        nodes.first.hearing.take(Lead(1, port, "--master-port", again=True))
+        nodes.first.hearing.take(Lead(2, port, "--master-port", again=False))
+    first, second = nodes.first.reports
+    assert first == CannotLead(1, is_taken=True)
+    assert isinstance(second, CannotLead)
+    assert (second.meeting, second.is_taken) == (2, False)
+    assert second.reason.startswith(f"--master-port {port} is taken")
+
+
+def test_where_nobody_answers_the_reason_is_said_in_time(nodes: Nodes) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        began = nodes.loop.now()
+        nodes.other.hearing.take(Reach(1, ("127.0.0.1",), port))
+        nodes.until(lambda: bool(nodes.other.reports), within=30.0)
+    assert nodes.other.reports == [Reached(1, "", f"127.0.0.1:{port}: connection refused")]
+    assert nodes.loop.now() - began == pytest.approx(REACHED_WITHIN, abs=1.5)
+
+
+def test_a_node_of_another_meeting_is_not_the_first_one(nodes: Nodes) -> None:
+    nodes.first.hearing.take(LEAD)
+    nodes.other.hearing.take(Reach(2, ("127.0.0.1",), nodes.first.reports[0].heard_at))
+    nodes.until(lambda: bool(nodes.other.reports), within=30.0)
+    (report,) = nodes.other.reports
+    assert report.address == ""
+    assert "wrong token" in report.reason
+
+
+def test_a_first_node_that_answers_is_heard_for_ever_and_one_that_ends_is_not(nodes: Nodes) -> None:
+    nodes.meet()
+    nodes.until(lambda: bool(nodes.other.reports))
+    nodes.pass_time(30.0)
+    assert nodes.other.reports == [Reached(1, "127.0.0.1")]
+    nodes.first.hearing.close()
+    nodes.until(lambda: len(nodes.other.reports) > 1)
+    assert nodes.other.reports[1] == Unheard(1, "connection closed")
+
+
+def test_a_first_node_that_is_silent_is_lost(nodes: Nodes) -> None:
+    nodes.meet()
+    nodes.until(lambda: nodes.first.hearing.address is not None and bool(nodes.other.reports))
+    part: Any = nodes.first.hearing._part
+    for peer in part._peers:
+        peer.received = lambda payload: None
+    nodes.until(lambda: len(nodes.other.reports) > 1)
+    assert nodes.other.reports[1] == Unheard(1, "silent for 4 s")
+
+
+def test_who_has_ended_reports_nothing_more_and_is_no_loss_to_others(nodes: Nodes) -> None:
+    nodes.meet()
+    nodes.until(lambda: bool(nodes.other.reports))
+    nodes.first.hearing.ended()  # others may still run
+    nodes.pass_time(6.0)
+    assert nodes.other.reports == [Reached(1, "127.0.0.1")]
+    nodes.other.hearing.ended()
+    nodes.first.hearing.close()
+    assert nodes.other.reports == [Reached(1, "127.0.0.1")]
+
+
+def test_a_meeting_is_over_once_all_have_answered_and_takes_no_address_that_was_not_given() -> None:
+    asked: list[tuple[int, Any]] = []
+    meeting = Meeting(1, (4, 5, 6), ("gpu01",), lambda id, order: asked.append((id, order)))
+    meeting.lead(29500, "--master-port", again=False)
+    meeting.take(5, Leads(1, 1, ("10.9.9.9",), 2))  # not the first one
+    meeting.take(5, Reached(1, "10.9.9.9"))  # not asked yet
+    meeting.take(4, Leads(1, 29500, ("10.0.0.1", "gpu01"), 4711))
+    reach = Reach(1, ("gpu01", "10.0.0.1"), 4711)
+    assert asked == [(4, Lead(1, 29500, "--master-port", again=False)), (5, reach), (6, reach)]
+    meeting.take(5, Reached(1, "10.0.0.1"))
+    assert not meeting.is_over
+    meeting.take(6, Reached(1, "10.6.6.6"))
+    assert meeting.is_over
+    assert meeting.address == "10.0.0.1"
+    assert meeting.unreached == {6: "at 10.6.6.6, which is none of its addresses"}
+
+
+def test_nodes_of_one_machine_reach_each_other_at_its_loopback_address_alone() -> None:
+    asked: list[tuple[int, Any]] = []
+    meeting = Meeting(1, (1, 2), ("127.0.0.1", "sim"), lambda id, order: asked.append((id, order)))
+    meeting.take(1, Leads(1, 29500, ("10.0.0.1",), 4711))
+    assert asked == [(2, Reach(1, ("127.0.0.1",), 4711))]
