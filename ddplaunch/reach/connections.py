@@ -15,7 +15,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from ddplaunch.reach.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT
-from ddplaunch.reach.protocol import FROM_HOST, HEARTBEAT, STREAM, GreetingDecoder, OutputPipe, PipeDecoder
+from ddplaunch.reach.protocol import FROM_HOST, HEARTBEAT, HOLD, STREAM, GreetingDecoder, OutputPipe, PipeDecoder
 from ddplaunch.reach.silence import LEAST
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.loop.loop import Loop
@@ -109,7 +109,7 @@ class HostConnection:
         self._decoder = PipeDecoder(FROM_HOST)
         self._own_output = b""
         self._partial_lines: dict[bytes, bytes] = {}
-        self._paused = False
+        self._is_held = False
         self._has_ended = False
 
     def __str__(self) -> str:
@@ -152,20 +152,13 @@ class HostConnection:
         self._sender.attach(self._loop)
         self._loop.watch(self._child.pidfd, self._on_child_end)
         self._loop.watch(self._stderr, self._on_stderr)
-        if not self._paused:
-            self._loop.watch(self._stdout, self._on_stdout)
+        self._loop.watch(self._stdout, self._on_stdout)
 
     def _on_child_end(self) -> None:
-        """Note that the process has ended; its pipes are read to their ends unless output is paused. Called by the loop."""
+        """Read what is still in the pipes of the process that has ended, and close them, even if another process holds them."""
         assert self._child is not None
         self._loop.unwatch(self._child.pidfd)
         self._has_ended = True
-        if not self._paused:
-            self._finish()
-
-    def _finish(self) -> None:
-        """Read what is still in the pipes of the process that has ended, and close them, even if another process holds them."""
-        assert self._child is not None
         while self._stderr >= 0 and self._on_stderr():
             pass
         while self._stdout >= 0 and self._on_stdout():
@@ -215,16 +208,13 @@ class HostConnection:
             if self._sender.broken:  # the process has ended, which its pidfd reports
                 self.close_stdin()
 
-    def send_heartbeat(self, *, reading: bool) -> int:
-        """Send a heartbeat unless other frames are queued; return how many have had no reply.
-
-        `reading` is whether replies are read at present.
-        """
+    def send_heartbeat(self) -> int:
+        """Send a heartbeat unless other frames are queued; return how many have had no reply."""
         if self._sender is not None and not self._sender.size:
             self.send(HEARTBEAT, b"")
         if self._unanswered is None:  # its agent is still being prepared
             return 0
-        self._unanswered = self._unanswered + 1 if reading else 0
+        self._unanswered += 1
         return self._unanswered
 
     def close_stdin(self) -> None:
@@ -239,21 +229,13 @@ class HostConnection:
             os.close(fd)
             setattr(self, name, -1)
 
-    # --- from the host
+    def hold(self, is_held: bool) -> None:
+        """Have the host hold the output of its agent back, or send it again; all else still comes."""
+        if is_held is not self._is_held and self.phase is HostPhase.CONNECTED:
+            self._is_held = is_held
+            self.send(HOLD, b"1" if is_held else b"")
 
-    def pause(self, paused: bool) -> None:
-        """Stop reading its output, or go on."""
-        if paused is self._paused:
-            return
-        self._paused = paused
-        if self.phase not in (HostPhase.STARTING, HostPhase.CONNECTED):
-            return
-        if not paused and self._has_ended:
-            self._finish()
-        elif self._stdout >= 0 and paused:
-            self._loop.unwatch(self._stdout)
-        elif self._stdout >= 0:
-            self._loop.watch(self._stdout, self._on_stdout)
+    # --- from the host
 
     def _on_stderr(self) -> bool:
         """Keep what the process itself prints; return whether there was anything."""
@@ -335,7 +317,7 @@ class Startup:
         self._has_failed = has_failed
         self._notify = notify
         self.is_stopped = False  # no more agents are started
-        self.is_read = True  # whether what the hosts print is read: nothing is killed while it is not
+        self.is_shown = True  # whether the output of the hosts is taken: nothing is killed for it while it is not
         self._connect_by = loop.timer(loop.now() + job.spec.rdzv_timeout, self._give_up_unconnected)
         self._heartbeat_at = loop.timer(loop.now() + min(1.0, job.spec.heartbeat_timeout / 4), self._send_heartbeats)
         self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
@@ -390,7 +372,7 @@ class Startup:
             timeout = min(timeout, LEAST)
         self._heartbeat_at.set(self._loop.now() + interval)
         for host in self._hosts:
-            if host.phase is HostPhase.CONNECTED and host.send_heartbeat(reading=self.is_read) > timeout / interval:
+            if host.phase is HostPhase.CONNECTED and host.send_heartbeat() > timeout / interval:
                 host.kill(f"silent for {timeout:g} s")
 
     def stop_starting(self) -> None:
@@ -419,8 +401,8 @@ class Startup:
             self._end_by.set(max(self._end_by.at, self._loop.now() + QUIT_TIMEOUT))
 
     def _kill_remaining(self) -> None:
-        """Kill the connections that are still open; while their output is not read, later."""
-        if not self.is_read:
+        """Kill the connections that are still open; while their output is held back, later."""
+        if not self.is_shown:
             self._end_by.set(self._loop.now() + _LOOK_AGAIN)
             return
         for host in self._hosts:

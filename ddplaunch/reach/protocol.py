@@ -22,13 +22,14 @@ PROTOCOL = 1
 
 # to a host
 ORDER = b"j"  # messages.Order
+HOLD = b"h"  # whether the host is to hold the output of its agent back: b"1" or b""
 REQUEST = b"r"  # doctor.nodes.messages.Asked, to the doctor's program in place of an agent
 # both ways
 HEARTBEAT = b"b"
 CHANNEL = 0  # the number of the stream that carries the connection of the agent
 STREAM = b"q"  # streams.Chunk: between the coordinator, which is where the job was typed, and the agent of the host
 
-TO_HOST = ORDER + REQUEST + HEARTBEAT + STREAM
+TO_HOST = ORDER + HOLD + REQUEST + HEARTBEAT + STREAM
 FROM_HOST = STDOUT + STDERR + OURS + BARS + CONTROL + HEARTBEAT + STREAM
 
 LIMIT = 16 << 20  # bytes of data in one frame; the largest is an order, with variables and arguments

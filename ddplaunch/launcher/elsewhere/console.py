@@ -18,10 +18,10 @@ REMEMBERED = 100  # messages; hosts send an equal one at about the same time
 
 
 class Console:
-    """Stops reading the hosts' output while the front reads none; a stopped job waits UNREAD_TIMEOUT seconds for that at most."""
+    """Has hosts hold output back while the front reads none; a stopped job waits UNREAD_TIMEOUT seconds for that at most."""
 
     def __init__(self, loop: Loop, queue: OutputQueue) -> None:
-        """Show what hosts send through `queue`, which leads to the front; the hosts' output is not read while it is full."""
+        """Show what hosts send through `queue`, which leads to the front; hosts hold their output back while it is full."""
         self._loop = loop
         self.queue = queue
         self._first: dict[bytes, HostConnection] = {}  # by message of ddplaunch, the host that sent it first
@@ -80,7 +80,7 @@ class Console:
             self._sent, self._sent_at = self.queue.sent, self._loop.now()
 
     def update(self, hosts: Iterable[HostConnection]) -> None:
-        """Pause or resume the hosts by how full the queue is; give up a front that reads nothing. Called before each sleep."""
+        """Let hosts send output or not, by how full the queue is; give up a front that reads none. Called before each sleep."""
         queue, now = self.queue, self._loop.now()
         self._bar_feed.flush(now)
         if queue.sent != self._sent or not queue.size:
@@ -91,4 +91,4 @@ class Console:
         self._wakes.set(soonest(read_by, self._bar_feed.deadline))
         if queue.full or queue.size < FULL // 2:
             for host in hosts:
-                host.pause(queue.full)
+                host.hold(queue.full)

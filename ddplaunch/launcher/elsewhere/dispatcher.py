@@ -25,6 +25,7 @@ from ddplaunch.launcher.job.orders import Generation, JobEnd
 from ddplaunch.launcher.node import begin, child
 from ddplaunch.launcher.node.events import ChildEnded
 from ddplaunch.reach import diagnose, messages
+from ddplaunch.reach.channel.peer import CLOSED
 from ddplaunch.reach.channel.streams import Chunk, Streams
 from ddplaunch.reach.connections import QUIT_TIMEOUT, HostConnection, HostPhase, RemoteJob, Startup
 from ddplaunch.reach.diagnose import HostError
@@ -65,18 +66,25 @@ class _Agent:
 
     def __init__(self, loop: Loop, host: HostConnection, lead: Lead) -> None:
         self.id: int | None = None  # as the coordinator knows it, once it has proven the key
+        self._host = host
         self._lead = lead
         self._streams = Streams(loop, lambda chunk: host.send(STREAM, messages.encode(chunk)))
         ours, its = socket.socketpair()
         ours.setblocking(False)
         self._streams.add(CHANNEL, its)
-        lead.incoming.agents.connections.adopt(ours, str(host), self._on_opened)
+        lead.incoming.agents.connections.adopt(ours, str(host), self._on_opened, self._on_failed)
 
     def _on_opened(self, id: int) -> None:
         self.id = id
 
+    def _on_failed(self, reason: str) -> None:
+        if reason != CLOSED:  # else what has closed it ends, too, and is heard of then
+            self._host.kill(reason)
+
     def take(self, chunk: Chunk) -> None:
-        """Take what the agent has sent."""
+        """Take what the agent has sent. Raises FrameError: it is of no stream that there is."""
+        if chunk.number != CHANNEL:
+            raise FrameError("sent a piece of a stream that it does not have")
         self._streams.take(chunk)
 
     def lose(self, reason: str, *, has_ended: bool) -> None:
@@ -137,7 +145,7 @@ class Dispatcher:
     def _wait(self) -> None:
         self._console.update(self._hosts)
         self._lead.before_sleep()
-        self._startup.is_read = not self._console.queue.full
+        self._startup.is_shown = not self._console.queue.full
         self._loop.run_once()
         if self._settle_by.is_set and not self._startup.is_undecided:
             self._settle_by.cancel()

@@ -18,7 +18,7 @@ from ddplaunch.reach import messages
 from ddplaunch.reach.channel.streams import Streams
 from ddplaunch.reach.messages import Report
 from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, FrontPipes, Replies
-from ddplaunch.reach.protocol import CHANNEL, HEARTBEAT, STREAM, InputPipe, OutputPipe
+from ddplaunch.reach.protocol import CHANNEL, HEARTBEAT, HOLD, STREAM, InputPipe, OutputPipe
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import NODE_LOST, of_signal
 from ddplaunch.system.fields import Malformed
@@ -28,7 +28,9 @@ from ddplaunch.system.process.clock import PROCESS_CLOCK
 from ddplaunch.system.process.tree import ends_within, has_ended
 from ddplaunch.system.words import duration
 
-_FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
+_FULL = (
+    1 << 16
+)  # bytes waiting to be sent from which the agent's output is not read: what the agent itself says waits behind
 
 
 class HostFront:
@@ -55,6 +57,7 @@ class HostFront:
         self._prevented: tuple[int, str] | None = None  # status and text of an agent that never began
         # processes that outlive the agent: see `FrontPipes.spared_processes`
         self.spared: tuple[tuple[int, int], ...] = ()
+        self._is_held = False  # the command takes no output at present
         self._lost = False
         self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, messages.encode(chunk)))
         self.channel, self._carried = (
@@ -174,10 +177,11 @@ class HostFront:
         self._loop.run_once()
 
     def _watch_agent(self) -> None:
-        """Read the agent's output while there is room to send it."""
+        """Read the agent's output while it is taken, and there is room to send it."""
         if self._pipes is None:
             return
-        if self._agent is not None and self._output.size < _FULL:
+        is_taken = self._lost or not self._is_held
+        if self._agent is not None and is_taken and self._output.size < _FULL:
             self._loop.watch(self._pipes.output[0], self._on_output)
         else:
             self._loop.unwatch(self._pipes.output[0])
@@ -216,6 +220,8 @@ class HostFront:
         """Take a message of the command that has started this host: a heartbeat, or what the coordinator says to the agent."""
         if tag == HEARTBEAT and not self._output.size:  # else the output that waits serves as a heartbeat
             self._output.put(HEARTBEAT, b"")
+        elif tag == HOLD:
+            self._is_held = bool(data)
         elif tag == STREAM:
             try:
                 self._streams.take(messages.chunk(data))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from math import inf
 from socket import socket
 
@@ -248,14 +247,16 @@ class Connections:
 
     # --- what comes in
 
-    def adopt(self, sock: socket, address: str, opened: Callable[[int], None]) -> None:
-        """Take the connection of an agent that something else carries, as ssh does; `opened` gets its number once proven."""
+    def adopt(self, sock: socket, address: str, opened: Callable[[int], None], failed: Callable[[str], None]) -> None:
+        """Take the connection of an agent that something else carries, as ssh does.
+
+        Once it has proven the key, `opened` gets its number; else `failed` the reason.
+        """
 
         def take(peer: Peer) -> None:
             if (id := self._add(peer)) is not None:
                 opened(id)
 
-        failed = partial(self._report_refusal, address)
         Greeting(self._loop, sock, (address, 0), Server(self._terms.key), opened=take, failed=failed)
 
     def _on_opened(self, peer: Peer) -> None:

@@ -313,7 +313,7 @@ class RunClients(Clients):
         """Return what `ddplaunch ps` shows of this run."""
         state, inputs = coordinator.state, self._context.inputs
         stragglers = coordinator.stragglers
-        program, members = inputs.spec.program, state.members.taking_part
+        program, members, start = inputs.spec.program, state.members.taking_part, inputs.allocation.start
         folder = self._context.folder
         return requests.Run(
             run_id=piece(self._run_id() or self._context.draft.run_id),
@@ -333,6 +333,8 @@ class RunClients(Clients):
             steps=size(stragglers.steps) if stragglers is not None and stragglers.steps is not None else None,
             spares=piece(", ".join(member.host for member in state.spares)),
             straggler=piece(str((stragglers and stragglers.straggler) or "")),
+            over_ssh=tuple(piece(host.name) for host in start) if inputs.allocation.starter == "ssh" else (),
+            python=piece(inputs.node.python),
         )
 
 

@@ -104,7 +104,7 @@ class RunSocket:
             expendable(lambda: clients.answer(client, request), self.fail)
 
     def take(self, chunk: Chunk) -> None:
-        """Take a piece of what a client has sent to node 0, or to the command that has started the agents.
+        """Take a piece of what a client has sent to the coordinator, which needs this node for it.
 
         With the first piece begins a stream, whose numbers ascend.
         """
@@ -125,11 +125,7 @@ class RunSocket:
             ours, its = socket.socketpair()
             its.setblocking(False)
             self._streams.add(chunk.number, ours)
-            clients = self._made_clients()
-            if self._link.coordinator is not None:
-                clients.add(its)
-            else:
-                clients.add_of_coordinator(its)
+            self._made_clients().add_of_coordinator(its)
         self._streams.take(chunk)
 
     def forget(self, client: int) -> None:

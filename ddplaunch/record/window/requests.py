@@ -6,10 +6,10 @@ An observer connects (`record/run_socket.py`), sends one `Request`, and reads re
 - `StopRun`: `Run`, then `RunEnded` once the job has ended;
 - `Attach` or `Profile`: `Run`, then `Attached`, and the worker itself is at the other end from then on; or `Unreached`.
 
-In place of any of these, `RequestRefused` says why there is no answer, and a node that is not node 0 says `RunsElsewhere`. Where
-the job was typed, if node 0 is elsewhere, a `Run` of the command and `TypedHere` come before the replies of node 0. Nothing is
-told unasked: `top` and --live ask again, `logs` reads the run folder. Each message is a frame of `system/loop/stream.py`, without
-a signature, because the kernel decides who may connect. `tools/runs/client.py` asks, and `launcher/node/clients.py` answers.
+In place of any of these, `RequestRefused` says why there is no answer, and a node without the coordinator says `RunsElsewhere`.
+Nothing is told unasked: `top` and --live ask again, `logs` reads the run folder. Each message is a frame of
+`system/loop/stream.py`, without a signature, because the kernel decides who may connect. `tools/runs/client.py` asks, and
+`launcher/node/clients.py` answers.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class Run(Struct, frozen=True, tag="run"):
     steps: Size | None = None  # about how many it has made, as its collectives show
     straggler: Piece = ""  # in a sentence
     spares: Piece = ""  # the hosts that wait until a node is lost or leaves, between commas
+    over_ssh: tuple[Piece, ...] = ()  # the hosts on which it started agents, by node rank, as ssh is told
+    python: Piece = ""  # on these
 
 
 class _NodeReply(Struct, frozen=True, tag="node"):
@@ -115,13 +117,6 @@ class RunEnded(Struct, frozen=True, tag="ended"):
     status: Status
     why: Keyword
     text: Text = ""
-
-
-class TypedHere(Struct, frozen=True, tag="typed"):
-    """The job was typed on this host, and the command that was typed passes questions on to node 0, which replies next."""
-
-    hosts: tuple[Piece, ...]  # by node rank, as ssh is told; none if something else starts the agents
-    python: Piece  # on these
 
 
 class RunsElsewhere(Struct, frozen=True, tag="elsewhere"):
@@ -158,7 +153,7 @@ class _Protocol(Struct):
     protocol: Number
 
 
-Reply = Run | NodeReply | Done | RunEnded | TypedHere | RunsElsewhere | Attached | Unreached | Said | RequestRefused
+Reply = Run | NodeReply | Done | RunEnded | RunsElsewhere | Attached | Unreached | Said | RequestRefused
 
 encode = msgspec.json.Encoder().encode
 protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)

@@ -24,7 +24,7 @@ from ddplaunch.system.redaction.diffs import diff
 from ddplaunch.system.words import compress, count, duration, size
 from ddplaunch.tools.page.charts import charts
 from ddplaunch.tools.page.collectives import waits
-from ddplaunch.tools.page.history import History, Life
+from ddplaunch.tools.page.history import History, Life, NodeHistory
 from ddplaunch.tools.page.markup import Html, join, scrolling, styles, table, tag
 from ddplaunch.tools.page.timeline import timeline
 
@@ -306,6 +306,11 @@ def _workers_by_rank(files: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[st
     return {worker["rank"]: worker for worker in workers if isinstance(worker.get("rank"), int)}
 
 
+def _first(run: History) -> NodeHistory:
+    """Return the first node that had workers: a command that has started all agents has a folder before theirs."""
+    return next((node for node in run.nodes if node.plan.get("workers")), run.nodes[0])
+
+
 def _logs(run: History, redactor: Redactor) -> Html | None:
     ranks = {life.rank for life in run.lives}
     share = min(20_000, _ALL_LOGS // max(len(ranks), 1))
@@ -323,7 +328,7 @@ def _plan(run: History) -> Html | None:
     rows = [(name, str(value), str(reasons.get(name, ""))) for name, value in values.items()]
     rows += [(name, "", str(why)) for name, why in reasons.items() if name not in values]
     rows += [(name, "option", str(where)) for name, where in origins.items()]
-    worker = next(_objects(plan.get("workers")), {})
+    worker = next(_objects(_first(run).plan.get("workers")), {})
     argv = worker.get("argv")
     command = tag("p", "Command of a worker: ", tag("code", " ".join(map(str, argv)))) if isinstance(argv, list) else ""
     return join(command, table("What was decided, and why", ("what", "value", "why"), _cut(rows))) if rows else None
@@ -331,7 +336,7 @@ def _plan(run: History) -> Html | None:
 
 def _environment(run: History) -> Html | None:
     """Show the variables that ddplaunch set for the first worker."""
-    worker = next(_objects(run.nodes[0].plan.get("workers")), {})
+    worker = next(_objects(_first(run).plan.get("workers")), {})
     variables = worker.get("variables")
     if not isinstance(variables, dict) or not variables:
         return None
@@ -340,12 +345,12 @@ def _environment(run: History) -> Html | None:
 
 
 def _machine(run: History) -> Html:
-    about = run.nodes[0].about
+    about = _first(run).about
     packages = found if isinstance(found := about.get("packages"), dict) else {}
     rows = [("ddplaunch", run.version or "not known"), ("Python", str(about.get("python") or "not known"))]
     rows += [(name, str(packages[name])) for name in _SHOWN_PACKAGES if name in packages]
     machines = []
-    for node in run.nodes[:_MOST_WORKERS]:
+    for node in run.nodes[run.nodes.index(_first(run)) :][:_MOST_WORKERS]:
         ranks = compress(rank for one in _objects(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int))
         machine = found if isinstance(found := node.about.get("machine"), dict) else {}
         driver = machine.get("driver")
@@ -378,7 +383,7 @@ def _counted(names: Iterable[str]) -> str:
 
 def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
     """Show the commit of the code, and what was changed since."""
-    code = run.nodes[0].about.get("code")
+    code = _first(run).about.get("code")
     if not isinstance(code, dict):
         return None
     changed = found if isinstance(found := code.get("changed"), list) else None

@@ -42,9 +42,6 @@ def write(
     if trace_file is not None and (opens or out is not None):
         raise LaunchError("--trace FILE writes a trace and no page", hint="leave --open and --out out, or --trace")
     known, _ = find.kept(env, named, "report")
-    if known.keeps_elsewhere:
-        hint = f"type `ddplaunch report {known.name}` there"
-        raise LaunchError(f"the folder of {known.name} is on the hosts of its nodes", hint=hint)
     redactor = Redactor(literals(env))
     if (run := read(known.folder, _POINTS if trace_file is None else _TRACED, redactor)) is None:
         raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")

@@ -37,7 +37,6 @@ class RunReplies(Struct):
     nodes: Sequence[requests.NodeReply] = ()
     problem: str = ""
     elsewhere: requests.RunsElsewhere | None = None  # all that a node of it says that is not node 0
-    typed: requests.TypedHere | None = None  # it was typed here, and node 0 is elsewhere
 
     @property
     def workers(self) -> list[tuple[requests.NodeReply, WorkerStatus]]:
@@ -159,8 +158,6 @@ class _Conversation:
         """Keep a reply of a run; return whether the run will send more."""
         replies = self._replies
         match reply:
-            case requests.TypedHere():
-                replies.typed = replies.typed or reply  # the first is of a process here, any other would be of node 0
             case requests.Run():
                 replies.run = reply
             case requests.RunsElsewhere():

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from ddplaunch.reach import other_host
 from ddplaunch.record import old_runs, run_socket
 from ddplaunch.record.folders import OF_A_NODE, first_that_goes_on, runs_folder, short
+from ddplaunch.record.log_reader import logs_of
 from ddplaunch.record.run import Node, Run
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.questions import AskStatus, NoAnswer, WorkerStatus
@@ -68,9 +69,9 @@ class Known(Struct, frozen=True, kw_only=True):
 
     @property
     def keeps_elsewhere(self) -> bool:
-        """Whether the folder of a run that was typed here is on the disks of its hosts."""
-        has_folder = bool(self.folder) and os.path.isdir(self.folder)
-        return self.replies is not None and self.replies.typed is not None and not has_folder
+        """Whether the hosts of a run that was typed here keep its logs on disks of their own."""
+        run = self.replies.run if self.replies is not None else None
+        return run is not None and bool(run.over_ssh) and not any(logs_of(self.folder))
 
     def line_there(self, words: Sequence[str]) -> str:
         """Return the line to be typed here that runs `ddplaunch WORDS` on the host of this run."""
@@ -363,7 +364,7 @@ def kept(
     ids = {run.run_id for run in here}
     runs = [*here, *(of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in ids)]
     if named is None:
-        if not (with_logs := [run for run in runs if run.folder or run.keeps_elsewhere]):
+        if not (with_logs := [run for run in runs if run.folder]):
             raise LaunchError("there is no run with logs", hint=f"`ddplaunch {verb} FOLDER` reads those of --log-dir")
         latest = newest_first(with_logs)[0] if follow else max(with_logs, key=lambda run: run.began)
         return latest, [run for run in here if run is not latest]
@@ -376,7 +377,7 @@ def kept(
         raise several(f"{line(named)} may be any of {len(found)} runs", found, verb, *typed)
     if not found:
         raise removed_run(env, named) or no_such_run(env, named, runs, verb)
-    if not found[0].folder and not found[0].keeps_elsewhere:
+    if not found[0].folder:
         hint = "see `--log-dir`, and what the command said at its start"
         raise LaunchError(f"run {found[0].name} keeps no logs", hint=hint)
     return found[0], []

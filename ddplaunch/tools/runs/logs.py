@@ -22,7 +22,6 @@ from ddplaunch.record.folders import goes_on
 from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
 from ddplaunch.record.run import KILLED, Run
 from ddplaunch.record.window.questions import NodeStatus
-from ddplaunch.record.window.requests import TypedHere
 from ddplaunch.spec.options.parsers import BadValue, duration
 from ddplaunch.system.console.lines import Lines
 from ddplaunch.system.console.screen import moves
@@ -175,10 +174,14 @@ _WHY_NONE = "one worker has the command's own stdout and stderr, and no logs, un
 
 def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
     """The logs of the ranks that are wanted."""
-    world_size = Run(run.folder).plan.get("world_size")
+    plan = Run(run.folder).plan
+    world_size = plan.get("world_size")
     may_come = want.follow and goes_on(run.folder)  # that of a worker which has not started yet
     if want.ranks is None:
         if not logs and not may_come:
+            if plan.get("cluster") == "ssh":
+                hint = f"`ddplaunch logs {run.name}` shows them there"
+                raise LaunchError(f"the logs of {run.name} are on the hosts of its nodes", hint=hint)
             no_run = "that is no folder of a run; `ddplaunch logs` alone shows those of the latest"
             raise LaunchError(f"there are no logs in {run.folder}", hint=no_run if world_size is None else _WHY_NONE)
         return logs
@@ -222,19 +225,16 @@ def _show_elsewhere(run: Known, want: Wanted, say: Callable[[str], None]) -> int
         BrokenPipeError: the reader of stdout has gone.
     """
     assert run.replies is not None
-    asked, typed = run.replies.run, run.replies.typed
+    asked = run.replies.run
     assert asked is not None
-    assert typed is not None
     on = {node.node_rank: {worker.rank for worker in node.answer.workers} for node in run.replies.nodes
           if isinstance(node.answer, NodeStatus) and node.node_rank is not None}  # fmt: skip
     if not on:
         raise LaunchError(
             f"it is not known where the logs of {run.name} are: {'; '.join(find.silent(run.replies.nodes))}"
         )
-    if not run.folder:
-        raise LaunchError(f"run {run.name} keeps no logs")
     # nodes that were lost have made room for others in the order of the nodes
-    names = {host.rpartition("@")[2]: host for host in typed.hosts}
+    names = {host.rpartition("@")[2]: host for host in asked.over_ssh}
     hosts = {node.node_rank: names.get(node.host, "") for node in run.replies.nodes}
     if not all(map(hosts.get, on)):
         raise LaunchError(f"the logs of {run.name} are not here, but on {asked.host}, in {printable(run.folder)}")
@@ -252,7 +252,7 @@ def _show_elsewhere(run: Known, want: Wanted, say: Callable[[str], None]) -> int
         if here:
             # a host puts the rank before its lines only where it shows several, or all that may come
             is_bare = len(here) == 1 < count and not (want.follow and want.ranks is None)
-            argv = _line(typed, hosts[node], run.folder, here if want.ranks is not None else (), options)
+            argv = _line(asked.python, hosts[node], run.folder, here if want.ranks is not None else (), options)
             readers.append(_HostReader(argv, b"[%d] " % here[0] if is_bare else b""))
             if not want.follow:
                 say(f"{these_ranks(here)}, on {printable(hosts[node])}:")
@@ -262,9 +262,9 @@ def _show_elsewhere(run: Known, want: Wanted, say: Callable[[str], None]) -> int
     return max((reader.process.returncode for reader in readers), default=0)
 
 
-def _line(typed: TypedHere, host: str, folder: str, ranks: Collection[int], options: Sequence[str]) -> list[str]:
+def _line(python: str, host: str, folder: str, ranks: Collection[int], options: Sequence[str]) -> list[str]:
     chosen = ["-r", compress(ranks)] if ranks else []
-    command = [typed.python, "-m", "ddplaunch", "logs", folder, *chosen, *options]
+    command = [python, "-m", "ddplaunch", "logs", folder, *chosen, *options]
     return [*_SSH, "--", host, f"exec {shlex.join(command)}"]
 
 

@@ -92,18 +92,14 @@ def test_the_nodes_of_a_shared_home_are_one_run(tmp_path: Path) -> None:
 
 def test_the_end_of_a_job_is_that_of_its_last_generation_whichever_node_has_left_before(tmp_path: Path) -> None:
     left = event(5, "job_ended", status=143, why="left", seconds=5.0)
-    taken_over = event(5, "took_over", text="beta takes over from node 0 (alpha), which leaves (SIGTERM)")
     recorded(tmp_path / "run/node-0", started(), generation(0, 0), worker(0, 0), exited(5, 0), left)
-    recorded(tmp_path / "run/node-1", started(), generation(0, 0), worker(0, 1), exited(5, 1), taken_over,
+    recorded(tmp_path / "run/node-1", started(), generation(0, 0), worker(0, 1), exited(5, 1),
              event(5, "generation_failed", generation=0, rank=None, wait=1.8512),
              generation(6, 1), worker(7, 0), exited(9, 0), ended(9))  # fmt: skip
     run = read(str(tmp_path / "run"))
     assert run is not None
     assert run.status == 0
-    assert [mark.text for mark in run.marks] == [
-        taken_over["text"],
-        "generation 0 ended: all workers start again in 1.9 s",
-    ]
+    assert [mark.text for mark in run.marks] == ["generation 0 ended: all workers start again in 1.9 s"]
     assert "It had 1 worker on 1 node" in page(run, BEGAN + 10)
 
 

@@ -75,11 +75,11 @@ def test_where_all_agents_have_started_there_is_nothing_to_say() -> None:
 
 def test_nothing_is_killed_while_its_output_is_not_read() -> None:
     bed = Bed(HostPhase.CONNECTED)
-    bed.startup.is_read = False
+    bed.startup.is_shown = False
     bed.startup.end_within(5)
     bed.loop.pass_time(20)
     assert bed.said == []
-    bed.startup.is_read = True
+    bed.startup.is_shown = True
     bed.loop.pass_time(1)
     assert bed.said == ["node0 has not reported that its workers have ended"]
 
