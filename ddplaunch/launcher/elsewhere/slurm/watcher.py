@@ -80,6 +80,7 @@ class Watcher:
                 if event.escalates and self._lead.signals.stop_signals > 1:
                     self._end_within(QUIT_TIMEOUT)
             case node.FrontLost():
+                self._lead.context.writes_itself = True  # Slurm kills the front when the batch script has ended
                 self._end_within(self._spec.grace_period + QUIT_TIMEOUT if self._lead.has_begun else HELLO_TIMEOUT)
             case JobEnd():
                 self._end_within(QUIT_TIMEOUT)
