@@ -184,7 +184,10 @@ class Incoming:
         else:
             self._said_hello += 1
             self.agents.hellos[id] = hello
-            self._admit(self._member(id))
+            if self.agents.job_end is not None and self._coordinator.state.policy.dispatched:
+                self.agents.send((id,), self.agents.job_end)  # it was started with the others
+            else:
+                self._admit(self._member(id))
 
     def _member(self, id: int) -> Member:
         """Return the agent as a member; see `member_of`."""

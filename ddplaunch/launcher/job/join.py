@@ -213,9 +213,8 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
     from ddplaunch.launcher.job.remote_link import RemoteLink  # few jobs need it
 
     rendezvous, task = allocation.rendezvous, allocation.task
-    if (
-        rendezvous is None or rendezvous.coordinator or allocation.start
-    ):  # what has started this node hears of it otherwise
+    # what has started this node alone, or over ssh, hears of it otherwise
+    if rendezvous is None or rendezvous.coordinator or allocation.start or allocation.nnodes[1] == 1:
         return False
     message = Withdrawal(
         requested_rank=allocation.node_rank if task is None else task.rank,

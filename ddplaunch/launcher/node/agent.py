@@ -514,6 +514,18 @@ class Agent:
             failure=failure,
         )
 
+    def _is_left_in_charge(self) -> bool:
+        """Whether this node is to queue the job again: a notice has come, its workers have left, and the command is lost.
+
+        As a batch script has ended, Slurm kills what that has started, and gives the steps of the job time yet.
+        """
+        state = self._state
+        if not (self._job.requeue and self._context.inputs.allocation.has_front) or state.end.abandoned:
+            return False
+        from ddplaunch.launcher.decide.job.ending import all_exited_after  # few jobs come here
+
+        return bool(state.notice) and all_exited_after(self._exits, state.notice, state.end.signum)
+
     def _exit(self, status: int) -> None:
         """Conclude: nothing is left, and this node ends with this status."""
         assert self._link is not None
@@ -525,5 +537,7 @@ class Agent:
             self._link.leave()
         if end is None or (end.why == "signalled" and self._link.coordinator is None and not end.text):
             end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.end.signum))
+        if end.why == "lost" and self._is_left_in_charge():
+            end = self._link.end = replace(end, requeue=self._state.notice)
         self._shutdown.conclude(self._ended(self._link), self._link, time.monotonic())
         self._run_socket.ended(end)

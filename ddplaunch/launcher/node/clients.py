@@ -303,9 +303,11 @@ class RunClients(Clients):
         """Say where the coordinator is."""
         allocation = self._context.inputs.allocation
         addresses = allocation.rendezvous.addresses if allocation.rendezvous is not None else ()
+        if not allocation.has_front:
+            addresses = (*allocation.hosts[:1], *addresses)
         return requests.RunsElsewhere(
             run_id=piece(self._run_id()),
-            host=host_name((*allocation.hosts[:1], *addresses, "")[0]),
+            host=host_name((*addresses, "")[0]),
             slurm_job=line(job_in_slurm(self._context.inputs.env) if allocation.cluster == "slurm" else ""),
         )
 

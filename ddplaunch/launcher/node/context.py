@@ -33,7 +33,7 @@ from ddplaunch.spec.job import JobSpec, Streams, default
 from ddplaunch.spec.program import working_directory
 from ddplaunch.system.console.paint import Paint
 from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
-from ddplaunch.system.errors import visible
+from ddplaunch.system.errors import visible, write_stderr
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_loopback
 from ddplaunch.system.process.child import ATTACH_SIGNAL
@@ -82,6 +82,7 @@ class AgentContext:
         self._loop = loop
         self.inputs = inputs  # what was known before the agent started
         self.queue = queue  # to the front
+        self.writes_itself = False  # the front is lost, and the user is told all the same
         self.known_secrets = literals({**inputs.env, **dict(inputs.spec.env)})  # hidden wherever they stand
         self.reporter = self._reporter()
         self.draft = inputs.draft
@@ -213,7 +214,10 @@ class AgentContext:
         ours = OURS if inputs.allocation.start and not inputs.leads else STDERR
 
         def put(text: str) -> None:
-            queue.put(ours, visible(text).encode(errors="surrogateescape"))
+            if self.writes_itself:
+                write_stderr(visible(text))
+            else:
+                queue.put(ours, visible(text).encode(errors="surrogateescape"))
 
         reporter = Reporter(
             inputs.spec,

@@ -105,9 +105,10 @@ class Shutdown:
             self._loop.run_once()
 
     def _own_requeue(self, link: Link) -> Requeue | None:
-        """What queues the job again, if it is to be done from here: where the coordinator is."""
-        is_due = link.end is not None and link.end.requeue
-        return self._requeue if is_due and link.coordinator is not None else None
+        """What queues the job again, if it is to be done from here: where the coordinator is, or was lost after a notice."""
+        end = link.end
+        is_here = link.coordinator is not None or (end is not None and end.why == "lost")
+        return self._requeue if end is not None and end.requeue and is_here else None
 
     def _submit(self, requeue: Requeue, decision: Intent, *, is_stopped: bool) -> str | None:
         """Requeue the job if that was decided; return the reason if that failed. The requeue ends this process, too."""
@@ -115,8 +116,9 @@ class Shutdown:
         if not decision.requeues:
             return None
         self.hand_over(is_stopped=is_stopped)
-        # srun drops what it has not read when its step ends, and there is no sign of when it has
-        self._signals.wait(OUTPUT_DELAY)
+        if not self._context.inputs.leads:
+            # srun drops what it has not read when its step ends, and there is no sign of when it has
+            self._signals.wait(OUTPUT_DELAY)
         failed = self._signals.wait_for(self._loop.ask(requeue.submit, requeue.unsent))
         if failed is not None:
             self._reporter.print(failed)

@@ -129,7 +129,7 @@ def _agent_job(
         signals=signals,
         sent_again=allocation.sent_again,
         signals_all=allocation.cluster == "slurm",
-        requeue=_requeue(spec, env, allocation, draft),
+        requeue=_requeue(spec, env, draft),
     )
 
 
@@ -332,9 +332,9 @@ def _check_health(command: str, inputs: JobInputs, env: Mapping[str, str], *, se
     raise error
 
 
-def _requeue(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, draft: Plan) -> SlurmRequeue | None:
-    """Return what queues the job again, if it may be for this process to do: that of rank 0, or of a node that takes over."""
-    if not spec.requeue_on or not (0 in draft.ranks or allocation.is_elastic):
+def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue | None:
+    """Return what queues the job again, if it may be for this process to do: that of rank 0."""
+    if not spec.requeue_on or 0 not in draft.ranks:
         return None
     from ddplaunch.reach.slurm.job import SlurmRequeue  # few jobs need it
 

@@ -23,7 +23,6 @@ if _IS_OTHER:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the agent takes signals
 
 from collections.abc import Mapping, Sequence  # noqa: E402
-from contextlib import suppress  # noqa: E402
 
 from ddplaunch.launcher.start import dispatch  # noqa: E402
 from ddplaunch.reach.slurm import stdin  # noqa: E402
@@ -35,8 +34,6 @@ from ddplaunch.spec.options.token import OPTIONS, SCREEN, STDIN, unhidden  # noq
 from ddplaunch.system.console.streams import Screen  # noqa: E402
 from ddplaunch.system.errors import LaunchError, write_stderr  # noqa: E402
 from ddplaunch.system.exitcodes import BUG  # noqa: E402
-
-_SCANCEL_WITHIN = 5.0  # seconds
 
 
 def spec_of(argv: Sequence[str], env: Mapping[str, str]) -> JobSpec:
@@ -60,35 +57,17 @@ def main() -> int:
         try:
             program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))  # it need not be on all nodes
         except LaunchError as error:
-            if dispatch.give_up(spec, env, error):
-                return 0  # node 0 says so
-            raise
+            if not dispatch.give_up(spec, env, error):
+                raise
+            return 0 if _IS_OTHER else error.status  # the command says why
         status = dispatch.run(spec, env, screen=screen)
         return 0 if _IS_OTHER else status
     except LaunchError as error:
         write_stderr(error.render())
-        if not _IS_OTHER and os.environ.get("SLURM_STEP_NUM_NODES") != "1":
-            _end_step(os.environ)
         return error.status
     except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
         sys.excepthook(*sys.exc_info())
         return BUG
-
-
-def _end_step(env: Mapping[str, str]) -> None:
-    """Have the agents of the other nodes end, which would look for node 0, and that is this one, until --rdzv-timeout."""
-    import subprocess  # only a failure needs it
-
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes here too
-    step = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-    with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            ["scancel", "--signal=TERM", step],
-            timeout=_SCANCEL_WITHIN,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
 
 
 if __name__ == "__main__":

@@ -57,6 +57,9 @@ class JobReporter:
         if isinstance(event, job.BeginFailed):
             failed = event.failure
             emit("worker_start_failed", rank=failed.rank, reason=failed.reason, status=failed.status)
+        if isinstance(event, job.NodeEnded) and SELF_ID not in before.members:
+            for end in event.exits:
+                self.story.note_exit(end)  # of the workers here `Reporter` does
         is_stopped = after.why is Why.SIGNALLED or (after.end.halted and not before.end.halted)
         if is_stopped and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
             self._say_stopping(event, before)

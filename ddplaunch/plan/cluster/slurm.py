@@ -16,7 +16,7 @@ from signal import SIGTERM
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.plan.cluster import Allocation, Task, by_flags, checks, endpoints, hostlist
+from ddplaunch.plan.cluster import Allocation, Rendezvous, Task, by_flags, checks, endpoints, hostlist
 from ddplaunch.plan.cluster.checks import NOT_HERE, ClusterFacts, printable
 from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.plan.cluster.listed import allocate
@@ -142,19 +142,20 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     # tasks were placed in an order of the user's: only the coordinator itself knows that rank 0 is on its node
     anywhere = not step.once_per_node and facts.value("SLURM_DISTRIBUTION") == "arbitrary"
     addresses = step.hosts if anywhere else step.hosts[:1]
-    if number_of_nodes == 1 and port is None:  # else the command that has started this step may be on another host
+    if number_of_nodes == 1:
         addresses = (endpoints.LOOPBACK,)
     endpoint, rendezvous = endpoints.of_agents(
         spec,
         addresses,
         f"the first node of {step.name}" if number_of_nodes > 1 else "a single node",
-        ports=endpoints.ports_of(job, number) if port is None else endpoints.ports_from(port),
+        ports=endpoints.ports_of(job, number),
         coordinator=(step.task.node_rank if step.once_per_node else step.task.rank) == 0,
     )
-    if number_of_nodes == 1 and not spec.master_addr:
-        endpoint = replace(endpoint, address=endpoints.LOOPBACK)
     if port is not None:  # the command that has started this step coordinates it
-        rendezvous = replace(rendezvous, addresses=(facts.env[RDZV_HOST],), coordinator=False, listen=None)
+        found = (facts.value(RDZV_HOST), facts.value("SLURM_LAUNCH_NODE_IPADDR"))  # this node may know no such name
+        rendezvous = Rendezvous(
+            addresses=tuple(filter(None, found)), ports=endpoints.ports_from(port), coordinator=False
+        )
     return Allocation(
         cluster="slurm",
         nnodes=nnodes if step.once_per_node else (number_of_nodes, number_of_nodes),

@@ -131,12 +131,14 @@ def test_without_a_control_channel_there_is_no_step() -> None:
     assert found(captured("slurm-batch"), nnodes=(1, 1), no_control=True).start == ()
 
 
-def test_the_agent_of_a_step_on_one_node_is_reached_by_the_command_that_has_started_it() -> None:
+def test_the_agent_of_a_step_on_one_node_looks_for_the_command_that_has_started_it() -> None:
     one = {"SLURM_STEP_NODELIST": "node2", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
-    node = found(captured("slurm-node-0", **one, SLURM_NODEID="0", SLURM_PROCID="0", DDPLAUNCH_RDZV_PORT="20000"))
+    ours = {"DDPLAUNCH_RDZV_HOST": "login1", "DDPLAUNCH_RDZV_PORT": "20000"}
+    node = found(captured("slurm-node-0", **one, **ours, SLURM_NODEID="0", SLURM_PROCID="0"))
     assert (node.nnodes, node.endpoint.address, node.endpoint.address_reason) == ((1, 1), "127.0.0.1", "a single node")
     assert node.rendezvous is not None
-    assert (node.rendezvous.addresses, node.rendezvous.coordinator, node.rendezvous.listen) == (("node2",), True, None)
+    assert node.rendezvous.addresses == ("login1", "10.77.0.12")  # which may know the host by another name
+    assert (node.rendezvous.coordinator, node.rendezvous.ports[0], node.has_front) == (False, 20000, True)
 
 
 def test_one_node_of_an_allocation_that_is_not_this_one_is_started() -> None:

@@ -17,11 +17,12 @@ from ddplaunch.system.errors import LaunchError
 
 
 def variables(**env: str) -> dict[str, str]:
-    return environment(env, token="secret", port=20000)
+    return environment(env, token="secret", host="ctl", port=20000)
 
 
 def test_agents_are_told_the_secret_and_where_to_meet_by_variables_alone() -> None:
-    assert variables(HOME="/root") == {"HOME": "/root", "DDPLAUNCH_TOKEN": "secret", "DDPLAUNCH_RDZV_PORT": "20000"}
+    meeting = {"DDPLAUNCH_RDZV_HOST": "ctl", "DDPLAUNCH_RDZV_PORT": "20000"}
+    assert variables(HOME="/root") == {"HOME": "/root", "DDPLAUNCH_TOKEN": "secret", **meeting}
     assert secret.public(variables(HOME="/root")) == {"HOME": "/root"}
 
 

@@ -55,7 +55,7 @@ def run_step(
     lead = LeadJob(
         inputs=inputs_of_lead(spec, env, allocation, run_id=run_id, python=sys.executable, cluster=cluster),
         key=key(token, "\0".join(("", spec.rdzv_id or "", str(port)))),
-        ports=endpoints.ports_from(port),
+        ports=tuple(candidate for candidate in endpoints.ports_from(port) if candidate != spec.master_port),
         python=sys.executable,
         signals=signals,
         sent_again=allocation.sent_again,

@@ -72,17 +72,23 @@ class Watcher:
 
     def _on_event(self, event: object) -> None:
         """Take one event of the loop; no workers are started here."""
+        was_stopped = bool(self._lead.signum)
         self._lead.handle(event)
         match event:
             case node.SignalReceived(signum) if signum in self._spec.ending_signals:
-                # the step may still wait for its nodes; or its workers have just started, and may have something to save
-                self._end_within(self._spec.grace_period + QUIT_TIMEOUT if self._lead.has_begun else HELLO_TIMEOUT)
-                if event.escalates and self._lead.signals.stop_signals > 1:
-                    self._end_within(QUIT_TIMEOUT)
+                self._limit_step(at_once=was_stopped and event.escalates)
             case node.FrontLost():
-                self._end_within(self._spec.grace_period + QUIT_TIMEOUT if self._lead.has_begun else HELLO_TIMEOUT)
+                self._lead.context.writes_itself = True  # Slurm kills the front when the batch script has ended
+                self._limit_step()
             case JobEnd():
                 self._end_within(QUIT_TIMEOUT)
+
+    def _limit_step(self, *, at_once: bool = False) -> None:
+        """Have the step end once its workers have had the time to save, or, `at_once`, to be killed."""
+        if self._lead.has_begun:
+            self._end_within(QUIT_TIMEOUT if at_once else self._spec.grace_period + QUIT_TIMEOUT)
+        else:  # it may still wait for its nodes
+            self._end_within(0.0 if at_once else HELLO_TIMEOUT)
 
     def _end_within(self, within: float) -> None:
         self._end_by.set_by(self._loop.now() + within)
