@@ -48,7 +48,9 @@ def of_size(number):
 
 def workers(job, host):
     """The workers that run on a host."""
-    return [one for one in job.bed.processes(host) if "restarts.py" in one.command and "-m ddplaunch" not in one.command]
+    return [
+        one for one in job.bed.processes(host) if "restarts.py" in one.command and "-m ddplaunch" not in one.command
+    ]
 
 
 def finish(job, hosts):

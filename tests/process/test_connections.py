@@ -31,7 +31,7 @@ class Crowd:
         self.pings: Counter[Peer] = Counter()
         self.silent: set[Peer] = set()
         terms = Terms(
-            max_nodes=AGENTS, run_id="", address=None, key=KEY, listen="127.0.0.1", ports=(0,), has_front=False,
+            max_nodes=AGENTS, run_id="", address=None, key=KEY, listen="127.0.0.1", ports=(0,),
             heartbeat_timeout=most, may_shorten_silence=may_shorten_silence,
         )  # fmt: skip
         self.connections = Connections(
@@ -42,7 +42,6 @@ class Crowd:
             dropped=lambda *_: None,
             refused=lambda *_: None,  # who has not even said hello
             answered=lambda: None,
-            counts=lambda _: True,
         )
 
     def join(self) -> None:

@@ -60,7 +60,7 @@ class Bed:
         draft = make_plan(spec, discover(spec, {}, here.host, read=lambda _: ""), here, run_id="job-1")
         policy = job.Policy(min_nodes=2, max_nodes=3, max_restarts=1_000_000, last_call=1.0, replaceable=True)
         terms = Terms(
-            max_nodes=3, run_id="job-1", address="127.0.0.1", key=KEY, listen="127.0.0.1", ports=(0,), has_front=False,
+            max_nodes=3, run_id="job-1", address="127.0.0.1", key=KEY, listen="127.0.0.1", ports=(0,),
             heartbeat_timeout=60.0,
         )  # fmt: skip
         reporter = Reporter(spec, Stderr(put=self.said.append, put_last=self.said.append), time.time)

@@ -44,9 +44,12 @@ def wait_for_nodes(state: State, at: float) -> State:
 
 def start(state: State, at: float) -> Result:
     """Begin the next generation with all members but spares, once no worker of the last one can be left on any node."""
-    if at < state.rendezvous.earliest:
+    until = state.rendezvous.earliest
+    # a spare may be here ahead of a node whose workers still follow the coordinator before this one
+    if state.policy.replaceable and state.generation.number < 0 and len(state.members) < state.policy.max_nodes:
+        until = max(until, state.rendezvous.alone_at)
+    if at < until:
         regrouping = state.rendezvous.regrouping(state.policy, at)
-        until = regrouping.earliest
         return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=until, rendezvous=regrouping), ()
     ordered = rendezvous.by_node_rank(rendezvous.next_members(state.policy, state.members))
     return _begin(state, ordered, at)
