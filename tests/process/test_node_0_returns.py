@@ -352,12 +352,13 @@ def test_a_node_0_that_is_paused_finds_the_others_again(nodes, start):
     finish(nodes, first, second, third)
 
 
-@pytest.mark.parametrize("ways", ["both", "there", "back"])
+@pytest.mark.parametrize("ways", ["both", "there", "back", "reset"])
 def test_a_node_that_is_cut_off_has_no_worker_when_the_others_begin(nodes, node_of, ways):
     with Relay(range(nodes.port, nodes.port + 8)) as relay:
         started = [
-            node_of(rank, "2:3", behaviour="saves_until_told", where=where)
-            for rank, where in enumerate(("127.0.0.1", "127.0.0.1", relay.address))
+            node_of(0, "2:3", "--grace-period", "60s", behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(1, "2:3", "--grace-period", "60s", behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(2, "2:3", "--grace-period", "60s", behaviour="ignores_the_stop", where=relay.address),
         ]
         first, second, third = started
         assert generation(nodes, 0, 3) == started
