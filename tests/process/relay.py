@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Self
 
 _EACH = 0.05  # seconds
 
@@ -25,18 +25,18 @@ class Relay:
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ends.set()
         self._thread.join()
         for each in (*self._listening, *self._pairs):
             each.close()
 
     def cut(self, ways: str) -> None:
-        """Pass on nothing any more: what the node sends ("there"), what comes "back", or "both"; "reset" tells node 0 so at once."""
+        """Pass on nothing any more: what the node sends ("there"), what comes "back", or "both"; "reset" tells node 0 so."""
         self._cut = {ways} if ways in ("there", "back") else {"there", "back"}
         if ways == "reset":
             for each in [each for each, (_, way) in self._pairs.items() if way == "back"]:

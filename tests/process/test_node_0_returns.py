@@ -1,4 +1,4 @@
-"""Node 0 of an elastic job is lost or leaves, and the others wait until its command is typed again: real agents, over loopback."""
+"""Node 0 of an elastic job is lost or leaves, and the others wait until its command is typed again: over loopback."""
 
 import json
 import os
@@ -121,7 +121,7 @@ def test_a_node_0_that_is_killed_is_waited_for_and_the_job_goes_on_with_it(nodes
 
 
 def test_a_node_0_that_is_back_begins_with_fewer_nodes_only_when_no_lease_can_last(nodes, start, node_of):
-    first, second, _ = started = start(3, "1:3")
+    _, second, _ = started = start(3, "1:3")
     kill(*started[::2])
     second.says(TYPE_AGAIN)
     began = time.monotonic()

@@ -270,7 +270,9 @@ class RemoteLink(Link):
         if self._peer is None:
             return
         limit, when = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
-        if not when and self._loop.now() - self._heard_at > self._lease.seconds / 2:  # its pings come four times as often
+        if (
+            not when and self._loop.now() - self._heard_at > self._lease.seconds / 2
+        ):  # its pings come four times as often
             self._lose_coordinator(f"silent for {limit}")
             return
         how = f"was {when}" if when else f"was not heard by {self._node_0} for {limit}"

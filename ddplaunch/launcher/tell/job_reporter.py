@@ -74,7 +74,9 @@ class JobReporter:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
                 self._faults.note_loss(member, event, before)
-            case job.OwnUnfit(reason) if after.phase is job.Phase.ENDED:  # the others wait for node 0: nobody else tells
+            case job.OwnUnfit(reason) if (
+                after.phase is job.Phase.ENDED
+            ):  # the others wait for node 0: nobody else tells
                 own = suspect_of(before.members[SELF_ID], before.policy.names)
                 self._faults.found.setdefault(own, ("unfit", f"its health check failed: {reason}"))
                 self._remember_faults(after)
