@@ -228,8 +228,8 @@ def test_a_node_0_that_does_not_come_back_ends_the_others(nodes, start):
     second.says(f"waiting up to 4 s {TYPE_AGAIN}\n")
     assert nodes.statuses() == [122, 122]
     assert "error: node 0 (localhost) is lost: connection " in second.err
-    assert f"; node 0 was not reached again within 4 s at localhost, ports {nodes.port} to " in second.err
-    assert f"(127.0.0.1:{nodes.port}: connection refused)\n\nhint: type the commands of all nodes again; " in second.err
+    assert f", and node 0 was not reached again within 4 s at localhost, ports {nodes.port} to " in second.err
+    assert f"(127.0.0.1:{nodes.port}: connection refused)\n\nhint: type the commands of all nodes again. " in second.err
     assert summary(nodes, 1)["why"] == "lost"
 
 
