@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.conftest import until
+
 HOSTS = ["node0", "node1"]
 THIRD = "node2"
 
@@ -87,13 +89,16 @@ def test_nodes_that_may_come_and_go_train(job, program, light_torch, start, type
 
 
 @pytest.mark.parametrize("typed", [(*STATIC, "{v4}"), (*C10D, "[{v6}]:29400")], ids=" ".join)
-def test_the_others_meet_at_the_node_that_takes_over(job, program, start, typed):
-    """It does not have the address that was typed."""
-    start(typed, "--nnodes", "2:3", *LAST_CALL, program("restarts"), "goes_on_until_told", hosts=[*HOSTS, THIRD])
+def test_a_node_0_that_comes_back_is_met_where_that_was_typed(job, program, address, start, typed):
+    args = ("--nnodes", "2:3", *LAST_CALL, program("restarts"), "goes_on_until_told")
+    start(typed, *args, hosts=[*HOSTS, THIRD])
     job.signs("place-0", 3)
     job.bed.power_cut(HOSTS[0])
-    places = [json.loads(sign) for sign in job.signs("place-1", 2)]
-    ((successor,),) = [{place["MASTER_ADDR"] for place in places}]
-    assert successor in [job.bed.address(host, family=family) for host in (HOSTS[1], THIRD) for family in ("4", "6")]
+    until(lambda: "to come back" in job.err(THIRD), "the loss")
+    job.bed.boot(HOSTS[0])
+    start(typed, *args, hosts=HOSTS[:1])
+    places = [json.loads(sign) for sign in job.signs("place-1", 3)]
+    ((where,),) = [{place["MASTER_ADDR"] for place in places}]
+    assert where in " ".join(address(HOSTS[0], one) for one in typed if one != "{node_rank}")
     job.put("finish")
-    assert {result.status for result in job.wait_each(hosts=[HOSTS[1], THIRD]).values()} == {0}
+    assert {result.status for result in job.wait_each(hosts=[*HOSTS, THIRD]).values()} == {0}

@@ -46,6 +46,13 @@ def of_size(number):
     return [(rank, rank // 2, number) for rank in range(number)]
 
 
+def workers(job, host):
+    """The workers that run on a host."""
+    return [
+        one for one in job.bed.processes(host) if "restarts.py" in one.command and "-m ddplaunch" not in one.command
+    ]
+
+
 def finish(job, hosts):
     """Have all workers end, and the commands on these hosts with 0."""
     job.put("finish")
@@ -69,32 +76,47 @@ def test_a_host_that_is_lost_makes_the_others_start_again_without_it(job, start,
     assert "ddplaunch: all workers start again on 2 nodes\n" in results["node0"].err
 
 
-def test_the_lost_side_ends_its_workers_while_the_others_go_on(job, start, places):
-    start(HOSTS)
+def test_a_host_that_is_cut_off_has_no_worker_when_the_others_begin_and_comes_back(job, start, places):
+    start(HOSTS, "--grace-period", "60s", do="saves_until_told")
     places(0, 6)
     began = time.monotonic()
     job.bed.cut("node1")
-    assert job.seconds_until_quiet("node1", since=began) < SILENCE + SOON
-    assert job.wait(host="node1").status == 122
+    job.sign("saving-0-0")
+    job.put("saved")
+    job.sign("place-1-0")
+    assert not workers(job, "node1")
+    assert time.monotonic() - began < SILENCE + SOON
     assert who(places(1, 4)) == of_size(4)
     job.bed.join("node1")
-    start(["node1"])
     assert who(places(2, 6)) == of_size(6)
+    assert "and other nodes may have gone on without it" in job.err("node1") or "is lost: silent" in job.err("node1")
+    job.put("go")
     finish(job, HOSTS)
 
 
-def test_the_first_host_may_be_lost_too_and_another_answers_for_the_job(job, start, places):
+@pytest.mark.parametrize("fault", ["power_cut", "crash"])
+def test_the_others_wait_for_the_first_host_and_go_on_with_it(job, start, places, fault):
     start(HOSTS)
     places(0, 6)
-    job.bed.power_cut("node0")
-    assert who(places(1, 4)) == of_size(4)
-    ((successor, follower),) = [order for order in (HOSTS[1:], HOSTS[:0:-1]) if "takes over from" in job.err(order[0])]
-    ps = {host: job.bed.run(host, job.argv("ps"), env=job.env, cwd=job.home) for host in (successor, follower)}
-    assert "running, 4 workers on 2 nodes" in ps[successor].stdout
-    assert f"runs on {successor}" in ps[follower].stdout
+    getattr(job.bed, fault)("node0")
+    for host in HOSTS[1:]:
+        until(lambda host=host: "to come back: type its command again on " in job.err(host), "what to type")
     job.bed.boot("node0")
     start(["node0"])
-    assert who(places(2, 6)) == of_size(6)
+    assert who(places(1, 6)) == of_size(6)
+    finish(job, HOSTS)
+
+
+def test_a_first_host_that_is_cut_off_goes_on_alone_if_that_is_enough_and_the_others_come_back(job, start, places):
+    start(HOSTS, nnodes="1:3")
+    places(0, 6)
+    job.bed.cut("node0")
+    assert who(places(1, 2)) == of_size(2)
+    for host in HOSTS[1:]:
+        until(lambda host=host: "to come back: type its command again on " in job.err(host), "what to type")
+    until(lambda: not workers(job, "node1") + workers(job, "node2"), "the end of their workers", SILENCE)
+    job.bed.join("node0")
+    until(lambda: any(job.has_sign(f"place-{number}-5") for number in range(2, 5)), "all of them", 40.0)
     finish(job, HOSTS)
 
 
@@ -108,16 +130,3 @@ def test_a_host_that_comes_back_before_it_is_missed_takes_its_place(job, program
     job.by_hand(*told, "goes_on_until_told", hosts=["node1"])
     assert who(places(1, 6)) == of_size(6)
     finish(job, HOSTS)
-
-
-def test_of_two_hosts_the_other_one_goes_on_once_the_first_is_back(job, start, places):
-    """Nobody else can say that the first one is not going on alone."""
-    last_call = ("--rdzv-conf", "last_call_timeout=60")
-    start(HOSTS[:2], *last_call, nnodes="1:2")
-    places(0, 4)
-    job.bed.power_cut("node0")
-    until(lambda: "takes over from" in job.err("node1") + job.err("node0"), "node 1 to take over")
-    job.bed.boot("node0")
-    start(["node0"], *last_call, nnodes="1:2")
-    assert who(places(2, 4)) == of_size(4)
-    finish(job, HOSTS[:2])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 import threading
 from collections.abc import Iterable
+from typing import Self
 
 _EACH = 0.05  # seconds
 
@@ -19,10 +21,11 @@ class Relay:
         self._listening = [socket.create_server((self.address, port)) for port in ports]
         self._pairs: dict[socket.socket, tuple[socket.socket, str]] = {}
         self._cut: set[str] = set()
+        self._reset: list[socket.socket] = []
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -33,8 +36,12 @@ class Relay:
             each.close()
 
     def cut(self, ways: str) -> None:
-        """Pass on nothing any more: what the node sends ("there"), what comes "back", or "both"."""
-        self._cut = {"there", "back"} if ways == "both" else {ways}
+        """Pass on nothing any more: what the node sends ("there"), what comes "back", or "both"; "reset" tells node 0 so."""
+        self._cut = {ways} if ways in ("there", "back") else {"there", "back"}
+        if ways == "reset":
+            for each in [each for each, (_, way) in self._pairs.items() if way == "back"]:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self._reset.append(each)
 
     def join(self) -> None:
         """Pass on all again that is sent over new connections."""
@@ -42,6 +49,11 @@ class Relay:
 
     def _run(self) -> None:
         while not self._ends.is_set():
+            while self._reset:
+                each = self._reset.pop()
+                if each in self._pairs:
+                    del self._pairs[each]
+                    each.close()
             dropped = [each for each, (_, way) in self._pairs.items() if way in self._cut]
             ready, _, _ = select.select([*self._listening, *(set(self._pairs) - set(dropped))], [], [], _EACH)
             for each in ready:
@@ -68,5 +80,5 @@ class Relay:
             data = b""
         if not data:
             for one in (each, other):
-                del self._pairs[one]
+                self._pairs.pop(one, None)
                 one.close()

@@ -64,6 +64,11 @@ def saves_until_told():
     stays_until_told()
 
 
+def ignores_the_stop():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stays_until_told()
+
+
 def fails_while_others_save():
     """Rank 1 ends badly at the sign `fail`."""
     if RANK == 1:

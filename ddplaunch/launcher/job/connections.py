@@ -87,10 +87,11 @@ class _Connection:
 
         Raises Malformed: it answers another ping than the oldest, or has a number before the last one's.
         """
-        if isinstance(message, messages.Pong) and (not self.pings or self.pings.popleft() != message.sent):
-            raise Malformed("an answer to a ping that was not sent")
-        if message.at < self.renewal:
-            raise Malformed("a renewal from before the last one")
+        if isinstance(message, messages.Pong):
+            if not self.pings or self.pings.popleft() != message.sent:
+                raise Malformed("an answer to a ping that was not sent")
+            if message.at < self.renewal:
+                raise Malformed("a renewal from before the last one")
         self.renewal, self.renewed_at = message.at, at
 
 

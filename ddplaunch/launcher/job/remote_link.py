@@ -353,7 +353,7 @@ class RemoteLink(Link):
         if not self._lost:
             return
         if end.leftovers:  # the next generation would run beside these processes
-            self._end(f"{self._lost}; processes are left here that could not be ended: {', '.join(end.leftovers)}")
+            self._end(f"{self._lost}, and processes are left here that could not be ended: {', '.join(end.leftovers)}")
         else:
             self._look_again()
 
@@ -427,8 +427,8 @@ class RemoteLink(Link):
             return
         within = f"within {self._rdzv_timeout:g} s at {self._places} ({self._problem})"
         if self._lost:
-            hint = "hint: type the commands of all nodes again; `--rdzv-timeout` sets how long they wait for node 0"
-            self._end(f"{self._lost}; node 0 was not reached again {within}\n\n{hint}")
+            hint = "hint: type the commands of all nodes again. `--rdzv-timeout` sets how long they wait for node 0"
+            self._end(f"{self._lost}, and node 0 was not reached again {within}\n\n{hint}")
             return
         text = (
             f"error: node 0 was not reached {within}\n\n"

@@ -203,7 +203,7 @@ def test_without_workers_it_is_looked_for_at_once_and_the_search_is_reported_aga
     bed.wait(30.0)
     assert bed.link.end is not None
     assert (bed.link.end.status, bed.link.end.why) == (122, "lost")
-    assert "is lost: connection closed; node 0 was not reached again within 60 s at " in bed.link.end.text
+    assert "is lost: connection closed, and node 0 was not reached again within 60 s at " in bed.link.end.text
 
 
 @pytest.mark.parametrize("echoes", [True, False])
@@ -364,7 +364,7 @@ def test_a_process_that_nothing_ends_keeps_the_node_from_coming_back() -> None:
     bed.end_workers("rank 1 (pid 7)")
     assert bed.dialed == 0
     assert bed.link.end is not None
-    assert bed.link.end.text.endswith("; processes are left here that could not be ended: rank 1 (pid 7)\n")
+    assert bed.link.end.text.endswith(", and processes are left here that could not be ended: rank 1 (pid 7)\n")
     bed.link.close()
 
 

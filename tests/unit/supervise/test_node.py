@@ -390,3 +390,50 @@ def test_what_ends_by_itself_meanwhile_is_swept():
     state, actions = after(*history, policy=EXPLAINING)
     assert actions == [Sweep(SIGTERM)]
     assert after(*history, StacksCaptured(1.2), policy=EXPLAINING) == (state, [])
+
+
+# --- the lease of this node is over
+
+
+SAID = Print("the workers of this node are killed: other nodes may go on without it")
+SETTLING = (*FIRST, ended(1, code=1, error=LOST))
+STOPPING = (*FIRST, StopOrdered(SIGTERM, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("before", "resumes"),
+    [
+        (FIRST, []),
+        (FIRST[:2], []),
+        (SETTLING, []),
+        (STOPPING, []),
+        ((*FIRST, calm(SIGTSTP, 0.5)), [Resume()]),
+    ],
+    ids=["running", "starting", "settling", "stopping", "suspended"],
+)
+def test_when_its_lease_is_over_the_workers_are_killed_whatever_was_waited_for(before, resumes):
+    state, actions = after(*before, LeaseOver(2.0))
+    assert actions == [KillWorkers(ALL), *resumes, SAID]
+    assert (state.phase, state.pending) == (Phase.KILLING, frozenset())
+    lives = sorted(state.alive)
+    for rank in lives:
+        state, actions = node_step(state, ended(rank, 2.1, code=None, signal=9))
+    assert list(actions) == [Sweep(SIGKILL)]
+    assert node_step(state, NOTHING_LEFT)[1] == (ReportEnded(),)
+
+
+def test_processes_that_workers_left_behind_are_killed_then_too():
+    sweeping = (*STOPPING, *ENDS)
+    assert after(*sweeping, LeaseOver(6.0))[1] == [Sweep(SIGKILL, sparing=False)]
+
+
+@pytest.mark.parametrize(
+    "before", [(), (*FIRST, StopOrdered(SIGTERM, 1.0), *ENDS, NOTHING_LEFT)], ids=["first", "later"]
+)
+def test_without_workers_nothing_follows_from_the_end_of_a_lease(before):
+    state, actions = after(*before, LeaseOver(9.0))
+    assert (state.phase, actions) == (Phase.WAITING, [])
+
+
+def test_a_second_word_that_the_lease_is_over_kills_nobody_again():
+    assert after(*FIRST, LeaseOver(2.0), LeaseOver(3.0))[1] == []
