@@ -148,7 +148,7 @@ class Agent:
         if self.process.now() >= self._looks_until:
             self._end(exitcodes.RENDEZVOUS if self.follows is None else exitcodes.NODE_LOST)
             return
-        arbiter = next((one for one in reversed(world.arbiters) if one.listens), None)
+        arbiter = next((one for one in reversed(world.arbiters) if one.listens and one.process.is_alive), None)
         if arbiter is None or arbiter.process.is_stopped:
             return
         there = arbiter.process.machine.number

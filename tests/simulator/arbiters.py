@@ -90,7 +90,8 @@ class Arbiter:
             self._admit_waiting()
         if self._over_at is not None and now >= self._over_at:
             self._peers.clear()
-        self.feed(job.DeadlineReached(now))
+        if self.state.deadline is not None and now >= self.state.deadline:
+            self.feed(job.DeadlineReached(now))
 
     def _ping(self, id: int) -> None:
         """Ping a peer, or give it up when it has not answered for too long."""
