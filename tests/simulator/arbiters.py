@@ -42,9 +42,9 @@ class Arbiter:
         self.began_at = process.world.now
         self.state = job.begin(self.world.scenario.policy, process.now())
         self.listens = True
-        self.ended_with: dict[int, int] = {}  # what it has told agents, by machine
         self.left_at: dict[int, float] = {}  # when nodes left the job, by machine
         self.runs: list[Run] = []
+        self.met: set[int] = set()  # machines whose agents have said hello
         self._peers: dict[int, Peer] = {}
         self._waiting: dict[int, Member] = {}  # another agent, perhaps a lost one, has their node rank
         self._last_id = 0
@@ -131,6 +131,7 @@ class Arbiter:
         match message:
             case Hello(machine, rank, last, at):
                 peer.hello, peer.answered, peer.renewed_at = message, at, self.process.now()
+                self.met.add(machine)
                 self._admit(self._member(id, machine, rank, last))
             case Pong(at):
                 peer.answered, peer.renewed_at = at, self.process.now()
@@ -149,7 +150,7 @@ class Arbiter:
 
     def _admit(self, member: Member) -> None:
         """Admit an agent, or have it wait until all have answered a ping, if its node rank is not free."""
-        if why_refused(self.state.policy, self.state.members, member) is None:
+        if self.state.phase is Phase.ENDED or why_refused(self.state.policy, self.state.members, member) is None:
             self.feed(job.Joined(member, self.process.now()))
         else:
             self._waiting[member.id] = member
@@ -182,8 +183,6 @@ class Arbiter:
                 self.feed(job.NodeIdle(id, now - seconds, now))
 
     def _tell(self, id: int, order: Any) -> None:
-        if isinstance(order, Quit):
-            self.ended_with[self._machine(id)] = order.status
         if id == SELF_ID:
             assert self.own is not None
             self.process.do(partial(self.own.take, order))

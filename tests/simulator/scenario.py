@@ -134,6 +134,8 @@ def scenario(seed: int) -> Scenario:
         if may_return and where == "by hand" and dice.random() < (0.8 if machine == 0 else 0.4):
             since = at + (lasts if kind == "crash" else 0.0)
             faults += [Fault(since + dice.choice((0.5, 3.0, 10.0, 25.0)) * dice.uniform(0.5, 1.2), "return", machine)]
+    if where == "by hand" and starts > 2 and dice.random() < 0.3:
+        faults += _return(dice, starts)
     return Scenario(
         seed=seed,
         where=where,
@@ -144,10 +146,18 @@ def scenario(seed: int) -> Scenario:
         workers=1 if is_large else dice.choice((1, 2)),
         ranked=dice.random() < 0.5,
         program=dice.choice(("ends", "ends", "slow", "ignores", "daemons")),
-        work=dice.choice((3.0, 12.0, 30.0)),
+        work=dice.choice((6.0, 15.0, 40.0)),
         follows=dice.choice((0.0, 0.5, 1.0)),
         delay=delay,
         slow=tuple(number for number in range(starts) if dice.random() < 0.4) if dice.random() < 0.2 else (),
         stuck=dice.randrange(starts) if dice.random() < 0.03 else -2,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
+
+
+def _return(dice: Random, starts: int) -> list[Fault]:
+    """Return how node 0 ends and is back soon, while other nodes that followed it do not reach it."""
+    at = dice.uniform(4.0, 25.0)
+    apart = dice.sample(range(1, starts), dice.randint(1, starts - 2))
+    cuts = [Fault(at - dice.random(), dice.choice(("cut", "freeze", "sleep", "to arbiter")), one, lasts=40.0) for one in apart]
+    return [*cuts, Fault(at, dice.choice(("kill", "sigterm")), signum=int(SIGTERM)), Fault(at + dice.uniform(0.5, 6.0), "return")]

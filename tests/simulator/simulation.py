@@ -230,7 +230,8 @@ class Simulation:
         """Whether an agent may have lost the last arbiter that it followed."""
         assert agent.follows is not None
         there = agent.follows.process
-        return there.status is None or not agent.follows.listens or bool({agent.number, there.machine.number} & self._hurt)
+        is_gone = there.status is None or not agent.follows.listens or agent.number not in agent.follows.met
+        return is_gone or bool({agent.number, there.machine.number} & self._hurt)
 
     @property
     def _hurt(self) -> set[int]:
