@@ -32,6 +32,7 @@ class Hello(Struct, frozen=True):
     machine: int
     requested_rank: int | None
     last_generation: int
+    was_left: bool  # by an arbiter that it has reached before
     at: float
 
 
@@ -154,11 +155,13 @@ class Agent:
         there = arbiter.process.machine.number
         if world.is_cut(here, there) or world.is_cut(there, here):
             return
-        self.end, self.follows, self._heard_at = connect(self.process, self, arbiter.process, arbiter), arbiter, self.process.now()
+        was_left = self.follows is not None
+        self.end = connect(self.process, self, arbiter.process, arbiter)
+        self.follows, self._heard_at = arbiter, self.process.now()
         arbiter.opened(self.end.other)
         rank = here if self._scenario.ranked else None
         self._lease_from(world.now)
-        self.end.send(Hello(here, rank, self.last_generation, world.now))
+        self.end.send(Hello(here, rank, self.last_generation, was_left, world.now))
 
     def _lease_from(self, sent_at: float) -> None:
         if self._is_leased:

@@ -66,11 +66,11 @@ class Arbiter:
 
     def join(self, own: Agent) -> None:
         own.own = self
-        self.feed(job.Joined(self._member(SELF_ID, own.number, 0, -1), self.process.now()))
+        self.feed(job.Joined(self._member(SELF_ID, own.number, 0), self.process.now()))
 
-    def _member(self, id: int, machine: int, rank: int | None, last: int) -> Member:
+    def _member(self, id: int, machine: int, rank: int | None, **history: Any) -> Member:
         workers = self.world.scenario.workers
-        return Member(id=id, host=f"n-{machine}", workers=workers, requested_rank=rank, last_generation=last)
+        return Member(id=id, host=f"n-{machine}", workers=workers, requested_rank=rank, **history)
 
     # --- time
 
@@ -129,10 +129,10 @@ class Arbiter:
             return
         peer.unanswered = 0
         match message:
-            case Hello(machine, rank, last, at):
+            case Hello(machine, rank, last, was_left, at):
                 peer.hello, peer.answered, peer.renewed_at = message, at, self.process.now()
                 self.met.add(machine)
-                self._admit(self._member(id, machine, rank, last))
+                self._admit(self._member(id, machine, rank, last_generation=last, was_left=was_left))
             case Pong(at):
                 peer.answered, peer.renewed_at = at, self.process.now()
                 self._retry_at = self.process.now() if self._waiting else None

@@ -141,14 +141,14 @@ class Machine:
 
     def sleep(self, lasts: float) -> None:
         """Stop everything here for so long, while CLOCK_BOOTTIME goes on."""
-        self.asleep_until = self.world.now + lasts
+        self.asleep_until = max(self.asleep_until, self.world.now + lasts)
         if self.process is not None:
             self.process.pause(lasts)
         self.world.at(self.asleep_until, self.world.heal)
         self.world.at(self.asleep_until + KILLED_WITHIN, self.world.check_alone)
 
     def freeze(self, lasts: float) -> None:
-        self.frozen_until = self.world.now + lasts
+        self.frozen_until = max(self.frozen_until, self.world.now + lasts)
         if self.process is not None:
             self.process.pause(lasts)
         self.world.at(self.frozen_until + KILLED_WITHIN, self.world.check_alone)

@@ -165,6 +165,13 @@ def test_it_begins_at_once_only_if_all_have_followed_the_same_one(generations: t
     assert begun(BY_HAND, *back(*generations), DeadlineReached(12.0)) == [(0, 1, 2)]
 
 
+def test_a_node_that_has_only_waited_for_another_coordinator_does_not_make_it_all() -> None:
+    """It was one too many there, or a spare, and another node may be at work."""
+    waited = [Joined(member(0), 0.0), *(Joined(member(id, was_left=True), 0.1) for id in (1, 2))]
+    assert begun(BY_HAND, *waited) == []
+    assert begun(BY_HAND, *waited, DeadlineReached(12.0)) == [(0, 1, 2)]
+
+
 def test_it_begins_with_the_generation_after_the_last_one_of_any_node() -> None:
     _, actions = history(BY_HAND, [*back(4, 7), DeadlineReached(12.0)])
     assert [action.generation for action in actions if isinstance(action, BeginGeneration)] == [8]
