@@ -170,7 +170,9 @@ class Agent:
 
     def _watch_lease(self) -> None:
         if self.lease is not None:
-            self.world.at(max(self.lease.ends_at, self.process.machine.reached_at) + 1e-6, self._on_lease_due, self.lease)
+            self.world.at(
+                max(self.lease.ends_at, self.process.machine.reached_at) + 1e-6, self._on_lease_due, self.lease
+            )
 
     def _on_lease_due(self, lease: Lease) -> None:
         """Kill the workers if the lease is over: the front does so where the agent is stopped."""
@@ -239,7 +241,11 @@ class Agent:
         now = self.process.now()
         match order:
             case Begin(run, ranks) if run.number > self.last_generation:
-                if self._is_leased and self.own is None and (self.lease is None or self.lease.ends_at <= self.world.now):
+                if (
+                    self._is_leased
+                    and self.own is None
+                    and (self.lease is None or self.lease.ends_at <= self.world.now)
+                ):
                     return  # the link will find out that it is lost
                 self.last_generation, self._run, self._ordered = run.number, run, None
                 self.step(node.GenerationBegun(run.number, ranks, now, alone=len(run.nodes) == 1))
@@ -300,7 +306,9 @@ class Agent:
             self._act(action)
         state = self.state
         is_stopping = state.phase not in (*AT_WORK, Phase.WAITING, Phase.ENDED)
-        if (is_stopping or (state.phase in AT_WORK and not state.alive and not state.pending)) and state.deadline is None:
+        if (
+            is_stopping or (state.phase in AT_WORK and not state.alive and not state.pending)
+        ) and state.deadline is None:
             raise Violation(f"nothing waits without a deadline: {self} in {state.phase.name}")
         since = self.process.now() if self._stopping_since is None else self._stopping_since
         self._stopping_since = since if is_stopping else None
@@ -354,12 +362,7 @@ class Agent:
                 self._report(NodeEnd(state.generation, state.exits, state.start_failure, state.teardown.leftovers))
             case node.Exit():
                 self.process.do()
-            case (
-                node.ReportStopping()
-                | node.ReportNotice()
-                | node.Escalate()
-                | node.ReportIdle()
-            ):
+            case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.ReportIdle():
                 self._report(action)
 
     def _later(self, most: float, event: Any) -> None:
@@ -372,7 +375,9 @@ class Agent:
     # --- workers
 
     def _mine(self, ranks: frozenset[int] | None = None) -> list[Worker]:
-        return [one for one in self.process.machine.workers() if one.agent is self and (ranks is None or one.rank in ranks)]
+        return [
+            one for one in self.process.machine.workers() if one.agent is self and (ranks is None or one.rank in ranks)
+        ]
 
     def _start(self, run: Run, rank: int) -> None:
         if run is not self._run or rank not in self._unstarted or self.state.phase not in AT_WORK:

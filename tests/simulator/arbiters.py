@@ -44,6 +44,7 @@ class Arbiter:
         self.listens = True
         self.left_at: dict[int, float] = {}  # when nodes left the job, by machine
         self.runs: list[Run] = []
+        self.began: dict[int, float] = {}  # when, by the number of the generation
         self.met: set[int] = set()  # machines whose agents have said hello
         self._peers: dict[int, Peer] = {}
         self._waiting: dict[int, Member] = {}  # another agent, perhaps a lost one, has their node rank
@@ -76,7 +77,12 @@ class Arbiter:
 
     @property
     def deadline(self) -> float | None:
-        due = (self.state.deadline, self._beat_at if self._peers else None, self._retry_at, self._over_at if self._peers else None)
+        due = (
+            self.state.deadline,
+            self._beat_at if self._peers else None,
+            self._retry_at,
+            self._over_at if self._peers else None,
+        )
         return min((one for one in due if one is not None), default=None)
 
     def on_deadline(self) -> None:
@@ -267,7 +273,9 @@ class Arbiter:
             return
         at_most = min(policy.most_running, sum(not one.is_leaving for one in state.members.values()))
         if not policy.min_nodes <= len(order) == at_most:
-            raise Violation(f"a generation has MIN to MAX nodes, and all that may: {number} begins with {len(order)} of {at_most}")
+            raise Violation(
+                f"a generation has MIN to MAX nodes, and all that may: {number} begins with {len(order)} of {at_most}"
+            )
         if len(set(order)) < len(order) or any(state.members[id].is_leaving for id in order):
             raise Violation(f"a generation has no node twice, and none that leaves: {number} has {order}")
         if self.own is not None and order[0] != SELF_ID:
@@ -283,6 +291,7 @@ class Arbiter:
         nodes = frozenset(self._machine(id) for id in order)
         run = Run(term, number, self, nodes, each * len(order))
         self.runs.append(run)
+        self.began[number] = world.now
         for index, id in reversed(list(enumerate(order))):
             self._tell(id, Begin(run, frozenset(range(index * each, (index + 1) * each))))
 
@@ -290,7 +299,9 @@ class Arbiter:
         """Raise Violation if this node has left although the job should end, or the job ends although the node should leave."""
         member, policy = before.members[event.id], before.policy
         after = self.state.members.get(event.id)
-        has_left = after is None or (after.is_leaving and not member.is_leaving)
+        if member.is_leaving:
+            return
+        has_left = after is None or after.is_leaving
         staying = sum(one.id != event.id and not one.is_leaving for one in before.members.values())
         is_ending = before.end.halted or (before.phase is Phase.STOPPING and before.why not in MAY_RESTART)
         may_leave = policy.may_leave and policy.is_elastic and SIGTERM not in policy.notices

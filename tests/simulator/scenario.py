@@ -15,7 +15,19 @@ FOREVER = 10_000.0  # seconds
 _OF_MACHINES = ("kill", "kill", "kill", "crash", "crash", "stop", "freeze", "sleep")
 _OF_LINKS = ("cut", "cut", "to arbiter", "from arbiter", "reset", "slow", "partition")
 _KINDS = (*_OF_MACHINES, *_OF_LINKS, "join", "join", "replace", "between", "port")
-_OF_PROGRAMS = ("sigterm", "sigterm", "signal", "twice", "front", "start", "withdraw", "fail", "fail", "killed", "raise")
+_OF_PROGRAMS = (
+    "sigterm",
+    "sigterm",
+    "signal",
+    "twice",
+    "front",
+    "start",
+    "withdraw",
+    "fail",
+    "fail",
+    "killed",
+    "raise",
+)
 
 
 class Fault(Struct, frozen=True, repr_omit_defaults=True):
@@ -35,7 +47,9 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """A job and what happens to it."""
 
     seed: int
-    where: str  # the arbiter is: "command", or in the agent of node 0, which somebody may start again "by hand", or "once"
+    where: (
+        str  # the arbiter is: "command", or in the agent of node 0, which somebody may start again "by hand", or "once"
+    )
     policy: job.Policy
     heartbeat_timeout: float
     grace_period: float
@@ -159,5 +173,12 @@ def _return(dice: Random, starts: int) -> list[Fault]:
     """Return how node 0 ends and is back soon, while other nodes that followed it do not reach it."""
     at = dice.uniform(4.0, 25.0)
     apart = dice.sample(range(1, starts), dice.randint(1, starts - 2))
-    cuts = [Fault(at - dice.random(), dice.choice(("cut", "freeze", "sleep", "to arbiter")), one, lasts=40.0) for one in apart]
-    return [*cuts, Fault(at, dice.choice(("kill", "sigterm")), signum=int(SIGTERM)), Fault(at + dice.uniform(0.5, 6.0), "return")]
+    cuts = [
+        Fault(at - dice.random(), dice.choice(("cut", "freeze", "sleep", "to arbiter")), one, lasts=40.0)
+        for one in apart
+    ]
+    return [
+        *cuts,
+        Fault(at, dice.choice(("kill", "sigterm")), signum=int(SIGTERM)),
+        Fault(at + dice.uniform(0.5, 6.0), "return"),
+    ]

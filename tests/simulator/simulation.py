@@ -14,7 +14,7 @@ from ddplaunch.spec.outcome import Why, WorkerError
 from ddplaunch.system import exitcodes
 from tests.simulator.agents import Agent
 from tests.simulator.arbiters import Arbiter
-from tests.simulator.scenario import COMMAND, Fault, Scenario, scenario
+from tests.simulator.scenario import COMMAND, LATE, Fault, Scenario, scenario
 from tests.simulator.world import FOLLOWS, Machine, Process, Violation, World
 
 PATIENCE = 400.0  # seconds from the last fault in which every job ends: several generations, and a rendezvous in vain
@@ -164,7 +164,9 @@ class Simulation:
             self.world.soon(3.0, self._tell, job.NodeGivenUp)
 
     def _signal(self, agent: Agent, signum: int, *, escalates: bool = False) -> None:
-        agent._soon(lambda at: node.SignalReceived(signum, at, escalates=escalates, is_decided_here=agent.own is not None))
+        agent._soon(
+            lambda at: node.SignalReceived(signum, at, escalates=escalates, is_decided_here=agent.own is not None)
+        )
 
     def _signal_again(self, agent: Agent, signum: int) -> None:
         """Send a second signal, after which no worker of this node may live for long."""
@@ -274,7 +276,7 @@ class Simulation:
         if kinds - OF_NODES - HARMLESS or not policy.lease or is_bounded:
             return
         hurt = {fault.machine for fault in found.faults if fault.kind in OF_NODES}
-        started = {fault.machine for fault in found.faults if fault.kind == "join"}
+        started = {fault.machine for fault in found.faults if fault.kind == "join" and fault.machine < LATE}
         home = COMMAND if found.where == "command" else 0
         if home in hurt or len(started - hurt) < policy.min_nodes or len(started) > policy.max_nodes:
             return

@@ -103,7 +103,12 @@ class World:
             end.heal()
 
     def check_alone(self) -> None:
-        """Raise Violation if workers of two generations live, except for those that no lease can end in time."""
+        """Raise Violation if workers of two generations live, except for those that no lease can end in time.
+
+        A job of fixed size has no leases: what a node in place of another one begins with is fenced alone.
+        """
+        if not self.scenario.policy.lease:
+            return
         living = [worker for worker in self.workers if not worker.is_excused]
         if len({worker.run.term for worker in living}) > 1:
             first, last = living[0], living[-1]
@@ -366,22 +371,25 @@ class Storage:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.files: set[tuple[int, int]] = {(-1, 0)}
-        self.loaded = (-1, 0)
+        self.newest = self._greatest = (-1, 0)  # term and step of the one that was written last, and of the greatest
+
+    @property
+    def greatest(self) -> tuple[int, int]:
+        return self._greatest
 
     def save(self, worker: Worker, step: int) -> None:
         """Add a checkpoint; raise Violation if a worker of an older generation writes that should have been gone."""
-        newest = max(self.files)
-        if (worker.run.term, step) < newest and worker.run.term < newest[0] and not worker.is_excused:
-            raise Violation(f"no older term is written after a newer one: {worker} saves after {newest}")
-        self.files.add((worker.run.term, step))
+        is_leased = bool(self._world.scenario.policy.lease)
+        if is_leased and worker.run.term < self.greatest[0] and not worker.is_excused:
+            raise Violation(f"no older term is written after a newer one: {worker} saves after {self.greatest}")
+        self.newest = (worker.run.term, step)
+        self._greatest = max(self._greatest, self.newest)
 
     def load(self) -> tuple[int, int]:
-        """Return the checkpoint that a worker finds which starts now; raise Violation if it goes back."""
-        found = max(self.files)
-        if found < self.loaded:
-            raise Violation(f"a checkpoint never goes back: {found} after {self.loaded}")
-        self.loaded = found
+        """Return the checkpoint that a worker loads which starts now; raise Violation if a newer generation saved another."""
+        found = self.greatest
+        if found < self._greatest:
+            raise Violation(f"a checkpoint never goes back: {found} after {self._greatest}")
         return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from signal import SIGINT
 
 import pytest
-from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Event, NodeStopping, StopRequested, step
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter

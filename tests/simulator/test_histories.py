@@ -1,0 +1,89 @@
+"""Histories of an arbiter that were constructed by thought, and what becomes of each node in them."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.simulator.scenario import COMMAND, FOREVER, Fault, Scenario
+from tests.simulator.simulation import Simulation
+from tests.simulator.test_simulator import BACK, KILLED, of
+
+FORTY = 40
+
+
+def ended(found: Scenario) -> tuple[dict[int, int | None], Simulation]:
+    """Run a history, of which all invariants hold; return the status of the last process of each machine, None if killed."""
+    simulation = Simulation(found)
+    simulation.run()
+    return {process.machine.number: process.status for process in simulation.world.processes}, simulation
+
+
+@pytest.mark.parametrize("kind", ["kill", "crash", "cut", "to arbiter", "from arbiter", "stop", "freeze", "sleep"])
+@pytest.mark.parametrize("machine", [0, 2])
+def test_any_node_of_a_command_may_be_lost_and_the_others_go_on(kind: str, machine: int) -> None:
+    statuses, simulation = ended(of("command", Fault(20.0, kind, machine, lasts=FOREVER if kind == "crash" else 60.0)))
+    others = {COMMAND, 0, 1, 2} - {machine}
+    assert {statuses[number] for number in others} == {0}
+    last = simulation.world.arbiters[0].runs[-1]
+    assert last.nodes == others - {COMMAND}
+
+
+@pytest.mark.parametrize(("kind", "within"), [("kill", 3.0), ("crash", 15.0), ("cut", 15.0)])
+@pytest.mark.parametrize("spares", [0, 1])
+def test_the_others_of_a_command_go_on_in_time(kind: str, within: float, spares: int) -> None:
+    """Killed: 3 s; without power: heartbeat, K and 3 s."""
+    _, simulation = ended(of("command", Fault(20.0, kind, 0, lasts=FOREVER), spares=spares))
+    first, second = simulation.world.arbiters[0].runs
+    assert 20.0 < second.term / 1000 or second.term == first.term + 1
+    assert simulation.world.arbiters[0].began[second.number] <= 20.0 + within
+
+
+def test_by_hand_the_others_wait_for_node_0_and_go_on_with_it() -> None:
+    statuses, simulation = ended(of("by hand", KILLED, BACK))
+    assert statuses == {0: 0, 1: 0, 2: 0}
+    first, second = simulation.world.arbiters
+    assert [run.number for arbiter in (first, second) for run in arbiter.runs] == [0, 1]
+    assert second.runs[0].nodes == {0, 1, 2}
+
+
+def test_a_node_that_does_not_come_back_to_node_0_holds_it_up_for_a_lease() -> None:
+    cut = Fault(19.9, "cut", 2, lasts=FOREVER)
+    statuses, simulation = ended(of("by hand", cut, KILLED, BACK))
+    assert statuses == {0: 0, 1: 0, 2: 122}
+    assert simulation.world.arbiters[1].began[1] == pytest.approx(22.0 + 12.0, abs=3.0)
+
+
+def test_by_hand_a_node_0_that_is_lost_for_good_ends_the_job_with_122() -> None:
+    assert ended(of("by hand", KILLED))[0] == {0: None, 1: 122, 2: 122}
+
+
+def test_nobody_waits_for_a_node_0_that_was_stopping_the_job() -> None:
+    ctrl_c = Fault(20.0, "signal", 0, signum=2)
+    statuses, _ = ended(of("by hand", ctrl_c, replace(KILLED, at=20.5), program="slow"))
+    assert statuses == {0: None, 1: 122, 2: 122}
+
+
+def test_a_node_0_that_leaves_in_order_is_waited_for() -> None:
+    left = Fault(20.0, "sigterm", 0, signum=15)
+    statuses, simulation = ended(of("by hand", left, replace(BACK, at=30.0)))
+    assert statuses == {0: 0, 1: 0, 2: 0}
+    assert [process.status for process in simulation.world.processes if process.machine.number == 0] == [143, 0]
+
+
+def test_node_0_that_is_parted_goes_on_alone_and_the_others_do_not_train_beside_it() -> None:
+    statuses, simulation = ended(of("by hand", Fault(20.0, "cut", 0, lasts=FOREVER)))
+    assert statuses == {0: 0, 1: 122, 2: 122}
+    assert simulation.world.arbiters[0].runs[-1].nodes == {0}
+
+
+def test_a_command_that_is_killed_ends_all() -> None:
+    statuses, _ = ended(of("command", Fault(20.0, "kill", COMMAND)))
+    assert statuses == {COMMAND: None, 0: 122, 1: 122, 2: 122}
+
+
+@pytest.mark.parametrize("where", ["command", "by hand"])
+def test_17_of_40_nodes_are_lost_at_once_and_23_go_on(where: str) -> None:
+    faults: Any = [Fault(30.0, "cut", number, lasts=FOREVER) for number in range(23, FORTY)]
+    statuses, _ = ended(of(where, *faults, most=FORTY))
+    assert [statuses[number] for number in range(FORTY)] == [0] * 23 + [122] * 17
