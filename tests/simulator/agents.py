@@ -379,8 +379,8 @@ class Agent:
             one for one in self.process.machine.workers() if one.agent is self and (ranks is None or one.rank in ranks)
         ]
 
-    def _start(self, run: Run, rank: int) -> None:
-        if run is not self._run or rank not in self._unstarted or self.state.phase not in AT_WORK:
+    def _start(self, run: Run | None, rank: int) -> None:
+        if run is None or run is not self._run or rank not in self._unstarted or self.state.phase not in AT_WORK:
             return
         self._unstarted -= {rank}
         if self.start_fails:

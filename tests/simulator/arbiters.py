@@ -318,5 +318,5 @@ class Arbiter:
 
 
 def next_term(last: int, began_at: float) -> int:
-    """Return the term of an arbiter's next generation: the one after its last, and no less than when it began, in milliseconds."""
+    """Return the term of an arbiter's next generation: one more than the last, and no less than the milliseconds of its begin."""
     return max(last + 1, int(began_at * 1000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
+from typing import Any
 
 from msgspec import Struct
 
@@ -70,7 +71,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         return max((fault.at + min(fault.lasts, 100.0) for fault in self.faults), default=0.0)
 
 
-def policy_of(where: str, least: int, most: int, heartbeat_timeout: float, **fields: object) -> job.Policy:
+def policy_of(where: str, least: int, most: int, heartbeat_timeout: float, **fields: Any) -> job.Policy:
     """Return the policy of a job whose arbiter is there."""
     return job.Policy(
         min_nodes=least,
@@ -79,7 +80,7 @@ def policy_of(where: str, least: int, most: int, heartbeat_timeout: float, **fie
         replaceable=where == "by hand",
         may_leave=where == "by hand",
         dispatched=where == "command",
-        **fields,  # type: ignore[arg-type] - of the caller
+        **fields,
     )
 
 

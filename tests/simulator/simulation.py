@@ -214,9 +214,9 @@ class Simulation:
         """Raise Violation if an agent that was not killed has not ended with the status that it was told, or one of its own."""
         own = {exitcodes.of_signal(agent.state.end.signum)} if agent.state.end.signum else set()
         if agent.told is not None and agent.told.why == "ended":
-            assert agent.follows is not None or agent.own is not None
-            end = (agent.own or agent.follows).state.end  # type: ignore[union-attr] - one of both is there
-            allowed = {end.status, *({exitcodes.OK} if self.scenario.policy.spares else ())}
+            arbiter = agent.own or agent.follows
+            assert arbiter is not None
+            allowed = {arbiter.state.end.status, *({exitcodes.OK} if self.scenario.policy.spares else ())}
         elif agent.told is not None:
             allowed = {agent.told.status}
         elif agent.follows is None:

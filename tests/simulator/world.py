@@ -180,8 +180,8 @@ class Process:
         self.exits: Callable[[], int | None] = lambda: None  # the status, once it is to end
         self.ended: Callable[[], object] = lambda: None
         self.fuse: int | None = None  # actions until it is killed
-        self.is_alive, self.status = True, None  # None: killed
-        self.status: int | None
+        self.is_alive = True
+        self.status: int | None = None  # None: killed
         self._resumes_at = 0.0
         self._missed = 0.0
         self._backlog: deque[Callable[[], object]] = deque()
