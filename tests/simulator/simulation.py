@@ -1,4 +1,4 @@
-"""One run of a scenario: its faults happen, the invariants are checked, and the end is judged."""
+"""A scenario is run: its faults happen, and at the end it is judged how each process has ended."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ from collections.abc import Callable
 from functools import partial
 from signal import SIGINT, SIGKILL, SIGTERM
 
-import pytest
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.node import Phase
-from ddplaunch.launcher.job import connections, coordinator, join, listen, succession_link
-from ddplaunch.launcher.job.remote_link import RemoteLink
-from ddplaunch.launcher.node import health
-from ddplaunch.reach.channel import dialer
-from ddplaunch.spec.outcome import ClusterEnding, Why, WorkerError
+from ddplaunch.spec.outcome import Why, WorkerError
 from ddplaunch.system import exitcodes
-from tests.simulator.agents import SimulatedAgent
-from tests.simulator.coordinator import SimulatedCoordinator
-from tests.simulator.scenario import COORDINATOR, Fault, Scenario, scenario
-from tests.simulator.world import Attempt, Listener, Silent, Socket, Violation, World
+from tests.simulator.agents import Agent
+from tests.simulator.arbiters import Arbiter
+from tests.simulator.scenario import COMMAND, LATE, Fault, Scenario, scenario
+from tests.simulator.world import FOLLOWS, Machine, Process, Violation, World
 
 PATIENCE = 400.0  # seconds from the last fault in which every job ends: several generations, and a rendezvous in vain
 OWN_ERROR = WorkerError(type="ValueError", message="boom", traceback="")
-ENDS_OF_JOB = frozenset({"left_after_notice", *(why.value for why in Why)})
+# faults by which only the machines that they name lose the arbiter
+OF_NODES = frozenset({"kill", "crash", "stop", "freeze", "sleep", "cut", "to arbiter", "from arbiter", "reset", "slow"})
+HARMLESS = frozenset({"join", "port"})
 
 
 class Simulation:
@@ -33,293 +30,264 @@ class Simulation:
     def __init__(self, scenario: Scenario, trace: list[str] | None = None) -> None:
         self.scenario = scenario
         self.world = World(scenario, trace)
-        self.silent: set[int] = set()  # nodes that others may not have heard
-        self.partly_silent: set[int] = set()  # the same, but one of both ends of a broken link
-        self._numbers = [fault.agent for fault in scenario.faults if fault.kind == "join"]
+        self.agents: list[Agent] = []  # all that there have ever been
+        self._joins = sum(fault.kind in ("join", "return") for fault in scenario.faults)
+        self._happened = 0
+        if scenario.where == "command":
+            process = Process(self.world, self.world.machine(COMMAND))
+            arbiter = Arbiter(process, None)
+            process.exits = lambda: arbiter.state.end.status if arbiter.is_over else None
+            process.do()
         for fault in scenario.faults:
             self.world.at(fault.at, self._happen, fault)
         self.world.at(self.world.dice.random(), self._tick)
 
     @property
-    def coordinator(self) -> SimulatedCoordinator | None:
-        """The coordinator that came last, of those whose agents live."""
-        return next((one for one in reversed(self.world.coordinators) if one.is_here), None)
+    def arbiter(self) -> Arbiter | None:
+        """The one that decides now."""
+        return next((one for one in reversed(self.world.arbiters) if one.process.is_alive), None)
 
     def run(self) -> None:
         """Let everything happen; raise Violation at the first invariant that does not hold."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(connections, "Listener", Listener)
-            patch.setattr(dialer, "_Attempt", Attempt)
-            patch.setattr(dialer.Dialer, "_connect", lambda *_: None)
-            patch.setattr(succession_link, "listen", lambda *_: Socket(self.world.current, 2))
-            patch.setattr(coordinator, "reserve", self.world.reserve)
-            patch.setattr(join, "host_of", lambda allocation, _: allocation.name)
-            patch.setattr(listen, "os", Silent(urandom=self.world.dice.randbytes))
-            patch.setattr(listen, "time", Silent(time=lambda: self.world.now))
-            patch.setattr(listen, "_policy", lambda _: self.scenario.policy)
-            patch.setattr(listen, "Coordinator", SimulatedCoordinator)
-            # sometimes it has to be found out first why the cluster ends the job
-            asked = {"question": lambda _: self.world.dice.choice((None, ClusterEnding))}
-            patch.setattr(listen, "JobReporter", lambda *_: Silent(**asked, ended=lambda *_: ("", None)))
-            patch.setattr(health, "why_unfit", lambda _command, agent: agent.why_unfit)
-            is_over = self.world.run(PATIENCE, self._is_over)
-        if not is_over:
-            left = {str(one): one.state.phase.name for one in self.world.agents.values() if one.process.is_alive}
-            phase = self.coordinator.state.phase.name if self.coordinator is not None else ""
-            raise Violation(f"a job without faults goes on or ends: after {PATIENCE:g} s there are {left}, {phase}")
+        if not self.world.run(PATIENCE, self._is_over):
+            left = [f"{one}: {one.state.phase.name}" for one in self.agents if one.process.is_alive]
+            phase = self.arbiter.state.phase.name if self.arbiter is not None else ""
+            raise Violation(f"nothing waits for ever: after {PATIENCE:g} s there are {left}, {phase}")
         self._judge()
 
     def _is_over(self) -> bool:
-        agents = self.world.agents.values()
-        return len(agents) == len(self._numbers) and not any(agent.process.is_alive for agent in agents)
+        is_all = self._happened == self._joins
+        return is_all and not any(process.is_alive for process in self.world.processes)
 
     def _tick(self) -> None:
         self.world.at(self.world.now + 1.0, self._tick)
-        for agent in self.world.agents.values():
+        for agent in self.agents:
             agent.check_stop()
 
     # --- faults
 
     def _happen(self, fault: Fault) -> None:
-        world = self.world
+        world, kind = self.world, fault.kind
+        machine = world.machine(fault.machine)
         world.note("fault", fault)
-        if fault.kind == "join":
-            agent = world.agents[fault.agent] = SimulatedAgent(world, fault.agent)
-            agent.is_disturbed = fault.agent > 0 and (0 not in world.agents or world.agents[0].is_disturbed)
-            agent.process.do(agent.join)
+        if kind in ("join", "return"):
+            self._happened += 1
+            is_free = machine.process is None or not machine.process.is_alive
+            if is_free and world.now >= machine.off_until and not machine.is_asleep and not machine.workers():
+                self._start(machine)
             return
-        if fault.awaits:
-            world.armed.append(lambda: self._happen(replace(fault, awaits=False)))
+        world.quiet_from = max(world.quiet_from, world.now + min(fault.lasts, 100.0))
+        process, arbiter = machine.process, self.arbiter
+        there = arbiter.process.machine.number if arbiter is not None else 0
+        if process is None or not process.is_alive:
             return
-        world.quiet_from = max(world.quiet_from, world.now + fault.lasts)
-        own = self.coordinator if fault.agent == COORDINATOR else None
-        found = own.own if own is not None else world.agents.get(fault.agent)
-        if found is None or not found.process.is_alive:
-            return
-        agent = found
-        self._disturb(fault, agent)
-        pair, mine = frozenset((agent.number, fault.other)), [one for one in world.workers if one.agent is agent]
-        match fault.kind:
+        agent = next((one for one in reversed(self.agents) if one.process is process), None)
+        mine = machine.workers()
+        match kind:
             case "kill":
-                agent.fuse = fault.after
-                world.at(world.now + 5.0, agent.kill)
+                process.fuse = fault.after
+                world.at(world.now + 5.0, process.kill)
                 if not fault.after:
-                    agent.kill()
+                    process.kill()
             case "crash":
-                world.off_until[agent.number] = world.now + fault.lasts
-                agent.kill(power_fails=True)
-                world.at(world.now + fault.lasts, self._boot, agent)
-            case "reset":
-                for peer in world.peers_of(pair):
-                    peer.reset()
-            case "slow":
-                world.slow_until[pair] = max(world.slow_until.get(pair, 0.0), world.now + fault.lasts)
-            case "sever":
-                self._cut([(agent.number, fault.other)], fault.lasts)
-            case "deaf":
-                world.cut([(fault.other, agent.number)], fault.lasts)
+                machine.off_until = world.now + fault.lasts
+                process.kill(power_fails=True)
+            case "stop":
+                process.pause(fault.lasts)
+            case "freeze":
+                machine.freeze(fault.lasts)
+            case "sleep":
+                machine.sleep(fault.lasts)
             case "cut":
-                self._cut_off({agent.number}, fault.lasts)
+                self._cut_off({fault.machine}, fault.lasts)
             case "partition":
                 self._cut_off(set(fault.group), fault.lasts)
-            case "pause":
-                agent.process.pause(fault.lasts)
-            case "sigterm" | "signal" | "notice":
-                self._signal(agent, fault.signum)
-            case "twice":
-                self._signal(agent, fault.signum)
-                world.soon(2.0, self._signal_again, agent, int(world.dice.choice((SIGINT, SIGTERM))))
-            case "front":
-                self._post(agent, node.FrontLost)
-            case "fail" if mine:
-                mine[0].end(7, None, replace(OWN_ERROR, at=world.now))
-            case "killed" if mine:
-                mine[-1].end(None, int(SIGKILL))
-            case "raise" if mine:
-                mine[0].has_raised = True
-                self._post(agent, node.ErrorRecorded)
-            case "start":
-                agent.start_fails, agent.why_unfit = True, "unfit"
+            case "to arbiter":
+                world.cut([(fault.machine, there)], fault.lasts)
+            case "from arbiter":
+                world.cut([(there, fault.machine)], fault.lasts)
+            case "between" if fault.machine != fault.other:
+                world.cut([(fault.machine, fault.other), (fault.other, fault.machine)], fault.lasts)
+                world.soon(10.0, self._fail_apart, fault)
+            case "reset":
+                for end in world.ends:
+                    if fault.machine in end.pair:
+                        end.reset()
+            case "slow":
+                world.slow_until[frozenset((fault.machine, there))] = world.now + fault.lasts
             case "port":
                 world.port_taken_until = world.now + fault.lasts
             case "hang":
                 world.hangs = True
             case "withdraw":
                 self._tell(lambda at: job.Withdrawn("a node", "no such program", "", at))
-            case "stop":
+            case "stop job":
                 self._tell(lambda at: job.StopRequested(Why.SIGNALLED, fault.signum, at))
+            case "fail" if mine:
+                mine[0].end(7, None, replace(OWN_ERROR, at=world.now))
+            case "killed" if mine:
+                mine[-1].end(None, int(SIGKILL))
+        if agent is None:
+            return
+        match kind:
+            case "sigterm" | "signal" | "notice":
+                self._signal(agent, fault.signum)
+            case "twice":
+                self._signal(agent, fault.signum)
+                world.soon(2.0, self._signal_again, agent, int(world.dice.choice((SIGINT, SIGTERM))))
+            case "front":
+                agent._soon(node.FrontLost)
+            case "raise" if mine:
+                mine[0].has_raised = True
+                agent._soon(node.ErrorRecorded)
+            case "start":
+                agent.start_fails = True
 
-    def _post(self, agent: SimulatedAgent, event: Callable[[float], node.Event]) -> None:
-        agent.process.do(lambda: agent.process.post(event(agent.process.now())))
+    def _start(self, machine: Machine) -> None:
+        """Start an agent; that of node 0 has the arbiter, unless the command has."""
+        process = Process(self.world, machine)
+        agent = Agent(process)
+        self.agents.append(agent)
+        if machine.number == 0 and self.scenario.where != "command":
+            arbiter = Arbiter(process, agent)
+            process.exits = lambda: _status(agent) if arbiter.is_over else None
+            process.do(partial(arbiter.join, agent))
+        else:
+            process.exits = lambda: _status(agent)
+            process.do()
+        if self.scenario.where == "command":
+            process.ended = lambda: self._give_up(agent)
 
-    def _signal(self, agent: SimulatedAgent, signum: int, *, escalates: bool = False) -> None:
-        self._post(agent, lambda at: node.SignalReceived(signum, at, escalates=escalates))
+    def _give_up(self, agent: Agent) -> None:
+        """Let the command know of an agent that has ended before it has joined."""
+        if agent.follows is None:
+            self.world.soon(3.0, self._tell, job.NodeGivenUp)
 
-    def _signal_again(self, agent: SimulatedAgent, signum: int) -> None:
-        """Send a second signal, after which no worker may live for long."""
+    def _signal(self, agent: Agent, signum: int, *, escalates: bool = False) -> None:
+        agent._soon(
+            lambda at: node.SignalReceived(signum, at, escalates=escalates, is_decided_here=agent.own is not None)
+        )
+
+    def _signal_again(self, agent: Agent, signum: int) -> None:
+        """Send a second signal, after which no worker of this node may live for long."""
         is_second = agent.state.end.signum and agent.state.phase in (Phase.STOPPING, Phase.KILLING)
-        if agent.process.is_alive and not agent.process.is_paused and is_second:
-            self.world.at(self.world.now + 2 * self.scenario.delay + 1.5, self._check_killed, agent, signum)
+        if agent.process.is_alive and not agent.process.is_stopped and is_second:
+            self.world.at(self.world.now + job.KILLED_WITHIN + 0.1, self._check_killed, agent, agent.last_generation)
         self._signal(agent, signum, escalates=True)
 
-    def _check_killed(self, agent: SimulatedAgent, signum: int) -> None:
-        """Raise Violation if workers of this node live after a second signal there; or any, unless the node leaves by it."""
-        own = agent.followed()
-        has_handed_over = own is not None and own.own is agent  # so that the others do not hear of it
-        leaves = own is not None and agent.number in own.left_at and (signum == SIGTERM or has_handed_over)
-        is_alone = agent.is_disturbed or own is None or own.own.is_disturbed or leaves
-        for worker in self.world.workers:
-            other = worker.agent
-            was_reached = other is agent or not (is_alone or other.is_disturbed or other.state.why is Why.FRONT_LOST)
-            if was_reached and not other.is_stuck and not other.process.is_paused:
-                raise Violation(f"a second signal kills at once: {worker} lives after one to {agent}")
+    def _check_killed(self, agent: Agent, generation: int) -> None:
+        machine = agent.process.machine
+        if any(worker.run.number == generation for worker in machine.workers()) and not machine.is_excused:
+            raise Violation(f"a second signal kills at once: workers live after one to {agent}")
+
+    def _fail_apart(self, fault: Fault) -> None:
+        """Have a worker fail that cannot reach one on another node."""
+        if self.world.is_cut(fault.machine, fault.other):
+            for worker in self.world.workers:
+                if worker.machine.number == fault.machine and fault.other in worker.run.nodes:
+                    worker.end(1, None, FOLLOWS)
+                    return
 
     def _tell(self, event: Callable[[float], job.Event]) -> None:
-        def tell(own: SimulatedCoordinator) -> None:
-            if own.is_here:  # it may have been paused, and have found another one then
-                own.feed(event(own.own.process.now()))
-
-        if (own := self.coordinator) is not None:
-            own.own.process.do(partial(tell, own))
-
-    def _boot(self, agent: SimulatedAgent) -> None:
-        """Have a node that had no power answer again: it knows of no connection."""
-        for peer in self.world.peers:
-            if peer.other.process is agent.process:
-                peer.reset()
-
-    def _disturb(self, fault: Fault, agent: SimulatedAgent) -> None:
-        """Note which agents may lose the coordinator by this, and which may be silent for others."""
-        agents, kind = self.world.agents, fault.kind
-        if kind == "partition":
-            touched = {*fault.group}
-        elif kind in ("reset", "sever", "deaf", "slow"):
-            touched = {agent.number, fault.other}
-        elif kind in ("kill", "crash", "cut", "pause"):
-            touched = {agent.number}
-        else:
-            return
-        if kind == "kill":
-            agent.was_killed = True
-        else:
-            self.silent |= touched
-            self.partly_silent |= {fault.other} if kind in ("reset", "sever", "deaf", "slow") else touched
-        hosts = {one.own.number for one in self.world.coordinators if one.is_here}
-        for number in agents if hosts & touched or kind == "partition" else touched & agents.keys():
-            agents[number].is_disturbed = True
+        if (arbiter := self.arbiter) is not None:
+            arbiter.process.do(lambda: arbiter.feed(event(arbiter.process.now())))
 
     def _cut_off(self, numbers: set[int], lasts: float) -> None:
-        """Cut these nodes off from all others."""
-        others = set(self._numbers) - numbers
-        self._cut([(one, other) for one in numbers for other in others], lasts)
-
-    def _cut(self, pairs: list[tuple[int, int]], lasts: float) -> None:
+        """Cut these machines off from all others."""
+        others = {COMMAND, *self.world.machines} - numbers
+        pairs = [(one, other) for one in numbers for other in others]
         self.world.cut([*pairs, *((other, one) for one, other in pairs)], lasts)
 
     # --- the end
 
     def _judge(self) -> None:
-        """Raise Violation if a node has ended with a wrong status."""
-        for one in self.world.coordinators:
-            if one.state.end.status is not None:
-                self._judge_job(one, one.state.end.status)
-        for number, agent in self.world.agents.items():
-            if agent.status is None:
-                continue  # killed
-            link, end, own = agent.link, agent.link.end, agent.follows
-            assert end is not None
-            was_reached = not isinstance(link, RemoteLink) or link.coordinator is not None or link.is_reached
-            if end.why in ("left", "refused"):
-                is_right = own is not None and agent.status == own.refused[number]
-            elif end.why == "lost":
-                is_gone = own is None or (not own.own.process.is_alive and number not in own.at_end)
-                is_right = agent.status == exitcodes.NODE_LOST and (agent.is_disturbed or is_gone)
-            elif agent.was_impatient or (end.why in ENDS_OF_JOB and not was_reached):  # stopped here alone
-                is_right = agent.status > 128 or agent.status == exitcodes.NODE_LOST
-            elif end.why in ENDS_OF_JOB:
-                assert own is not None
-                is_right = agent.status == (exitcodes.OK if number in own.spares else own.state.end.status)
-                # a spare that was cut off may come back when the job has ended
-                is_right |= agent.is_disturbed and agent.status == own.state.end.status
-            else:
-                is_right = agent.status == end.status
-            if not is_right:
-                raise Violation(f"every node ends with the right status: {agent} with {agent.status} ({end})")
-        self._judge_majority()
+        """Raise Violation if a process has ended with a wrong status, or a node that could go on has not."""
+        for arbiter in self.world.arbiters:
+            if arbiter.process.status is not None and arbiter.state.end.status is not None and arbiter.listens:
+                self._judge_job(arbiter, arbiter.state.end.status)
+        for agent in self.agents:
+            if agent.process.status is not None:
+                self._judge_agent(agent, agent.process.status)
+        self._judge_progress()
 
-    def _judge_majority(self) -> None:
-        """Raise Violation if nodes were cut off that should have gone on."""
-        agents, world = self.world.agents, self.world
-        deciding = [
-            one for one in world.coordinators if one.own.number not in one.left_at and not one.state.end.is_cut_off
-        ]
-        if any(
-            one.state.end.status is not None or one.state.why in (Why.SIGNALLED, Why.FRONT_LOST) for one in deciding
-        ):
-            return  # not all may have learned of that
-        if world.announced and self._has_majority(self.silent):
-            for number in world.announced[-1]:
-                agent = agents[number]
-                if number not in self.silent and self._stayed(agent) and self._was_cut_off(agent):
-                    raise Violation(f"a majority goes on: {agent} does not")
-        has_lost = any(agent.status is None for agent in agents.values())
-        if world.announced and not has_lost and self._has_majority(self.partly_silent):
-            ended = [agents[number] for number in world.announced[-1] if self._stayed(agents[number])]
-            if ended and all(map(self._was_cut_off, ended)):
-                raise Violation(f"a majority goes on: none of {', '.join(map(str, ended))} does")
+    def _judge_agent(self, agent: Agent, status: int) -> None:
+        """Raise Violation if an agent that was not killed has not ended with the status that it was told, or one of its own."""
+        own = {exitcodes.of_signal(agent.state.end.signum)} if agent.state.end.signum else set()
+        if agent.told is not None and agent.told.why == "ended":
+            arbiter = agent.own or agent.follows
+            assert arbiter is not None
+            allowed = {arbiter.state.end.status, *({exitcodes.OK} if self.scenario.policy.spares else ())}
+        elif agent.told is not None:
+            allowed = {agent.told.status}
+        elif agent.follows is None:
+            allowed = {exitcodes.RENDEZVOUS, exitcodes.NODE_LOST}
+        else:
+            allowed = {exitcodes.NODE_LOST}
+            if not own and not self._may_lose(agent):
+                raise Violation(f"whoever can reach the arbiter goes on with it: {agent} has lost it")
+        if status not in allowed | own:
+            raise Violation(f"every member ends with the right status: {agent} with {status}, not {allowed | own}")
 
-    def _has_majority(self, silent: set[int]) -> bool:
-        """Whether of all generations that were to begin, more nodes were there to the end than others may have missed."""
-        for nodes in self.world.announced:
-            stayed = {number for number in nodes - silent if self._stayed(self.world.agents[number])}
-            missed = len(nodes) - len(stayed)
-            if len(nodes) == 2 and not nodes & silent:
-                missed = 0  # its end was seen
-            if len(stayed) <= missed or len(stayed) < self.scenario.policy.min_nodes:
-                return False
-        return True
+    def _may_lose(self, agent: Agent) -> bool:
+        """Whether an agent may have lost the last arbiter that it followed."""
+        assert agent.follows is not None
+        there = agent.follows.process
+        is_gone = there.status is None or not agent.follows.listens or agent.number not in agent.follows.met
+        return is_gone or bool({agent.number, there.machine.number} & self._hurt)
 
-    def _stayed(self, agent: SimulatedAgent) -> bool:
-        """Whether an agent that may follow any coordinator has ended as its last one, or was cut off."""
-        if agent.status is None or agent.was_impatient or not (agent.link.coordinator or agent.is_told):
-            return False
-        own = agent.follows
-        if own is None or self._was_cut_off(agent):
-            return self._was_cut_off(agent)
-        return (
-            own.state.end.status == agent.status and own.own.number not in own.left_at
-        )  # else only that node has ended
+    @property
+    def _hurt(self) -> set[int]:
+        """The machines that any fault may have parted from others."""
+        faults = self.scenario.faults
+        hurt = {fault.machine for fault in faults if fault.kind in OF_NODES or fault.kind in ("between", "front")}
+        hurt |= {fault.other for fault in faults if fault.kind == "between"}
+        hurt |= {one for fault in faults for one in fault.group}
+        # who is cut off at the end of the job does not learn of it
+        return hurt if not any(fault.kind == "partition" for fault in faults) else {COMMAND, *self.world.machines}
 
-    def _was_cut_off(self, agent: SimulatedAgent) -> bool:
-        end, own = agent.link.end, agent.follows
-        assert end is not None
-        return end.why == "lost" or (own is not None and own.state.end.is_cut_off and end.why in ENDS_OF_JOB)
-
-    def _judge_job(self, own: SimulatedCoordinator, status: int) -> None:
-        state, policy, faults = own.state, self.scenario.policy, self.scenario.faults
-        if own.own.number in own.left_at and status == 128 + SIGTERM:
-            return
+    def _judge_job(self, arbiter: Arbiter, status: int) -> None:
+        """Raise Violation if a job has ended with a status that nothing explains."""
+        state, faults, policy = arbiter.state, self.scenario.faults, self.scenario.policy
+        last = arbiter.runs[-1].statuses if arbiter.runs else {}
+        if status == exitcodes.OK and (any(last.values()) or len(last) < arbiter.runs[-1].size):
+            raise Violation(f"a job has finished when all its workers have: {last}")
         kinds = {fault.kind for fault in faults}
-        # SIGTERM to a node that has left ends no job; a second signal may be another one
-        sent = {fault.signum for fault in faults if fault.signum != SIGTERM or fault.agent not in own.left_at}
-        sent |= {SIGINT, SIGTERM} if "twice" in kinds else set()
-        last = [
-            found for (generation, _), found in self.world.statuses.items() if generation == state.generation.number
-        ]
         is_right = {
-            exitcodes.OK: bool(last) and not any(last),
+            exitcodes.OK: bool(arbiter.runs),
             exitcodes.NO_PROGRESS: policy.max_no_progress is not None,
             exitcodes.RENDEZVOUS: state.generation.number < 0,
             exitcodes.HANG: policy.hang_timeout is not None,
             exitcodes.TIMEOUT: policy.timeout is not None,
-            1: self.scenario.follows > 0 or "raise" in kinds,
+            1: self.scenario.follows > 0 or bool(kinds & {"raise", "between"}),
             7: "fail" in kinds,
             126: "start" in kinds,
             exitcodes.NODE_LOST: bool(kinds - {"join", "fail", "port", "hang"}) or self.scenario.stuck >= 0,
         }
-        signals = {128 + signum for signum in sent if signum} | {128 + SIGKILL}
+        signals = {128 + signum for fault in faults if (signum := fault.signum)} | {128 + SIGKILL}
+        signals |= {128 + SIGINT, 128 + SIGTERM} if "twice" in kinds else set()
         if not is_right.get(status, status in signals):
-            raise Violation(f"every node ends with the right status: the job with {status} ({state.why}, {last})")
+            raise Violation(f"every member ends with the right status: the job with {status} ({state.why})")
+
+    def _judge_progress(self) -> None:
+        """Raise Violation if a job that lost few enough nodes, and no arbiter for good, has not finished."""
+        found, policy = self.scenario, self.scenario.policy
+        kinds = {fault.kind for fault in found.faults}
+        is_bounded = policy.timeout or policy.hang_timeout or found.stuck >= 0 or policy.max_no_progress
+        if kinds - OF_NODES - HARMLESS or not policy.lease or is_bounded:
+            return
+        hurt = {fault.machine for fault in found.faults if fault.kind in OF_NODES}
+        started = {fault.machine for fault in found.faults if fault.kind == "join" and fault.machine < LATE}
+        home = COMMAND if found.where == "command" else 0
+        if home in hurt or len(started - hurt) < policy.min_nodes or len(started) > policy.max_nodes:
+            return
+        status = self.world.arbiters[-1].process.status
+        # a process that the loss of others kills costs restarts, until the loss is known
+        if status != exitcodes.OK and not (found.follows and status == 1):
+            raise Violation(f"whoever can reach the arbiter goes on with it: {started - hurt} end with {status}")
+
+
+def _status(agent: Agent) -> int | None:
+    return agent.state.end.status if agent.state.phase is Phase.ENDED else None
 
 
 def failure_of(found: Scenario, trace: list[str] | None = None) -> str:
@@ -339,7 +307,7 @@ def shrunk(found: Scenario) -> Scenario:
         dropped = False
         for fault in found.faults:
             fewer = replace(found, faults=tuple(other for other in found.faults if other is not fault))
-            if (fault.kind, fault.agent) != ("join", 0) and failure_of(fewer).partition(":")[0] == broken:
+            if (fault.kind, fault.machine) != ("join", 0) and failure_of(fewer).partition(":")[0] == broken:
                 found, dropped = fewer, True
                 break
     return found

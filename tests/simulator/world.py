@@ -1,6 +1,7 @@
-"""The machines under the simulated agents: time, processes, the network between nodes, and the processes of workers.
+"""The machines under the simulated job: time, processes, the network, workers, and the storage of their checkpoints.
 
-Stands for the kernel and the network. Nothing here reads a real clock; all chance comes from the seed.
+Stands for kernels, the network and a shared file system. Nothing here reads a real clock; all chance comes from the seed.
+Time is that of CLOCK_BOOTTIME, the same on all machines; a process has a clock of its own, which leaves out when it was stopped.
 """
 
 from __future__ import annotations
@@ -11,37 +12,27 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from random import Random
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ddplaunch.launcher.job.remote_link import CONNECTION_REFUSED
-from ddplaunch.reach.channel.dialer import Dialer
+from ddplaunch.launcher.decide.job import KILLED_WITHIN
 from ddplaunch.spec.outcome import WorkerError
-from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.port import PortTaken
-from ddplaunch.system.process.clock import LATE, Clock, Pause
-from tests.loops import FakePending
 from tests.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
-    from tests.simulator.agents import SimulatedAgent
-    from tests.simulator.coordinator import SimulatedCoordinator
+    from tests.simulator.agents import Agent
+    from tests.simulator.arbiters import Arbiter
 
 FOLLOWS = WorkerError(
     type="RuntimeError", message="[gloo/transport/tcp/pair.cc:1] Connection closed by peer", traceback=""
 )
-_HEARTBEATS = (b'{"type":"ping"', b'{"type":"pong"')
+CLOSED = "connection closed"
 _SLOW = 6.0  # seconds that a message takes at most over a slow link, or the news that a connection is broken
-
-Pair = frozenset[int]  # two nodes
+_LATE = 1.0  # seconds of a pause that a clock may take for time
+_SAVES_EVERY = 1.0  # seconds from one checkpoint of a worker to the next
 
 
 class Violation(AssertionError):
-    """An invariant does not hold; its first line names the invariant."""
-
-
-class Killed(Exception):
-    """The process is killed between two actions."""
+    """An invariant does not hold; its first words, before a colon, name the invariant."""
 
 
 class World:
@@ -52,26 +43,24 @@ class World:
         self.scenario = scenario
         self.dice = Random(scenario.seed + 1)
         self.now = 0.0
-        self.agents: dict[int, SimulatedAgent] = {}
-        self.coordinators: list[SimulatedCoordinator] = []  # all that there have ever been
-        self.runs: dict[int, Run] = {}  # all generations that have begun, by number
-        self.current: Process  # the one that does something
-        self.sockets: dict[tuple[int, int], Socket] = {}  # by the number of the node and the port
-        self.off_until: dict[int, float] = {}  # nodes without power
-        self.peers: list[Peer] = []
-        self.cut_until: dict[tuple[int, int], float] = {}  # from the first node to the second
-        self.slow_until: dict[Pair, float] = {}
-        self.port_taken_until = 0.0
+        self.machines: dict[int, Machine] = {}
+        self.processes: list[Process] = []  # all that there have ever been
+        self.arbiters: list[Arbiter] = []  # the same
         self.workers: list[Worker] = []  # those that live
-        self.started: set[tuple[int, int]] = set()  # generation and rank of all that there have ever been
-        self.statuses: dict[tuple[int, int], int] = {}  # of those that have ended, by the same
+        self.storage = Storage(self)
+        self.last_term = -1  # of all generations
+        self.ends: list[End] = []
+        self.cut_until: dict[tuple[int, int], float] = {}  # from the first machine to the second
+        self.slow_until: dict[frozenset[int], float] = {}
+        self.port_taken_until = 0.0
         self.hangs = False  # no worker makes progress, until the next generation
-        self.announced: list[frozenset[int]] = []  # nodes that were to begin a generation
-        self.armed: list[Callable[[], object]] = []  # faults that wait for a coordinator that takes over, or announces
         self.quiet_from = scenario.quiet_from
         self._trace = trace
         self._due: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
+
+    def machine(self, number: int) -> Machine:
+        return self.machines.setdefault(number, Machine(self, number))
 
     def at(self, when: float, call: Callable[..., object], *arguments: Any) -> None:
         self._count += 1
@@ -87,165 +76,241 @@ class World:
             calls += 1
             if self.now > since + 0.01:
                 calls, since = 0, self.now
-            if calls > 2000:
-                raise Violation(f"time goes on: {call.__qualname__} is called again and again")
+            if calls > 5000:
+                raise Violation(f"time goes on: {call} is called again and again")
             call(*arguments)
             if is_over():
                 return True
         return False
 
-    def forget(self, number: int) -> None:
-        """Forget the workers of a generation with this number: all its nodes have ended, and the others did not know of it."""
-        self.started = {(generation, rank) for generation, rank in self.started if generation != number}
-        self.statuses = {key: status for key, status in self.statuses.items() if key[0] != number}
-
     def note(self, who: object, what: object) -> None:
         if self._trace is not None:
             self._trace.append(f"{self.now:8.3f}  {who}: {what}")
 
-    def fire(self) -> None:
-        """Have all faults happen soon that have waited for this."""
-        armed, self.armed = self.armed, []
-        for fault in armed:
-            self.soon(3 * self.scenario.delay, fault)
-
-    def reserve(self, *_: Any, again: bool = False) -> Any:
-        if self.now < self.port_taken_until and again:
-            raise PortTaken
-        return Silent(port=1)
-
-    # --- the network
-
     def is_cut(self, sender: int, receiver: int) -> bool:
-        return self.now < self.cut_until.get((sender, receiver), 0.0)
+        """Whether nothing comes from one machine to another now."""
+        either = (self.machine(sender), self.machine(receiver))
+        return self.now < self.cut_until.get((sender, receiver), 0.0) or any(one.is_asleep for one in either)
 
     def cut(self, ways: Iterable[tuple[int, int]], lasts: float) -> None:
-        """Let nothing through from the first of these nodes to the second for so long; then all that has waited arrives."""
+        """Let nothing through from the first of these machines to the second for so long; then all that has waited arrives."""
         for way in ways:
             self.cut_until[way] = max(self.cut_until.get(way, 0.0), self.now + lasts)
-            self.at(self.now + lasts, self._heal, frozenset(way))
+        self.at(self.now + lasts, self.heal)
 
-    def _heal(self, pair: Pair) -> None:
-        for peer in self.peers_of(pair):
-            peer.heal()
+    def heal(self) -> None:
+        for end in self.ends:
+            end.heal()
 
-    def peers_of(self, pair: Pair) -> list[Peer]:
-        return [peer for peer in self.peers if peer.pair == pair]
+    def check_alone(self) -> None:
+        """Raise Violation if workers of two generations live, except for those that no lease can end in time.
+
+        A job of fixed size has no leases: what a node in place of another one begins with is fenced alone.
+        """
+        if not self.scenario.policy.lease:
+            return
+        living = [worker for worker in self.workers if not worker.is_excused]
+        if len({worker.run.term for worker in living}) > 1:
+            first, last = living[0], living[-1]
+            raise Violation(f"no two generations have living workers: {first} lives beside {last}")
 
 
-class Silent(SimpleNamespace):
-    """Has what it is given, takes every other call, and does nothing."""
-
-    def __getattr__(self, _name: str) -> Any:
-        return lambda *_, **__: None
+class Killed(Exception):
+    """The process is killed between two actions."""
 
 
-class Process(Loop):
-    """The real loop of an agent's process, with the real clock of deadlines; the world wakes it."""
+class Machine:
+    """A node, or where a command was typed."""
 
-    def __init__(self, agent: SimulatedAgent) -> None:
-        self.agent, self.world, self.number = agent, agent.world, agent.number
-        no_files: Any = Silent(get_map=dict, select=lambda _: [])
-        super().__init__(Clock(lambda: self.world.now), no_files)
-        self.is_alive, self.is_paused = True, False
-        self.dialers: set[Dialer] = set()  # all that have dialed
-        self._backlog: list[Callable[[], object]] = []
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
+        self.process: Process | None = None  # that of ddplaunch, the last one
+        self.off_until = 0.0
+        self.asleep_until = 0.0
+        self.frozen_until = 0.0  # agent and front are stopped at once, so that nothing ends the workers
+        self.is_stuck = number == world.scenario.stuck  # not even SIGKILL ends its workers
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.world.now < self.asleep_until
+
+    @property
+    def is_excused(self) -> bool:
+        """Whether no lease can end the workers in time: nobody does before the machine, or its front, goes on."""
+        return self.is_stuck or self.world.now < max(self.asleep_until, self.frozen_until) + KILLED_WITHIN
+
+    @property
+    def reached_at(self) -> float:
+        """When something can end the workers here."""
+        return max(self.world.now, self.asleep_until, self.frozen_until)
+
+    def sleep(self, lasts: float) -> None:
+        """Stop everything here for so long, while CLOCK_BOOTTIME goes on."""
+        self.asleep_until = max(self.asleep_until, self.world.now + lasts)
+        if self.process is not None:
+            self.process.pause(lasts)
+        self.world.at(self.asleep_until, self.world.heal)
+        self.world.at(self.asleep_until + KILLED_WITHIN, self.world.check_alone)
+
+    def freeze(self, lasts: float) -> None:
+        self.frozen_until = max(self.frozen_until, self.world.now + lasts)
+        if self.process is not None:
+            self.process.pause(lasts)
+        self.world.at(self.frozen_until + KILLED_WITHIN, self.world.check_alone)
+
+    def workers(self) -> list[Worker]:
+        return [worker for worker in self.world.workers if worker.machine is self]
+
+
+class Part(Protocol):
+    """Something in a process that has a deadline of the clock of the process."""
+
+    @property
+    def deadline(self) -> float | None: ...
+
+    def on_deadline(self) -> None: ...
+
+
+class Process:
+    """A process of ddplaunch: it acts on what comes, and when a deadline of its own clock is due, unless it is stopped."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        self.world, self.machine = world, machine
+        self.parts: list[Part] = []
+        self.exits: Callable[[], int | None] = lambda: None  # the status, once it is to end
+        self.ended: Callable[[], object] = lambda: None
+        self.fuse: int | None = None  # actions until it is killed
+        self.is_alive = True
+        self.status: int | None = None  # None: killed
+        self._resumes_at = 0.0
+        self._missed = 0.0
+        self._backlog: deque[Callable[[], object]] = deque()
+        self._is_busy = False
         self._wakes_at = inf
+        machine.process = self
+        world.processes.append(self)
+
+    def __str__(self) -> str:
+        return f"ddplaunch on {self.machine.number}"
+
+    def now(self) -> float:
+        return self.world.now - self._missed
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.world.now < self._resumes_at
 
     def do(self, call: Callable[[], object] = lambda: None) -> None:
-        """Have the process do something: now, or when it goes on; a dead one does nothing."""
-        if self.is_paused:
-            self._backlog.append(call)
-        elif self.is_alive:
-            self.clock._seen, self.world.current = self.world.now, self  # it was asleep, and not paused
-            try:
-                call()
-                self.run_once()
-                self.agent.exit_if_over()
-            except Killed:
-                self.agent.kill()
-            first = min((timer.at for timer in self._timers), default=inf) + self.clock._missed + 1e-6
-            if first < self._wakes_at:
-                self._wakes_at = first
-                self.world.at(first, self._wake, first)
+        """Have the process do something: now, after what it does, or when it goes on; a dead one does nothing."""
+        self._backlog.append(call)
+        if self._is_busy or self.is_stopped:
+            return
+        self._is_busy = True
+        try:
+            while self._backlog and self.is_alive:
+                self._backlog.popleft()()
+        except Killed:
+            self.kill()
+        self._is_busy = False
+        if self.is_alive:
+            self._exit_if_over()
+            self._arm()
+
+    def _exit_if_over(self) -> None:
+        status = self.exits()
+        if status is None:
+            return
+        self.world.note(self, f"exits with {status}")
+        self.status = status
+        if self.machine.workers() and not self.machine.is_stuck:
+            raise Violation(f"nothing is left: {self} exits while its workers run")
+        self.end()
+
+    def _arm(self) -> None:
+        deadlines = [part.deadline for part in self.parts]
+        first = min((one for one in deadlines if one is not None), default=inf) + self._missed + 1e-6
+        if first < self._wakes_at:
+            self._wakes_at = first
+            self.world.at(first, self._wake, first)
 
     def _wake(self, at: float) -> None:
-        if at == self._wakes_at:
-            self._wakes_at = inf
-            if not self.is_paused:
-                self.do()
-
-    def ask(self, question: Any, otherwise: Any, answered: Any = lambda _: None, *_: Any, **__: Any) -> Any:
-        asked, delay = FakePending(question, otherwise, answered), self.world.dice.choice((0.0, 0.5, 2.0, 5.0))
-        self.world.at(self.world.now + delay, self.do, lambda: asked.answer_with(question()) if asked.pid else None)
-        return asked
+        if at != self._wakes_at:
+            return
+        self._wakes_at = inf
+        if not self.is_stopped:
+            for part in self.parts:
+                if part.deadline is not None and part.deadline <= self.now():
+                    self.do(part.on_deadline)
+            self.do()
 
     def pause(self, lasts: float) -> None:
-        if self.is_alive and not self.is_paused:
-            self.is_paused = True
-            self.clock._seen = self.world.now + self.world.dice.random() * LATE  # until then it would have slept
-            self.world.at(self.world.now + lasts, self._resume)
+        """Be stopped for so long."""
+        until = self.world.now + lasts
+        if self.is_alive and until > self._resumes_at:
+            since = max(self.world.now, self._resumes_at)
+            self._missed += max(0.0, until - since - self.world.dice.random() * _LATE)
+            self._resumes_at = until
+            self.world.at(until + 1e-6, self.do)
 
-    def _resume(self) -> None:
-        """Go on: with what has come meanwhile, of which no order is known, then with what is due."""
-        self.is_paused = False
-        missed = self.clock._missed
-        now = self.now()  # the clock sees the pause
-        if self.clock._missed > missed:
-            self.clock.pause = Pause(self.clock._missed - missed, now)
-        backlog, self._backlog = self._backlog, []
-        for call in [*backlog, lambda: None]:
-            self.do(call)
+    def act(self) -> None:
+        """Be killed here, if that is due: between two actions."""
+        if self.fuse is not None:
+            self.fuse -= 1
+            if self.fuse < 0:
+                raise Killed
 
-    def end(self, *, silently: bool) -> None:
+    def kill(self, *, power_fails: bool = False) -> None:
+        """Be killed: what watches it ends its workers, and the kernel closes its connections; or lose power, unnoticed."""
+        if not self.is_alive:
+            return
+        self.world.note(self, "is killed")
+        self.end(silently=power_fails)
+        for worker in self.machine.workers():
+            if power_fails:
+                self.world.workers.remove(worker)
+            else:
+                worker.kill()
+
+    def end(self, *, silently: bool = False) -> None:
         """Be gone: the kernel closes all connections; or `silently`, as after a loss of power."""
         self.is_alive = False
-        for socket in [one for (number, _), one in self.world.sockets.items() if number == self.number]:
-            socket.end()
-        for peer in self.world.peers:
-            if peer.process is self:
-                peer.vanish() if silently else peer.close()
+        for end in self.world.ends:
+            if end.process is self:
+                end.vanish() if silently else end.close()
+        self.world.ends = [end for end in self.world.ends if end.is_open or end.other.is_open]
+        self.ended()
 
 
-class Peer:
-    """Stands for `control.peer.Peer`: one side of a connection, in which each direction keeps its order."""
+class End:
+    """One side of a connection between two processes, in which each direction keeps its order."""
 
-    other: Peer
-    sends_again_each_second = True
+    other: End
 
-    def __init__(self, process: Process, node: int) -> None:
-        """Open a side, in this process, of a connection with the node of this number."""
-        self.process, self._world, self._node = process, process.world, node
-        self.pair = frozenset((process.number, node))
-        self.address, self.local_address = address_of(node), address_of(process.number)
-        self.received: Callable[[bytes], None] = lambda _payload: None
-        self.closed: Callable[[str], None] = lambda _reason: None
-        self._is_open = True
-        # to this side; a text says why the connection has ended, a call is the end of the handshake
-        self._under_way: deque[bytes | str | Callable[[], object]] = deque()
+    def __init__(self, process: Process, user: Any, node: int) -> None:
+        """Open a side for a part of the process, which gets `on_message` and `on_closed`; on the other side is machine `node`."""
+        self.process, self.is_open, self.node = process, True, node
+        self._user, self._world = user, process.world
+        self._under_way: deque[object] = deque()  # to this side; a text says why the connection has ended
         self._last = 0.0  # when the last of it arrives
-        self._world.peers.append(self)
+        self._world.ends.append(self)
 
-    def send(self, payload: bytes) -> None:
-        """Send; a heartbeat takes no time unless something is under way before it."""
-        if self._is_open:
-            self.other._take(payload, 0.0 if payload.startswith(_HEARTBEATS) else None)
+    @property
+    def pair(self) -> frozenset[int]:
+        return frozenset((self.process.machine.number, self.node))
 
-    def host_silence(self) -> float:
-        return 0.0  # as where the kernel does not say
-
-    def admit(self) -> None:
-        """Take long messages, too."""
+    def send(self, message: object) -> None:
+        if self.is_open:
+            self.other._take(message)
 
     def close(self) -> None:
         """Close: the other side learns of it after all that was sent."""
-        if self._is_open:
-            self._is_open = False
-            self.other._take("connection closed")
+        if self.is_open:
+            self.is_open = False
+            self.other._take(CLOSED)
 
     def vanish(self) -> None:
         """Be gone without a word, and with what was not sent yet."""
-        self._is_open = False
+        self.is_open = False
         self.other._under_way.clear()
 
     def reset(self) -> None:
@@ -257,7 +322,7 @@ class Peer:
         for _ in self._under_way:
             self._schedule()
 
-    def _take(self, item: bytes | str | Callable[[], object], most: float | None = None) -> None:
+    def _take(self, item: object, most: float | None = None) -> None:
         self._under_way.append(item)
         self._schedule(most)
 
@@ -269,216 +334,143 @@ class Peer:
         world.at(self._last, self._arrive)
 
     def _arrive(self) -> None:
-        if self._under_way and not self._world.is_cut(self._node, self.process.number):
-            item = self._under_way.popleft()
-            self.process.do(lambda: self._hand_over(item))
+        if self._under_way and not self._world.is_cut(self.node, self.process.machine.number):
+            self.process.do(partial(self._hand_over, self._under_way.popleft()))
 
-    def _hand_over(self, item: bytes | str | Callable[[], object]) -> None:
-        if self._is_open and isinstance(item, bytes):
-            self.received(item)
-        elif self._is_open and isinstance(item, str):
-            self._is_open = False
-            self.closed(item)
-        elif self._is_open and not isinstance(item, bytes | str):
-            item()
-
-
-def address_of(number: int) -> str:
-    return f"10.0.0.{number}"
-
-
-class Socket:
-    """Stands for a socket that listens: the kernel accepts connections there, which wait until somebody takes them."""
-
-    def __init__(self, process: Process, port: int) -> None:
-        self.process, self.port = process, port
-        self.listener: Listener | None = None
-        self._waiting: list[Attempt] = []
-        self._holders = 1
-        process.world.sockets[process.number, port] = self
-
-    def getsockname(self) -> tuple[str, int]:
-        return address_of(self.process.number), self.port
-
-    def dup(self) -> Socket:
-        self._holders += 1
-        return self
-
-    def close(self) -> None:
-        self._holders -= 1
-        if not self._holders:
-            self.end()
-
-    def end(self) -> None:
-        self.process.world.sockets.pop((self.process.number, self.port), None)
-        for attempt in self._waiting:
-            attempt.fail_later("connection reset")
-
-    def offer(self, attempt: Attempt) -> None:
-        self._waiting.append(attempt)
-        self.process.do(self.accept)
-
-    def accept(self) -> None:
-        """Take all connections that wait, if somebody is there to do so."""
-        while self._waiting and self.listener is not None:
-            attempt = self._waiting.pop(0)
-            if not attempt.is_over:
-                self.listener.opened(attempt.connect(self.process))
-
-
-class Listener:
-    """Stands for `control.listener.Listener`."""
-
-    def __init__(
-        self, loop: Process, _key: object, *, opened: Callable[[Peer], None], listening: Any = None, **_: object
-    ) -> None:
-        self.opened, self._socket = opened, listening or Socket(loop, 1)
-        self._socket.listener, self.port = self, self._socket.port
-        loop.timer(loop.now(), self._socket.accept)
-
-    def report_refusal(self, *_: str) -> None:
-        """Nobody reads it."""
-
-    def close(self) -> None:
-        if self._socket.listener is self:
-            self._socket.listener = None
-            self._socket.close()
-
-
-class Attempt:
-    """Stands for `control.dialer._Attempt`: one connection from connect() to the end of the handshake."""
-
-    def __init__(self, dialer: Dialer, _socket: object, target: Any, timeout: float) -> None:
-        self.target, self.timeout = target, timeout
-        self.is_over = self.is_accepted = self.was_silent = False
-        self._dialer, self._process = dialer, cast("Process", dialer.loop)
-        self._world = self._process.world
-        self._node, self._port = int(target[1][0].rpartition(".")[2]), target[1][1]
-        self._timer = self._process.timer(self._process.now() + timeout, self._on_timeout)
-        self._peer: Peer | None = None  # until the dialer has it
-        self._process.dialers.add(dialer)
-        self._world.soon(min(0.9, self._world.scenario.delay), self._arrive)
-
-    def _arrive(self) -> None:
-        """Reach the kernel of the other node, unless that is off or cut off."""
-        world, is_off = self._world, self._world.now < self._world.off_until.get(self._node, 0.0)
-        own = self._process.number
-        if self.is_over or is_off or world.is_cut(own, self._node) or world.is_cut(self._node, own):
+    def _hand_over(self, item: object) -> None:
+        if not self.is_open:
             return
-        socket = world.sockets.get((self._node, self._port))
-        if socket is None:
-            self.fail_later(CONNECTION_REFUSED)
+        if isinstance(item, str):
+            self.is_open = False
+            self._user.on_closed(self, item)
         else:
-            self.is_accepted = True
-            socket.offer(self)
+            self._user.on_message(self, item)
 
-    def connect(self, other: Process) -> Peer:
-        """Complete the handshake; return the other side, where that is so at once."""
-        here = self._peer = Peer(self._process, self._node)
-        here.other = there = Peer(other, self._process.number)
-        there.other = here
-        here._take(self._win, min(0.9, self._world.scenario.delay))
-        return there
 
-    def _win(self) -> None:
-        peer, self._peer = self._peer, None
-        self.discard()
-        self._dialer.won(cast("Any", self), cast("Any", peer))
-
-    def fail_later(self, reason: str) -> None:
-        self._world.soon(self._world.scenario.delay, self._process.do, partial(self._fail, reason))
-
-    def _on_timeout(self) -> None:
-        self.was_silent = self.is_accepted
-        self._fail("silent")
-
-    def _fail(self, reason: str) -> None:
-        if not self.is_over:
-            self.discard()
-            self._dialer.lost(cast("Any", self), reason)
-
-    def discard(self) -> None:
-        self.is_over = True
-        self._timer.cancel()
-        if self._peer is not None:
-            self._peer.close()
+def connect(process: Process, user: Any, other: Process, other_user: Any) -> End:
+    """Return the side of a new connection that belongs to `user`."""
+    here, there = End(process, user, other.machine.number), End(other, other_user, process.machine.number)
+    here.other, there.other = there, here
+    return here
 
 
 class Run:
     """A generation that has begun."""
 
-    def __init__(self, number: int, coordinator: SimulatedCoordinator, nodes: frozenset[int], size: int) -> None:
-        self.number, self.coordinator, self.nodes, self.size = number, coordinator, nodes, size
-        self.alive = 0  # workers
-        self.has_trained = False
+    def __init__(self, term: int, number: int, arbiter: Arbiter, nodes: frozenset[int], size: int) -> None:
+        self.term, self.number, self.arbiter, self.nodes, self.size = term, number, arbiter, nodes, size
+        self.started: set[int] = set()  # ranks
+        self.statuses: dict[int, int] = {}  # of those that have ended
+
+    def __str__(self) -> str:
+        return f"generation {self.number} ({self.term})"
+
+
+class Storage:
+    """What all nodes share: checkpoints, named by the term of their generation and by their step. The greatest is loaded."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.newest = self._greatest = (-1, 0)  # term and step of the one that was written last, and of the greatest
 
     @property
-    def trains(self) -> bool:
-        return self.alive == self.size
+    def greatest(self) -> tuple[int, int]:
+        return self._greatest
+
+    def save(self, worker: Worker, step: int) -> None:
+        """Add a checkpoint; raise Violation if a worker of an older generation writes that should have been gone."""
+        is_leased = bool(self._world.scenario.policy.lease)
+        if is_leased and worker.run.term < self.greatest[0] and not worker.is_excused:
+            raise Violation(f"no older term is written after a newer one: {worker} saves after {self.greatest}")
+        self.newest = (worker.run.term, step)
+        self._greatest = max(self._greatest, self.newest)
+
+    def load(self) -> tuple[int, int]:
+        """Return the checkpoint that a worker loads which starts now; raise Violation if a newer generation saved another."""
+        found = self.greatest
+        if found < self._greatest:
+            raise Violation(f"a checkpoint never goes back: {found} after {self._greatest}")
+        return found
 
 
 class Worker:
-    """The process of a worker."""
+    """The process of a worker: it trains on from the last checkpoint, saves, and ends."""
 
-    def __init__(self, agent: SimulatedAgent, generation: int, rank: int) -> None:
+    def __init__(self, agent: Agent, run: Run, rank: int) -> None:
         """Start it; raise Violation if another one runs that must not."""
         self.world = world = agent.world
-        self.agent, self.generation, self.rank = agent, generation, rank
+        self.agent, self.machine, self.run, self.rank = agent, agent.process.machine, run, rank
         self.born = world.now
-        run = world.runs[generation]
+        self.first_step = world.storage.load()[1]
         self.stopped: tuple[int, float] | None = None
         self.has_raised = False
-        if (generation, rank) in world.started:
+        if rank in run.started:
             raise Violation(f"no rank runs twice: {self} is started again")
-        for other in world.workers:
-            if other.generation != generation and other.agent is agent:
-                raise Violation(f"no worker of two generations runs on one node: {self} starts beside {other}")
-            if other.generation < generation and run.coordinator.members >= {other.agent.number, agent.number}:
-                raise Violation(f"no generation begins beside workers of a member: {self} starts while {other} runs")
-        world.started.add((generation, rank))
+        run.started.add(rank)
         world.workers.append(self)
-        run.alive += 1
-        if run.trains:
-            run.has_trained = True
-            for one in world.runs.values():
-                if one is not run and one.trains:
-                    raise Violation(f"two generations never train at once: {generation} and {one.number}")
-                if one.number > generation and one.has_trained:
-                    raise Violation(f"generations train in their order: {generation} after {one.number}")
-        world.at(world.now + world.scenario.work + world.dice.random(), self._finish)
+        world.check_alone()
+        world.at(world.now + max(1.0, world.scenario.work - self.first_step) + world.dice.random(), self._finish)
+        world.at(world.now + _SAVES_EVERY, self._train)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of generation {self.generation} on {self.agent}"
+        return f"rank {self.rank} of {self.run} on {self.machine.number}"
+
+    @property
+    def is_excused(self) -> bool:
+        return self.machine.is_excused
+
+    def _when_awake(self, call: Callable[..., object], *arguments: Any) -> bool:
+        """Return whether this worker lives and runs now; have it do this when its machine goes on, if it sleeps."""
+        if self not in self.world.workers:
+            return False
+        if self.machine.is_asleep:
+            self.world.at(self.machine.asleep_until + 1e-6, call, *arguments)
+            return False
+        return True
+
+    def _save(self) -> None:
+        if self.run.started == set(range(self.run.size)):  # else no step was made
+            self.world.storage.save(self, self.first_step + int(self.world.now - self.born))
+
+    def _train(self) -> None:
+        if self._when_awake(self._train) and not self.world.hangs and self.stopped is None:
+            self._save()
+            self.world.at(self.world.now + _SAVES_EVERY, self._train)
 
     def _finish(self) -> None:
-        if not self.world.hangs and not self.has_raised:
+        if self._when_awake(self._finish) and not self.world.hangs and not self.has_raised:
             self.end(0)
 
     def signal(self, signum: int) -> None:
         self.stopped = (signum, self.world.now)
         scenario = self.world.scenario
         slow = {"ends": 0.2, "daemons": 0.2, "slow": 3.0}.get(scenario.program)
-        if self.agent.number in scenario.slow:
+        if self.machine.number in scenario.slow:
             slow = scenario.grace_period
         if slow is not None and not (self.world.hangs and self.world.dice.random() < 0.5):
-            self.world.soon(slow, self.end, None, signum)
+            self.world.soon(slow, self._save_and_end, signum)
+
+    def _save_and_end(self, signum: int) -> None:
+        if self._when_awake(self._save_and_end, signum):
+            self._save()
+            self.end(None, signum)
 
     def kill(self) -> None:
+        """Be killed: the kernel takes some of the time for it that it has."""
         if self.stopped is None or self.stopped[0] != 9:
             self.stopped = (9, self.world.now)
-        if not self.agent.is_stuck:
-            self.world.soon(0.3, self.end, None, 9)
+        if not self.machine.is_stuck:
+            self.world.soon(0.9 * KILLED_WITHIN, self.end, None, 9)
 
     def end(self, code: int | None, signum: int | None = None, error: WorkerError | None = None) -> None:
         """End, unless it has; its agent learns of it, and workers that it was connected to may fail."""
         world = self.world
-        if self not in world.workers:
+        if not self._when_awake(self.end, code, signum, error):
             return
         world.workers.remove(self)
-        world.runs[self.generation].alive -= 1
-        status = world.statuses[self.generation, self.rank] = code if code is not None else 128 + (signum or 0)
+        status = self.run.statuses[self.rank] = code if code is not None else 128 + (signum or 0)
         world.note(self, f"ends with {status}")
-        self.agent.worker_ended(self, code, signum, error)
+        self.agent.on_worker_ended(self, code, signum, error)
         for other in world.workers if status else ():
-            if other.generation == self.generation and world.dice.random() < world.scenario.follows:
+            if other.run is self.run and world.dice.random() < world.scenario.follows:
                 world.soon(2.0, other.end, 1, None, FOLLOWS)

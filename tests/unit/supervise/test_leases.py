@@ -17,6 +17,7 @@ from ddplaunch.launcher.decide.job import (
     Joined,
     LeaveJob,
     Member,
+    NodeEnded,
     NodeStopping,
     Policy,
     Print,
@@ -165,6 +166,13 @@ def test_it_begins_at_once_only_if_all_have_followed_the_same_one(generations: t
     assert begun(BY_HAND, *back(*generations), DeadlineReached(12.0)) == [(0, 1, 2)]
 
 
+def test_a_node_that_has_only_waited_for_another_coordinator_does_not_make_it_all() -> None:
+    """It was one too many there, or a spare, and another node may be at work."""
+    waited = [Joined(member(0), 0.0), *(Joined(member(id, was_left=True), 0.1) for id in (1, 2))]
+    assert begun(BY_HAND, *waited) == []
+    assert begun(BY_HAND, *waited, DeadlineReached(12.0)) == [(0, 1, 2)]
+
+
 def test_it_begins_with_the_generation_after_the_last_one_of_any_node() -> None:
     _, actions = history(BY_HAND, [*back(4, 7), DeadlineReached(12.0)])
     assert [action.generation for action in actions if isinstance(action, BeginGeneration)] == [8]
@@ -210,3 +218,17 @@ def test_it_waits_for_node_0_by_its_name_and_offers_its_rank() -> None:
 def test_the_loss_of_all_nodes_ends_the_job() -> None:
     state, _ = history(OVER_SSH, [*agents(1, 2), DeadlineReached(5.0), lost(1, 20.0), lost(2, 20.0)])
     assert state.end.status == 122
+
+
+def test_a_job_of_which_some_nodes_had_no_workers_yet_has_not_finished() -> None:
+    """Node 3 joins as the workers of the others begin, and the one that has begun finishes at once."""
+    policy = replace(BY_HAND, max_nodes=4)
+    begins = [*met(3), DeadlineReached(5.2), DeadlineReached(12.0), Joined(member(3), 12.1)]
+    events = [
+        *begins,
+        NodeEnded(1, (), None, 12.2),
+        NodeEnded(2, (), None, 12.2),
+        ended(0, 14.0),
+        DeadlineReached(14.1),
+    ]
+    assert begun(policy, *events) == [(0, 1, 2), (0, 1, 2, 3)]

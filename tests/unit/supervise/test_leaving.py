@@ -76,6 +76,11 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         [*met(), term(0, 60), NodeEscalated(0, SIGTERM, 61), *(stopping(id, 61) for id in range(3))],
         [BEGUN, StopNodes((1, 2), SIGTERM), KillNodes((1, 2)), LeaveJob(SIGTERM), Release(0, SIGTERM)],
     ),
+    "told twice to leave, node 0 leaves once": (
+        SPOT,
+        [*met(), term(0, 60), stopping(0, 61), term(0, 62), stopping(1, 63), stopping(2, 63)],
+        [BEGUN, StopNodes((1, 2), SIGTERM), LeaveJob(SIGTERM), Release(0, SIGTERM)],
+    ),
     "node 0 leaves at once where no workers run": (
         SPOT,
         [*met(2), term(0, 3)],

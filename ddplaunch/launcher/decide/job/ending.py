@@ -42,7 +42,10 @@ def go_on_if_ended(state: State, at: float) -> Result:
         return state, ()
     generation = state.generation
     no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not generation.lost
-    if no_failure and generation.exits and all(exit.stopped_with is None for exit in generation.exits):
+    have_started = generation.exits and all(
+        generation.node_exits.get(member.id) for member in state.members.taking_part
+    )
+    if no_failure and have_started and all(exit.stopped_with is None for exit in generation.exits):
         # the reason to stop came when all workers had ended, while processes that they left behind were being swept
         return end_job(replace(state, why=Why.FAILED if generation.failure else Why.FINISHED))
     return _restart_or_end(state, at)

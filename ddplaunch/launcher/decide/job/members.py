@@ -73,6 +73,7 @@ class Member(Struct, frozen=True, kw_only=True):
     leaves_by: int = 0  # the signal at which it ends, when none of this generation is left there, and the others go on
     last_generation: int = -1  # that it has begun under a coordinator that is gone; -1: none
     last_term: int = -1  # the term of that
+    was_left: bool = False  # a coordinator that it has reached is gone: other nodes may have begun a generation there
 
     @property
     def is_leaving(self) -> bool:

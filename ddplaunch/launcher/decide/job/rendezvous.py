@@ -105,11 +105,13 @@ def hint_to_refused(policy: Policy, members: Members, member: Member) -> str:
 def are_all(policy: Policy, members: Members) -> bool:
     """Whether no node but these can have workers, even if another coordinator had the job before.
 
-    The job has no more nodes than these, and each of them but the coordinator's own has begun the same last generation, or none:
-    so no other node has taken part in that one.
+    The job has no more nodes than these, and either none of them knows of another coordinator, or each of them but this one's own
+    has begun the same last generation there: so no further node has taken part in that one.
     """
-    last = {one.last_generation for one in members.values() if one.id != SELF_ID}
-    return len(members) == policy.max_nodes and len(last) <= 1
+    others = [one for one in members.values() if one.id != SELF_ID]
+    last = {one.last_generation for one in others}
+    have_followed = any(one.was_left for one in others)
+    return len(members) == policy.max_nodes and len(last) <= 1 and not (have_followed and -1 in last)
 
 
 def next_members(policy: Policy, members: Members) -> dict[int, Member]:

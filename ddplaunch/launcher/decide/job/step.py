@@ -187,6 +187,8 @@ def _lacks_a_node(state: State) -> bool:
 def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     """Stop all other nodes too, unless the job goes on without this node."""
     id, why, signum, at = event.id, event.why, event.signum, event.at
+    if state.members[id].is_leaving and _leaves_job(state, event):
+        return state, ()
     if id != SELF_ID:
         # one command has started all agents: a signal to one is for the job
         stays_alone = state.members[id].node_rank is None and not state.policy.needs_all and not state.policy.dispatched
