@@ -246,7 +246,8 @@ class Agent:
                     and self.own is None
                     and (self.lease is None or self.lease.ends_at <= self.world.now)
                 ):
-                    return  # the link will find out that it is lost
+                    self._on_lease_over()  # and is renewed no more: the arbiter would wait for this node
+                    return
                 self.last_generation, self._run, self._ordered = run.number, run, None
                 self.step(node.GenerationBegun(run.number, ranks, now, alone=len(run.nodes) == 1))
             case node.StopOrdered(signum, _, why, by_cluster):
