@@ -116,9 +116,12 @@ def main() -> None:
         time.sleep(args.pause)
         if rank == 0 and ((step + 1) % args.every == 0 or step + 1 == args.steps):
             save(args.checkpoints, term, step + 1, model, optimizer)
-    dist.all_reduce(loss := loss.detach())
-    if rank == 0:
-        print(f"loss {loss.item() / world_size:.4f} in step {args.steps}")
+    if first_step < args.steps:
+        dist.all_reduce(loss := loss.detach())
+        if rank == 0:
+            print(f"loss {loss.item() / world_size:.4f} in step {args.steps}")
+    elif rank == 0:
+        print(f"all {args.steps} steps are done already")
 
 
 if __name__ == "__main__":
