@@ -1,13 +1,13 @@
 """Jobs that go back into the queue after a notice: once, and only if nobody cancelled them and no worker failed."""
 
 import os
-from signal import SIGKILL, SIGUSR1
+from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
 from tests.conftest import PROGRAMS, until
 from tests.slurm.job import Batch, SlurmJob
-from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, batch, front, one_cluster, ready
+from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, TASK, batch, front, one_cluster, ready
 
 __all__ = ["one_cluster"]
 
@@ -81,6 +81,22 @@ def test_a_job_whose_script_slurm_has_ended_already_goes_back_too(job: SlurmJob)
     job.cluster.pass_time(95)
     running.wait("PENDING")
     assert (running.restarts(), signs(job, "saved", RANKS)) == (1, [""] * RANKS)
+    running.cancel()
+
+
+def test_a_notice_before_any_worker_has_begun_sends_the_job_back(job: SlurmJob) -> None:
+    """Its step waits for a node that another one has taken."""
+    held = f"{job.home}/signs/held"
+    hold = f"srun --nodes=1 --exclusive sh -c 'touch {held}; sleep 60' &\nuntil [ -e {held} ]; do sleep 0.05; done\n"
+    running = job.sbatch(f"trap : TERM\n{hold}{job.ddplaunch} --requeue-on TERM {LEAVES}\nwait", "--nodes=3")
+    asked = lambda: any(p.name == "srun" and TASK in p.command for p in job.cluster.bed.processes("node1"))  # noqa: E731
+    until(asked, "the step to be asked for")
+    os.kill(front(job, "node1"), SIGTERM)
+    running.wait("PENDING")
+    assert running.restarts() == 1
+    assert about_the_queue(running) == [
+        f"ddplaunch: job {running.id} is requeued after SIGTERM (requeue 1 of at most 10)"
+    ]
     running.cancel()
 
 

@@ -236,4 +236,4 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
         loop.run_once()
     link.close()
     loop.close()
-    return link.is_reached
+    return link.end.why != "not_reached"
