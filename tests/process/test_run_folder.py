@@ -167,7 +167,7 @@ def test_jobs_write_the_events_of_the_schema_and_no_others(tmp_path, program):
             written.add(event["event"])
     # those of several nodes are in test_nodes_start.py and test_succession.py, `paused` is in test_paused.py, `straggler` in
     # tests/torch
-    assert written | {"paused", "straggler", "took_over"} == {name for name in SCHEMA if not name.startswith("node_")}
+    assert written | {"paused", "straggler"} == {name for name in SCHEMA if not name.startswith("node_")}
 
 
 def check(event: dict[str, Any]) -> None:
