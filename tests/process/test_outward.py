@@ -1,8 +1,6 @@
 """`--notify` and `--metrics-file` in a job: what programs outside learn of it, and that neither can hold it up or end it."""
 
 import json
-import os
-import signal
 import time
 
 import pytest
@@ -74,22 +72,3 @@ def test_figures_that_cannot_be_written_are_named_once(job, program):
     result = job.run("--metrics-file", job.home / "none" / "job.prom", program("behave"), "all=done").expect(0)
     assert result.err.count("could not be written: No such file or directory") == 1
     job.nothing_left()
-
-
-def test_the_node_that_takes_over_tells_and_writes_in_place_of_node_0(nodes, program):
-    prom = nodes.home / "job.prom"
-    outward = ("--notify", f"cat >> {nodes.home}/told", "--metrics-file", prom, "--nproc-per-node", 1)
-    args = (*outward, program("restarts"), "stays_until_told")
-    started = [nodes.node(*nodes.static("2:3", place), *args) for place in range(3)]
-    for rank in range(3):
-        nodes.place(rank, 0)
-    until(lambda: told(nodes), "the start to be told")
-    prom.unlink(missing_ok=True)
-    os.kill(started[0].agent, signal.SIGKILL)
-    assert nodes.place(0, 1)["WORLD_SIZE"] == "2"
-    until(prom.exists, "the figures")
-    (nodes.home / "signs" / "go").touch()
-    assert nodes.statuses(*started[1:]) == [0, 0]
-    assert [one["event"] for one in told(nodes)] == ["job_started", "took_over", "job_ended"]
-    assert len({(one["run_id"], one["program"]) for one in told(nodes)}) == 1
-    assert "ddplaunch_exit_status" in prom.read_text()
