@@ -180,12 +180,7 @@ def look(env: Mapping[str, str]) -> Found:
 
 
 def _asked(env: Mapping[str, str]) -> list[RunReplies]:
-    """Ask all sockets. Of a run that answers, leave out those that do not: a stopped node 0 from which another took over here."""
-    asked = ask_all(list(socket_paths(env)), AskStatus(), ANSWER_WITHIN)
-    answer = {name_of(replies) for replies in asked if replies.run is not None}
-    return [
-        replies for replies in asked if replies.run is not None or replies.elsewhere or name_of(replies) not in answer
-    ]
+    return ask_all(list(socket_paths(env)), AskStatus(), ANSWER_WITHIN)
 
 
 def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Known]:
@@ -196,7 +191,7 @@ def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Known]:
     for folder in folders(env):
         if os.path.basename(folder) in known or (part := first_that_goes_on(folder)) is None:
             continue
-        start = Node(part).start  # of node 0 first, and of the node that has taken over from it
+        start = Node(part).start  # of the whole run, or of node 0 first
         if start is not None and start.host and start.host != socket.gethostname():
             job = Run(folder).plan.get("slurm_job")
             slurm_job = job if isinstance(job, str) and job.isdecimal() else ""
