@@ -44,6 +44,7 @@ class Order(Struct, frozen=True):
     for_workers: tuple[tuple[bytes, bytes, bytes], ...]
     cwd: bytes
     node_rank: Number
+    typed_on: Host  # where the command was typed that coordinates the job
     hosts: Annotated[tuple[Host, ...], Meta(max_length=MAX_AGENTS)]  # names by node rank
     cluster: Line
     min_nodes: Number

@@ -15,6 +15,7 @@ from ddplaunch.spec.options.resolve import received, sent
 from ddplaunch.spec.options.table import OPTIONS, Reach
 from ddplaunch.spec.options.token import VARIABLE as TOKEN
 from ddplaunch.system.console.streams import Screen
+from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.fields import line
 
 
@@ -47,6 +48,7 @@ def order(
         for_workers=tuple(_encoded((name, value, spec.secret.get(name, ""))) for name, value in spec.env),
         cwd=os.fsencode(cwd),
         node_rank=node_rank,
+        typed_on=host_name(os.uname().nodename),
         hosts=tuple(host.address for host in allocation.start),
         cluster=allocation.cluster,
         min_nodes=allocation.nnodes[0],
@@ -92,7 +94,7 @@ def allocation(order: Order) -> Allocation:
         node_rank=order.node_rank,
         hosts=order.hosts,
         endpoint=order.endpoint,
-        rendezvous=Rendezvous(addresses=(order.hosts[0],), ports=(0,), coordinator=False),
+        rendezvous=Rendezvous(addresses=(order.typed_on,), ports=(0,), coordinator=False),
         start=tuple(Host(name=name) for name in order.hosts),
         has_front=True,
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.reach.slurm.job import SlurmRequeue
 from ddplaunch.reach.slurm.srun import StepJob, not_started, start_step
 from ddplaunch.system.errors import LaunchError
 from tests.conftest import PATIENCE
@@ -23,19 +22,8 @@ def step(*argv: str) -> StepJob:
     return StepJob(
         argv=argv,
         env=dict(os.environ),
-        host="localhost",
-        ports=(),
-        token="",
-        name="",
         signals=frozenset(),
-        stops=frozenset(),
-        sent_again=frozenset(),
-        heartbeat_timeout=1.0,
-        may_shorten_silence=True,
-        grace_period=1.0,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
-        notices=frozenset(),
-        requeue=SlurmRequeue({}, 0, 0.0),
     )
 
 

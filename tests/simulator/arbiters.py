@@ -11,10 +11,9 @@ from typing import Any
 
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.job import SELF_ID, Member, Phase
-from ddplaunch.launcher.decide.job.ending import MAY_RESTART
 from ddplaunch.launcher.decide.job.rendezvous import why_refused
 from ddplaunch.launcher.decide.job.step import REGROUP
-from ddplaunch.spec.outcome import Why
+from ddplaunch.spec.outcome import MAY_RESTART, Why
 from ddplaunch.system import exitcodes
 from tests.simulator.agents import Agent, Begin, Dropped, Hello, Left, NodeEnd, Ping, Pong, Quit
 from tests.simulator.world import CLOSED, End, Process, Run, Violation
@@ -40,7 +39,7 @@ class Arbiter:
     def __init__(self, process: Process, own: Agent | None) -> None:
         self.process, self.world, self.own = process, process.world, own
         self.began_at = process.world.now
-        self.state = job.begin(self.world.scenario.policy, process.now())
+        self.state = job.begin(self.world.scenario.policy, process.now(), 1)
         self.listens = True
         self.left_at: dict[int, float] = {}  # when nodes left the job, by machine
         self.runs: list[Run] = []

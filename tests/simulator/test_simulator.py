@@ -88,12 +88,12 @@ def without_wait(of_state, _lost):
     return of_state
 
 
-def at_once(policy, at, begin=job.begin):
-    began = begin(policy, at)
+def at_once(policy, at, first_term, begin=job.begin):
+    began = begin(policy, at, first_term)
     return replace(began, rendezvous=replace(began.rendezvous, alone_at=at))
 
 
-def number_alone(generation, at, *, after=-1, following=restarts.Generation.next):
+def number_alone(generation, at, *, after=-1, after_term=-1, following=restarts.Generation.next):
     return following(generation, at)
 
 

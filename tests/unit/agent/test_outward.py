@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,7 +91,8 @@ def test_every_line_is_one_that_prometheus_reads():
 def test_figures_are_written_every_15_s_and_at_the_end():
     loop = FakeLoop()
     found: list[Figures | None] = [None, FIGURES, FIGURES, FIGURES]
-    file = MetricsFile(loop, "/x.prom", lambda: found.pop(0), pytest.fail)
+    look = SimpleNamespace(ask=lambda done: done(), figures=lambda: found.pop(0))
+    file = MetricsFile(loop, "/x.prom", look, pytest.fail)
     counts = []
     for seconds in (0, 1, 14, 1):
         loop.pass_time(seconds)

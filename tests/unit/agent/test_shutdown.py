@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launcher.decide.node import Policy, State
 from ddplaunch.launcher.node.shutdown import Shutdown
 from ddplaunch.launcher.node.signals import SignalOrigin, SignalSource
 from ddplaunch.reach.pipes import FrontPipes, OutputQueue
@@ -62,7 +61,7 @@ def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(pipes: FrontPipes
     context: Any = SimpleNamespace(queue=OutputQueue(loop, pipes.output[1]), files=files, reporter=Reporter())
     pipes.pass_on(signal.SIGINT)
     shutdown = Shutdown(loop, context, signals, pipes, None)
-    shutdown.leave_early(State(policy=Policy(ranks=frozenset({0}), stop_signals=stops, grace_period=1.0)))
+    shutdown.leave_early()
     assert files.is_busy
     assert not files.has_hung
     assert context.reporter.left

@@ -22,7 +22,7 @@ class Shown:
     def __init__(self) -> None:
         self.read, self.written = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.loop = FakeLoop()
-        self.console = Console(self.loop, OutputQueue(self.loop, self.written), quiet=False)
+        self.console = Console(self.loop, OutputQueue(self.loop, self.written))
 
     def take(self) -> bytes:
         """The next message to the front: the stream, and the data."""
@@ -66,11 +66,6 @@ def test_messages_of_long_ago_are_forgotten(shown: Shown, monkeypatch: pytest.Mo
     shown.console.show(B, OURS, b"2")
     shown.console.show(B, OURS, b"3")
     assert shown.take() == STDERR + b"3"
-
-
-def test_what_ssh_or_a_host_has_put_into_a_message_is_shown_and_not_obeyed(shown: Shown) -> None:
-    shown.console.notify("node1: lost: \x1b]52;c;cm0K\x07\nerror: \x9b2J")
-    assert shown.take() == STDERR + b"ddplaunch: node1: lost: \\x1b]52;c;cm0K\\x07\n  error: \\x9b2J\n"
 
 
 # --- progress bars

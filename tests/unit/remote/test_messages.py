@@ -18,18 +18,10 @@ from ddplaunch.system.fields import Malformed
 from tests.unit.hostile import altered, taken
 
 REPORTS: list[dict[str, Any]] = [
-    {"type": "addresses", "addresses": ["gpu01", "10.0.0.1"]},
     {"type": "ready"},
-    {"type": "listening", "port": 29501},
-    {"type": "coordinates"},
-    {"type": "registered", "folder": "/tmp/ddplaunch-1000", "name": "20261122-1.0123abcd"},
-    {"type": "begun", "world_size": 4},
     {"type": "worker", "rank": 3, "pid": 4711},
     {"type": "refused", "message": "no such file", "hint": None, "status": 2},
     {"type": "ended", "status": 1, "spared": [[4711, 815]]},
-    {"type": "final_report", "text": "error: x\n"},
-    {"type": "failure_text", "text": "error: x\n"},
-    {"type": "outcome", "status": 1},
 ]
 TEXT = b64encode(b"x\xff").decode()
 ORDER = {
@@ -40,6 +32,7 @@ ORDER = {
     "for_workers": [[TEXT, TEXT, TEXT]],
     "cwd": TEXT,
     "node_rank": 1,
+    "typed_on": "login",
     "hosts": ["a", "b"],
     "cluster": "ssh",
     "min_nodes": 2,
@@ -55,14 +48,11 @@ ORDER = {
     },
     "heartbeat_timeout": 10.0,
     "simulated": None,
-    "reports_to_caller": False,
     "killed": [3],
 }
 CASES: list[tuple[Callable[[bytes], Any], dict[str, Any]]] = [
     *((messages.report, report) for report in REPORTS),
     (messages.order, ORDER),
-    (messages.coordinator, {"addresses": ["a"], "port": 1}),
-    (messages.connect, {"number": 1, "folder": "/tmp/ddplaunch-1000", "name": "20261122-1.0123abcd"}),
     (messages.chunk, {"type": "chunk", "number": 1, "data": TEXT, "taken": 2}),
 ]
 
@@ -74,16 +64,13 @@ def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harml
         match taken(decode, payload):
             case messages.Worker(_, pid):
                 assert pid > 1  # nobody signals init, or all processes
-            case messages.Addresses(addresses):
-                assert addresses
-                assert all(address.isprintable() for address in addresses)
             case messages.Order() as order:
                 assert order.node_rank < len(order.hosts)
-                orders.allocation(order, None)
+                orders.allocation(order)
 
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_raise_nothing_but_one_error(payload: bytes) -> None:
-    for decode in (messages.report, messages.order, messages.coordinator, messages.connect, messages.chunk):
+    for decode in (messages.report, messages.order, messages.chunk):
         with suppress(Malformed):  # of text that happens to be a message nothing is refused
             decode(payload)

@@ -98,34 +98,9 @@ def test_the_screen_travels():
     assert order_of(spec_of("train.py"), HOSTS, 0).screen == SCREEN
 
 
-def test_the_first_host_is_where_the_others_meet():
-    spec = spec_of("train.py")
-    first = orders.allocation(order_of(spec, HOSTS, 0), None).rendezvous
-    assert first is not None
-    assert (first.coordinator, first.ports, first.listen) == (True, (0,), None)
-    coordinator = messages.CoordinatorAddress(addresses=("a", "10.0.0.1"), port=4000)
-    other = orders.allocation(order_of(spec, HOSTS, 2), coordinator)
-    assert other.node_rank == 2
-    assert other.rendezvous is not None
-    assert (other.rendezvous.coordinator, other.rendezvous.addresses, other.rendezvous.ports) == (
-        False,
-        coordinator.addresses,
-        (4000,),
-    )
-
-
-@pytest.mark.parametrize(("node_rank", "address"), [(1, "127.0.0.2"), (2, "127.0.0.3"), (299, "127.0.1.44")])
-def test_simulated_nodes_have_addresses_of_their_own(node_rank, address):
-    hosts = [Host(name=f"node-{number}") for number in range(300)]
-    spec = spec_of("--nnodes", "300", "--simulate", "train.py")
-    first = orders.allocation(order_of(spec, hosts, 0), None).rendezvous
-    other = orders.allocation(
-        order_of(spec, hosts, node_rank), messages.CoordinatorAddress(addresses=("127.0.0.1",), port=1)
-    ).rendezvous
-    assert first is not None
-    assert other is not None
-    assert (first.listen, other.source) == ("127.0.0.1", address)
-
-
-def test_one_host_meets_nobody():
-    assert orders.allocation(order_of(spec_of("train.py"), HOSTS[:1], 0), None).rendezvous is None
+@pytest.mark.parametrize("number", [1, 3])
+def test_each_host_follows_the_command_that_has_sent_its_order(number):
+    allocation = orders.allocation(order_of(spec_of("train.py"), HOSTS[:number], number - 1))
+    assert (allocation.node_rank, allocation.has_front) == (number - 1, True)
+    assert allocation.rendezvous is not None
+    assert (allocation.rendezvous.coordinator, allocation.rendezvous.addresses) == (False, (os.uname().nodename,))
