@@ -190,8 +190,16 @@ def folder_of_run(
     if spec.log_dir == os.devnull:  # torchrun's value for none
         return RunFolder.none(files)
     if spec.log_dir:
-        name = f"{spec.rdzv_id or plan.run_id}_{os.urandom(4).hex()}"  # a second run with an equal id gets a name of its own
-        return RunFolder(files, os.path.abspath(spec.log_dir), name, runs=None, torchrun_layout=True)
+        root, run_id = os.path.abspath(spec.log_dir), spec.rdzv_id or plan.run_id
+        if is_part or not plan.workers:
+            from hashlib import sha256  # few jobs need it
+
+            # all processes of the job know this name, though none tells another
+            shared = f"{run_id}_{sha256(plan.run_id.encode()).hexdigest()[:8]}"
+            root, name = (f"{root}/{shared}", f"node-{plan.node_rank}") if is_part else (root, shared)
+        else:
+            name = f"{run_id}_{os.urandom(4).hex()}"  # a second run with an equal id gets a name of its own
+        return RunFolder(files, root, name, runs=None, torchrun_layout=True)
     if (runs := runs_folder(env)) is None:
         return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
     # homes are often shared, so each node has a folder of its own in that of the run

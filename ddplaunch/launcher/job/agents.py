@@ -172,6 +172,7 @@ def member_of(id: int, hello: Hello, address: str = "") -> Member:
         requested_rank=hello.requested_rank,
         last_generation=hello.last_generation,
         last_term=hello.last_term,
+        was_left=hello.was_left,
         agreed=(
             ("ddplaunch", facts.ddplaunch),
             ("Python", facts.python),

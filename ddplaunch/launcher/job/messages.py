@@ -95,6 +95,7 @@ class Hello(Struct, frozen=True, tag="hello"):
         int, Meta(ge=-1, le=2**31 - 1)
     ] = -1  # that it has begun under a coordinator that is gone
     last_term: Annotated[int, Meta(ge=-1, le=2**62)] = -1  # the term of that
+    was_left: bool = False  # a coordinator that this agent has reached is gone, and may have begun without this node
     at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
 
 

@@ -174,7 +174,9 @@ class RemoteLink(Link):
         hello = self._hello(self._names.get(peer.address, peer.address))
         if isinstance(hello, messages.Hello):
             last, term = (self._sequence.generation, self._sequence.term) if self._sequence is not None else (-1, -1)
-            hello = replace(hello, last_generation=last, last_term=term, at=self._renew())
+            hello = replace(
+                hello, last_generation=last, last_term=term, was_left=self._sequence is not None, at=self._renew()
+            )
         self._sequence = OrderSequence(hello)
         peer.send(messages.encode(hello))
         if self._lost:
