@@ -165,6 +165,8 @@ class Dispatcher:
                 reap(keep=self._own)
             case Generation(number=0, agreed=agreed) if agreed is not None:
                 self._chaos.begun(sum(agent.workers for agent in agreed.agents))
+            case JobEnd() if not self._lead.has_begun:
+                self._startup.disconnect()  # also those whose agents get ready, and know of no job yet
             case JobEnd():
                 self._startup.stop_starting()
                 limits = self._spec.grace_period, 2 * self._spec.heartbeat_timeout, QUIT_TIMEOUT
