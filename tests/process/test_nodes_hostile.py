@@ -140,8 +140,7 @@ def test_who_sends_no_message_of_ours_is_shown_out_and_told_of(visit, refusals):
 
 
 def test_who_does_not_say_hello_first_has_nothing_to_say(visit, refusals):
-    goes_on = {"type": "goes_on", "host": "elsewhere", "port": 4711}
-    for message in (STOPPING, {"type": "escalate", "signum": 2}, ended(), goes_on):
+    for message in (STOPPING, {"type": "escalate", "signum": 2}, ended()):
         visitor = visit(knows_the_key=True)
         visitor.say(message)
         visitor.is_shown_out()

@@ -188,7 +188,7 @@ def test_a_stop_says_so_if_node_0_is_lost_before_the_end(nodes, program, verb, m
         for rank in range(2):
             nodes.sign(f"got-{rank}", ENOUGH)
         os.kill(first.agent, signal.SIGKILL)
-        line = f"who coordinates {name} was lost before its end; its other nodes stop their workers"
+        line = f"who coordinates {name} was lost before its end. Its other nodes stop their workers"
         assert line in asked.stderr.read().decode()
         assert asked.wait() == 122
     verb("stop", name)

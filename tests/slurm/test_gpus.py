@@ -53,8 +53,8 @@ def test_tasks_that_see_all_gpus_have_one_each(job: SlurmJob, gpus: dict[str, st
 
 def test_gpus_without_a_driver_are_an_error_unless_the_job_is_for_the_cpus(job: SlurmJob) -> None:
     failed = job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=2", "--gpus-per-node=2")
-    assert (failed.wait(), failed.exit_code()) == ("FAILED", 2)
-    assert "error: no GPU driver found, although CUDA_VISIBLE_DEVICES=0,1\n" in failed.output()
+    assert (failed.wait(), failed.exit_code()) == ("FAILED", 121)
+    assert "does not take part: no GPU driver found, although CUDA_VISIBLE_DEVICES=0,1\n" in failed.output()
     assert not places(job)
     output = done(job.sbatch(f"{job.ddplaunch} --devices cpu {PLACE}", "--nodes=2", "--gpus-per-node=2"))
     assert "2 workers on 2 nodes, gloo (no accelerator; warning: no GPU driver found, although " in output

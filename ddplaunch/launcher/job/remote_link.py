@@ -415,7 +415,7 @@ class RemoteLink(Link):
         text = f"looking for node 0 at {self._places} ({self._problem})"
         if self._lost:
             left = duration(round(self._lost_at.at - self._loop.now()))
-            text = f"{text}; waiting up to {left} more {self._how_back}"
+            text = f"{text}. Waiting up to {left} more {self._how_back}"
         self._loop.post(LookingForCoordinator(text))
 
     def _on_timeout(self) -> None:

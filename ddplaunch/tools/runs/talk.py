@@ -173,7 +173,7 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
     except OSError:
         pass  # it ended at this very moment
     if nodes > 1:
-        write(f"who coordinates {name} was lost before its end; its other nodes stop their workers")
+        write(f"who coordinates {name} was lost before its end. Its other nodes stop their workers")
         return NODE_LOST
     write(f"{name} has ended; its status is not known")
     return OK

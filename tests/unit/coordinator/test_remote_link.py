@@ -198,7 +198,7 @@ def test_without_workers_it_is_looked_for_at_once_and_the_search_is_reported_aga
     bed.wait(31.0)
     (said,) = bed.take_events()
     assert said.text == (
-        "looking for node 0 at 10.0.0.1, port 4000 (it has not answered); waiting up to 30 s more for it to come back"
+        "looking for node 0 at 10.0.0.1, port 4000 (it has not answered). Waiting up to 30 s more for it to come back"
     )
     bed.wait(30.0)
     assert bed.link.end is not None

@@ -51,7 +51,7 @@ def test_the_larger_part_goes_on_and_the_smaller_one_ends_once_its_workers_have(
     assert done == []
     assert state.deadline == 52.0  # others may report the same
 
-    line = "node 2 (d) does not hear node 0 (b): silent for 10 s; the job goes on without it"
+    line = "node 2 (d) does not hear node 0 (b): silent for 10 s. The job goes on without it"
     state, done = played(ELASTIC, 3, Unheard(3, SILENT, 50.0), DeadlineReached(52.0))
     assert printed(done) == [line]
     assert silent(done) == [StopNodes((1, 2, 3), 15)]
@@ -75,7 +75,7 @@ def test_a_node_0_that_the_most_do_not_hear_is_let_go() -> None:
     cut: list[Event] = [Unheard(2, SILENT, 50.0), Unheard(3, SILENT, 50.5), DeadlineReached(52.0)]
     rest: list[Event] = [stopping(id, 53.0) for id in (1, 2, 3)]
     _state, done = played(ELASTIC, 3, *cut, *rest, DeadlineReached(60.0))
-    line = "node 1 (c) and node 2 (d) do not hear node 0 (b): silent for 10 s; the job goes on without node 0 (b)"
+    line = "node 1 (c) and node 2 (d) do not hear node 0 (b): silent for 10 s. The job goes on without node 0 (b)"
     assert printed(done)[0] == line
     assert LetGo(1, line) in done
     assert BeginGeneration(1, (2, 3), 0) in done
@@ -141,7 +141,7 @@ def test_node_0_cannot_say_that_it_does_not_hear_itself() -> None:
 def test_who_does_not_reach_the_first_node_is_let_go_before_any_worker_starts() -> None:
     why = "10.0.0.1:4711: no answer in 2 s"
     _state, done = played(ELASTIC, 3, Unreached(((3, why),), 32.0), DeadlineReached(32.0))
-    line = f"node 2 (d) does not reach node 0 (b): {why}; the job goes on without it"
+    line = f"node 2 (d) does not reach node 0 (b): {why}. The job goes on without it"
     assert done == [Print(line), LetGo(3, line), BeginGeneration(0, (1, 2), 0)]  # the same: no agent knows of the first
 
 

@@ -97,7 +97,7 @@ def _part(state: State, reasons: Mapping[int, str], verb: str) -> _Parting | Non
         lost = tuple(f"{member}: it does not {verb} {first}: {reasons[member.id]}" for member in far)
     if let_go:
         without = _names(let_go) if let_go == near else "it" if len(let_go) == 1 else "them"
-        cut = f"{cut}; the job goes on without {without}"
+        cut = f"{cut}. The job goes on without {without}"
     return _Parting(let_go, lost, cut)
 
 
