@@ -186,13 +186,6 @@ def test_who_was_refused_has_nothing_more_to_say(visit, refusals, nodes):
     assert not nodes.events_of(0, "node_stopping")
 
 
-def test_who_only_watches_is_none_of_a_job_that_nobody_watches(visit, refusals):
-    visitor = visit(knows_the_key=True)
-    visitor.say({"type": "watch"})
-    visitor.is_shown_out()
-    assert refusals() == [FROM + "is no agent"]
-
-
 def test_connections_that_never_say_hello_are_counted(visit, refusals):
     visitors = [visit(knows_the_key=True) for _ in range(70)]
     for visitor in visitors[64:]:

@@ -48,6 +48,7 @@ from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.fork import is_followed
+from ddplaunch.system.words import signal_name
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.launcher.node.job import Requeue
@@ -245,6 +246,7 @@ class Lead:
                 self.reporter.warn(f"{notice.option}: {notice.problem}")
             return
         self.reporter.emit("notice", text=notice.option)
+        self.reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers")
         self.coordinator.feed(job.Abandoned())
         self.signals.received(notice.signum, SignalOrigin.FRONT)
 
