@@ -29,7 +29,7 @@ class JobOnDisk(Job):
 
     def written(self, pattern: str) -> list[Path]:
         """The files of the run, or of those of all nodes."""
-        return sorted((self.disk.seen / "logs").glob(f"*/{pattern}"))
+        return sorted((self.disk.seen / "logs").glob(f"**/{pattern}"))
 
 
 @pytest.fixture(scope="session")

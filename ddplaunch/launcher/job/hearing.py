@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached, SentReport, Unheard
-from ddplaunch.launcher.job.remote_link import NO_ANSWER, telling
+from ddplaunch.launcher.job.refusals import Refusals
 from ddplaunch.reach.channel import handshake
 from ddplaunch.reach.channel.dialer import Dialer
 from ddplaunch.reach.channel.handshake import Key
@@ -161,7 +161,7 @@ class _OtherNode:
         self._report = report
         self._timeout, self._beat, self._silence = conditions.heartbeat_timeout, conditions.beat, conditions.silence
         self._names: dict[str, str] = {}  # what the targets were called, by numeric address
-        self._problem, self._tells = NO_ANSWER, -1
+        self._refusals = Refusals()
         self._resolver: Resolver | None = None
         self._peer: Peer | None = None
         self._unanswered = 0  # pings since the last answer: a pause of this process makes nobody look dead
@@ -172,7 +172,7 @@ class _OtherNode:
             conditions.key_of(order.meeting),
             source=conditions.source,
             opened=self._on_opened,
-            refused=self._on_refused,
+            refused=self._refusals.add,
             user_timeout=2 * conditions.heartbeat_timeout,  # whether the first node is lost is decided here
         )
 
@@ -188,15 +188,9 @@ class _OtherNode:
             for _, sockaddr in answer.targets:
                 self._names.setdefault(str(sockaddr[0]), answer.host)
             if answer.error:
-                self._on_refused(answer.host, answer.error)
+                self._refusals.add(answer.host, answer.error)
         targets = dict.fromkeys(target for answer in answers for target in answer.targets)
         self._dialer.set_targets(tuple(targets))
-
-    def _on_refused(self, where: str, reason: str) -> None:
-        """Keep the most telling reason of all attempts. Called by the dialer."""
-        tells = telling(reason)
-        if tells > self._tells or tells == self._tells > 0:
-            self._problem, self._tells = f"{where}: {reason}", tells
 
     def _on_opened(self, peer: Peer) -> None:
         """Report that the first node is reached, and ping it from now on. Called by the dialer."""
@@ -212,7 +206,7 @@ class _OtherNode:
         """Ping the first node, or report that it is silent for too long, or was not reached in time. Called by the loop."""
         if self._peer is None:
             self.close()
-            self._report(Reached(self._order.meeting, "", line(self._problem)))
+            self._report(Reached(self._order.meeting, "", line(self._refusals.text)))
             return
         agent, host = self._unanswered * self._beat, self._peer.host_silence()
         self._silence.observe(self._host_silence, host)

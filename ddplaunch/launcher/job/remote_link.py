@@ -17,8 +17,9 @@ from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import OrderSequence
 from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, LookingForCoordinator, NodeEnd, Reach, Waits
+from ddplaunch.launcher.job.refusals import Refusals
 from ddplaunch.reach.channel.dialer import Dialer, Target
-from ddplaunch.reach.channel.handshake import UNPROVEN, WRONG_KEY, Client, Key
+from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.silence import Silence
 from ddplaunch.spec.outcome import CUT_OFF, MAY_RESTART, OWN_END, Why
@@ -32,21 +33,12 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.hearing import Hearing
     from ddplaunch.launcher.job.orders import Order, Report
 
-NO_ANSWER = "it has not answered"
-CONNECTION_REFUSED = "connection refused"
 FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
 RESOLVE_AGAIN = 1.0  # seconds until a name that was not known is looked up again
 MOVED_WITHIN = (
     5.0  # seconds until the name of a node 0 that was lost is looked up again: it may come back at another address
 )
-
-
-def telling(reason: str) -> int:
-    """How much this tells of why node 0 is not reached: most what an agent there finds wrong, least that nobody listens."""
-    if reason in (WRONG_KEY, UNPROVEN) or reason.startswith("protocol "):
-        return 2
-    return 0 if reason == CONNECTION_REFUSED else 1
 
 
 class RemoteLink(Link):
@@ -100,7 +92,7 @@ class RemoteLink(Link):
         self._targets: list[Target] = []
         self._resolver: Resolver | None = None
         self._resolve_at = loop.timer(None, self._resolve)
-        self._problem, self._tells = NO_ANSWER, -1
+        self._refusals = Refusals()
         self._rdzv_timeout = rdzv_timeout
         self._how_back = how_back
         self._max_restarts = max_restarts
@@ -116,7 +108,7 @@ class RemoteLink(Link):
             key,
             source=source,
             opened=self._on_opened,
-            refused=self._on_refused,
+            refused=self._refusals.add,
             user_timeout=2 * heartbeat_timeout,  # whether the coordinator is lost is decided here
         )
 
@@ -150,19 +142,13 @@ class RemoteLink(Link):
                 self._names.setdefault(str(sockaddr[0]), answer.host)
                 targets.append((family, sockaddr))
             if answer.error:
-                self._on_refused(answer.host, answer.error)
+                self._refusals.add(answer.host, answer.error)
                 self._resolve_at.set(self._loop.now() + RESOLVE_AGAIN)
         if self._lost:
             self._resolve_at.set_by(self._loop.now() + MOVED_WITHIN)
         if targets and targets != self._targets:
             self._targets = targets
             self._dialer.set_targets(targets)
-
-    def _on_refused(self, where: str, reason: str) -> None:
-        """Keep the most telling reason of all attempts: the latest of equal ones, but the first of refused connections."""
-        tells = telling(reason)
-        if tells > self._tells or tells == self._tells > 0:
-            self._problem, self._tells = f"{where}: {reason}", tells
 
     def _on_opened(self, peer: Peer) -> None:
         """Take the connection to the coordinator, and send the first message. Called by the dialer."""
@@ -363,7 +349,7 @@ class RemoteLink(Link):
         """Look for node 0 where it was."""
         self._lease_at.cancel()
         self._lease.begin()
-        self._problem, self._tells = NO_ANSWER, -1
+        self._refusals.forget()
         self._resolve()
 
     def take(self, order: Order) -> None:
@@ -412,7 +398,7 @@ class RemoteLink(Link):
     def _report_search(self) -> None:
         """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
         self._notice_at.set(self._loop.now() + NEXT_NOTICE)
-        text = f"looking for node 0 at {self._places} ({self._problem})"
+        text = f"looking for node 0 at {self._places} ({self._refusals.text})"
         if self._lost:
             left = duration(round(self._lost_at.at - self._loop.now()))
             text = f"{text}. Waiting up to {left} more {self._how_back}"
@@ -427,7 +413,7 @@ class RemoteLink(Link):
             else:
                 self._lose_coordinator(self._silence.describe(agent))
             return
-        within = f"within {self._rdzv_timeout:g} s at {self._places} ({self._problem})"
+        within = f"within {self._rdzv_timeout:g} s at {self._places} ({self._refusals.text})"
         if self._lost:
             hint = "hint: type the commands of all nodes again. `--rdzv-timeout` sets how long they wait for node 0"
             self._end(f"{self._lost}, and node 0 was not reached again {within}\n\n{hint}")
