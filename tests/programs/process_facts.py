@@ -23,7 +23,7 @@ from signs import RANK, put
 
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 loggers = [logging.root, *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger))]
-of_this_job = ("DDPLAUNCH_LOG_DIR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
+of_this_job = ("DDPLAUNCH_LOG_DIR", "DDPLAUNCH_TERM", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
 of_processes = ("CapEff", "CapInh", "Groups", "NoNewPrivs", "SigBlk", "SigCgt", "SigIgn", "Umask")
 same = {
     "variables": {name: value for name, value in os.environ.items() if name not in of_this_job},
