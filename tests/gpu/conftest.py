@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -125,6 +126,9 @@ def jobs(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
     finally:
         for job in made:
             job.kill_all()
+            for run in (job.home / "state" / "ddplaunch" / "runs").glob("*"):  # where command and agent were killed
+                for folder in Path("/dev/shm").glob(f"ddplaunch-errors-{run.name}-*"):
+                    shutil.rmtree(folder)
 
 
 @pytest.fixture
