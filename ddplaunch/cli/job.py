@@ -358,8 +358,8 @@ def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
 
 
 def _view(env: Mapping[str, str], connection: socket) -> None:
-    """Make the rows of --live, in the process that the front has forked for it; a job without such rows imports none of it."""
-    from ddplaunch.tools.runs import live
+    """Draw the rows of --live until the front ends. The front calls this in a process that it has forked."""
+    from ddplaunch.tools.runs import live  # few jobs need it
 
     live.serve(connection, env)
 

@@ -23,9 +23,8 @@ _PART = 1 << 14  # characters of a snapshot in one message: JSON makes at most s
 class Draw(Struct, frozen=True):
     """Draw the rows for a terminal of this size, or a snapshot of this width, which says where all workers are."""
 
-    place: Annotated[
-        bytes, Meta(max_length=1 << 13)
-    ]  # of the run's socket, as the agent tells it: FOLDER, a null byte, NAME
+    # of the run's socket, as the agent tells it: FOLDER, a null byte, NAME
+    place: Annotated[bytes, Meta(max_length=1 << 13)]
     columns: Number
     lines: Number
     snapshot: bool = False

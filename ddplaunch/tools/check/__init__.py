@@ -25,9 +25,8 @@ class Call(Struct, frozen=True, kw_only=True, tag="call"):
     group: Piece  # its name
     step: Number  # that the rank was at, from 1 on
     stack: Number = 0  # the number of its stack, in a note of a worker
-    frames: Annotated[
-        tuple[Frame, ...], Meta(max_length=MAX_FRAMES)
-    ] = ()  # that stack, innermost first; a note has none
+    # that stack, innermost first; a note has none
+    frames: Annotated[tuple[Frame, ...], Meta(max_length=MAX_FRAMES)] = ()
     inputs: Piece = ""  # "float32 [4096]"
     outputs: Piece = ""
     peer: int | None = None  # the rank that sends to all, or gets from all; of a send or receive, the other rank

@@ -30,9 +30,8 @@ class Row(Struct, frozen=True):
 
     host: str
     worker: WorkerStatus
-    cpu: (
-        float | None
-    )  # percent of a core, since the look before or, at the first look, since the start; None: it does not live
+    # percent of a core, since the look before or, at the first look, since the start; None: it does not live
+    cpu: float | None
     rate: float | None  # bytes of output a second; None: not known yet
 
     @property
@@ -109,7 +108,10 @@ def _steps(progress: Progress | None) -> int:
 
 
 class Column(Struct, frozen=True):
-    """A column. `ps` leaves those out that are empty in all rows; `top` those that are absent, or that have no room."""
+    """A column of the table of workers.
+
+    `ps` leaves out a column that is empty in all rows. `top` leaves out one that is absent, or for which there is no room.
+    """
 
     name: str
     width: int  # cells in `top`; 0: what is left of its line
