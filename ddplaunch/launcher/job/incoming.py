@@ -5,6 +5,7 @@ Decides nothing about the job. Knows which connections are those of agents, and 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -27,6 +28,7 @@ from ddplaunch.launcher.job.orders import (
     Unheard,
     Warned,
 )
+from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.spec.outcome import Why
@@ -38,6 +40,9 @@ _HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each
 _LEAST_HELLOS = 10_000
 _WARNINGS = 20  # of each connection
 _MOST_GENERATIONS = 1_000_000  # that a node may have begun before: the next has a number beyond those of all nodes
+_MOST_AHEAD = (
+    366 * 24 * 3600.0
+)  # seconds by which the wall clock of an earlier node 0 may have been ahead: terms begin with it
 
 
 class Incoming:
@@ -179,6 +184,10 @@ class Incoming:
             self._connections.expel(id, "too many agents have come and gone")
         elif hello.last_generation > _MOST_GENERATIONS:
             self._connections.expel(id, f"claims to have begun generation {hello.last_generation}")
+        elif hello.last_term > first_term(time.time() + _MOST_AHEAD):
+            self._connections.expel(
+                id, f"claims to have begun a generation of term {hello.last_term}, far ahead of the clock here"
+            )
         elif hello.workers * self._terms.max_nodes > fields.MAX_RANKS:
             self._connections.expel(id, "has more workers than a job of so many nodes may have")
         else:

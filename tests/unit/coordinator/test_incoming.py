@@ -139,12 +139,13 @@ PONG = Pong(0.0, 8.0)
     ("claims", "said"),
     [
         ([replace(HELLO, last_generation=2_000_000)], "claims to have begun generation 2000000"),
+        ([replace(HELLO, last_term=2**60)], f"of term {2**60}, far ahead of the clock here"),
         ([HELLO, NodeEnd(5, (), None, (), NO_TRACES)], "(the end of generation 5, which has not begun)"),
         ([HELLO, PONG], "(an answer to a ping that was not sent)"),
         ([replace(HELLO, at=9.0), "pong"], "(a renewal from before the last one)"),
         ([HELLO, "pong", "pong"], "(an answer to a ping that was not sent)"),
     ],
-    ids=["generation", "its end", "a ping", "an older renewal", "a ping twice"],
+    ids=["generation", "term", "its end", "a ping", "an older renewal", "a ping twice"],
 )
 def test_a_node_that_lies_about_itself_is_lost_with_a_word_on_that(claims: list[Any], said: str) -> None:
     fed, sent, peer = list[Any](), list[Any](), PlayedCoordinator()
