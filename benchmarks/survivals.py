@@ -1,4 +1,4 @@
-"""How soon a job trains again that has lost a node: node 0, whose place another takes, or one whose place a spare takes."""
+"""How soon a job trains again that has lost a node: one that the command starts again without, or node 0 that is typed again."""
 
 from __future__ import annotations
 
@@ -8,75 +8,114 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from subprocess import Popen
 
 from bed import Bed, Figure, Measured, program
 from nodes import free_ports
 
 _HEARTBEAT = 4.0  # seconds
+_LEASE = _HEARTBEAT + 2.0  # seconds until the workers of a node that is silent have certainly been killed
 _STEPS = 20  # until a node is lost
 _SPARE = 5.0  # seconds that a spare has before
 _PATIENCE = 120.0  # seconds
 _WARM = ("--start-method", "forkserver")
+_ELASTIC, _SPARED = ("--nnodes", "2:3"), ("--nnodes", "2", "--spares", "1")
 
 
 def survive(bed: Bed) -> Iterator[Figure]:
     """Nodes on this machine, each with a worker; one is killed, or stops, so that only its silence tells of the loss."""
     rounds = bed.rounds(6)
-    first, replaced = ("--nnodes", "3:5"), ("--nnodes", "2", "--spares", "1")
-    for name, nodes, lost, options, how, target in (
-        ("node 0 of 5 killed", 5, 0, first, "kill", 3.0),
-        ("node 0 of 5 silent: beyond the heartbeat", 5, 0, first, "stop", 3.0),
-        ("the same, imports kept warm: beyond the heartbeat", 5, 0, (*first, *_WARM), "stop", 3.0),
-        ("a node of 2 silent, a spare: beyond the heartbeat", 3, 1, replaced, "stop", 2.0),
-        ("the same, imports kept warm: beyond the heartbeat", 3, 1, (*replaced, *_WARM), "stop", 1.0),
+    for name, lost, options, how, target in (
+        ("node 0 of 3 killed", 0, _ELASTIC, signal.SIGKILL, 3.0),
+        ("node 2 of 3 killed", 2, _ELASTIC, signal.SIGKILL, 3.0),
+        ("node 0 of 3 silent: beyond its lease", 0, _ELASTIC, signal.SIGSTOP, 3.0),
+        ("a node of 2 silent, a spare: beyond its lease", 1, _SPARED, signal.SIGSTOP, 3.0),
+        ("the same, imports kept warm: beyond its lease", 1, (*_SPARED, *_WARM), signal.SIGSTOP, 1.0),
     ):
-        taken = [_again(bed, nodes, lost, options, how) for _ in range(rounds)]
-        beyond = _HEARTBEAT if how == "stop" else 0.0
-        yield Figure(
-            name=f"{name}: steps again after",
-            value=Measured.of([seconds - beyond for seconds in taken]),
-            unit="s",
-            target=target,
-            how=f"{rounds} rounds; --heartbeat-timeout {_HEARTBEAT:g}s",
-        )
+        beyond = _LEASE if how is signal.SIGSTOP else 0.0
+        taken = [_of_one_command(bed, lost, options, how) - beyond for _ in range(rounds)]
+        yield _figure(f"{name}: steps again after", taken, target)
+    taken = [_by_hand(bed) - _LEASE for _ in range(rounds)]
+    yield _figure("by hand, node 0 of 3 killed: steps after it is typed again, beyond a lease", taken, 3.0)
 
 
-def _again(bed: Bed, nodes: int, lost: int, options: Sequence[str], how: str) -> float:
-    """Return the seconds from the loss of a node to the first step of the next generation."""
+def _figure(name: str, taken: Sequence[float], target: float) -> Figure:
+    how = f"{len(taken)} rounds; --heartbeat-timeout {_HEARTBEAT:g}s"
+    return Figure(name=name, value=Measured.of(taken), unit="s", target=target, how=how)
+
+
+def _of_one_command(bed: Bed, lost: int, options: Sequence[str], how: signal.Signals) -> float:
+    """Return the seconds from the loss of the node of this rank to the first step without it; one command has started all."""
     with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
-        steps, port = Path(folder, "steps"), free_ports(10)
+        steps = Path(folder, "steps")
         steps.touch()
-        common = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--heartbeat-timeout", f"{_HEARTBEAT:g}s"]
-        words = [*bed.ddplaunch, *common, *options, "--nproc-per-node", "1"]
-        words_of = [[*words, "--node-rank", str(rank), program("steps_on"), str(steps)] for rank in range(nodes)]
-        spares = int("--spares" in options)
-        commands = [bed.start(argv) for argv in words_of[: nodes - spares]]
+        command = bed.start([*_words(bed, options), "--simulate", program("steps_on"), str(steps)])
         try:
             _until(lambda: len(_noted(steps)) > _STEPS)
-            if spares:  # it comes when the job has its nodes, and imports what it will need
-                commands.append(bed.start(words_of[-1]))
+            if "--spares" in options:  # it imports what it will need
                 time.sleep(_SPARE)
             gone = time.monotonic()
-            for pid in reversed(_family(commands[lost].pid)):
-                os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-            _until(lambda: _noted(steps)[-1][1] > 0)
-            found = next(at for at, generation in _noted(steps) if generation > 0) - gone
-            Path(folder, "steps.enough").touch()
-            for rank, command in enumerate(commands):
-                assert rank == lost or command.wait(_PATIENCE) == 0
-            return found
+            worker = int(Path(f"{steps}.{lost}").read_text())
+            for pid in reversed(_family(_node_of(command.pid, worker))):
+                os.kill(pid, how)
+            return _until_again(steps, [command]) - gone
+        finally:
+            bed.end_left()
+            command.wait()
+
+
+def _by_hand(bed: Bed) -> float:
+    """Return the seconds from when the command of a node 0 that was killed is typed again to the next step."""
+    with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
+        steps, endpoint = Path(folder, "steps"), f"127.0.0.1:{free_ports(10)}"
+        steps.touch()
+        words = [*_words(bed, _ELASTIC), "--rdzv-endpoint", endpoint, "--rdzv-conf", "last_call_timeout=0"]
+        words_of = [[*words, "--node-rank", str(rank), program("steps_on"), str(steps)] for rank in range(3)]
+        commands = [bed.start(argv) for argv in words_of]
+        try:
+            _until(lambda: len(_noted(steps)) > _STEPS)
+            for pid in reversed(_family(commands[0].pid)):
+                os.kill(pid, signal.SIGKILL)
+            commands[0].wait()
+            back = time.monotonic()
+            commands[0] = bed.start(words_of[0])
+            return _until_again(steps, commands) - back
         finally:
             bed.end_left()
             for command in commands:
                 command.wait()
 
 
+def _words(bed: Bed, options: Sequence[str]) -> list[str]:
+    return [*bed.ddplaunch, "--heartbeat-timeout", f"{_HEARTBEAT:g}s", "--nproc-per-node", "1", *options]
+
+
+def _until_again(steps: Path, commands: Sequence[Popen[bytes]]) -> float:
+    """Return when the first step of another generation was taken, and see that the job can end after it."""
+    _until(lambda: _noted(steps)[-1][1] > 0)
+    again = next(at for at, generation in _noted(steps) if generation > 0)
+    Path(f"{steps}.enough").touch()
+    for command in commands:
+        assert command.wait(_PATIENCE) == 0
+    return again
+
+
+def _node_of(command: int, worker: int) -> int:
+    """Return the process of a simulated node below which this worker runs."""
+    (coordinator,) = _children(command)
+    return next(node for node in _children(coordinator) if worker in _family(node))
+
+
 def _family(pid: int) -> list[int]:
     """Return a process and all below it."""
     found = [pid]
     for one in found:
-        found += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
+        found += _children(one)
     return found
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _noted(steps: Path) -> list[tuple[float, int]]:

@@ -1,16 +1,20 @@
 """Takes a step every 10 ms with all ranks; rank 0 notes when, and in which generation. Ends once FILE.enough is there.
 
+Each rank notes its pid in FILE.RANK.
+
 steps_on.py FILE
 """
 
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
+Path(f"{sys.argv[1]}.{dist.get_rank()}").write_text(str(os.getpid()))
 ends = torch.zeros(1)
 with open(sys.argv[1], "a", buffering=1) as file:
     while not ends.item():
