@@ -76,11 +76,13 @@ def make(root: str, name: str) -> tuple[str, int]:
     make_all(root)
     for number in count():
         path = f"{root}/{name}.{number}" if number else f"{root}/{name}"
-        with suppress(FileExistsError):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
             # a node of this run may have made it on its way to a folder of its own
             if not os.path.isdir(path) or os.path.lexists(f"{path}/events.jsonl"):
-                os.mkdir(path, 0o700)
-            return path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                continue
+        return path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     raise AssertionError
 
 

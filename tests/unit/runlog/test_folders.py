@@ -3,12 +3,13 @@
 import fcntl
 import os
 import pwd
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from ddplaunch.record.folders import first_that_goes_on, runs_folder
+from ddplaunch.record.folders import first_that_goes_on, make, runs_folder
 
 OF_USER = f"{pwd.getpwuid(os.getuid()).pw_dir}/.local/state/ddplaunch/runs"
 
@@ -36,3 +37,22 @@ def test_the_node_that_answers_for_a_run_is_the_first_by_number(tmp_path: Path) 
             if rank:  # node 0 is lost
                 fcntl.flock(events, fcntl.LOCK_EX)
         assert first_that_goes_on(str(tmp_path)) == f"{tmp_path}/node-2"
+
+
+def test_a_run_has_one_folder_whether_the_command_or_a_node_makes_it_first(tmp_path):
+    for number in range(200):
+        run, nodes = f"{tmp_path}/run-{number}", list[tuple[str, int]]()
+        both = threading.Barrier(2)
+
+        def make_part(run: str = run, both: threading.Barrier = both, nodes: list[tuple[str, int]] = nodes) -> None:
+            both.wait()
+            nodes.append(make(run, "node-0"))
+
+        node = threading.Thread(target=make_part)
+        node.start()
+        both.wait()
+        made = make(str(tmp_path), f"run-{number}")
+        node.join()
+        for _, descriptor in (made, *nodes):
+            os.close(descriptor)
+        assert (made[0], nodes[0][0]) == (run, f"{run}/node-0")
