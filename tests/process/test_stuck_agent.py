@@ -127,7 +127,7 @@ def test_a_front_that_a_debugger_holds_is_left_alone(job):
 
 def agents_of(process: Popen[str]) -> list[int]:
     """The agents of simulated nodes, by node rank: each is the child of its host's front, which the dispatcher has started."""
-    fronts = sorted(one.pid for one in psutil.Process(agent_of(process.pid)).children())
+    fronts = sorted(one.pid for one in psutil.Process(agent_of(process.pid)).children() if one.children())
     return [agent_of(front) for front in fronts]
 
 
@@ -350,7 +350,7 @@ def agent(pipes):
     os.write(2, b"ready\\n")
     os.kill(os.getpid(), signal.SIGSTOP)
 
-sys.exit(HostFront(InputPipe(0), OutputPipe(1), 60.0, "host", reports_job=True).serve(agent, (), ()))
+sys.exit(HostFront(InputPipe(0), OutputPipe(1), 60.0, "host").serve(agent, (), ()))
 """
 
 
