@@ -84,7 +84,7 @@ class Coordinator:
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
         self._warnings: Warnings | None = None
-        self._said: set[Warned] = set()  # by the command that has started all agents
+        self._said: set[Warned] = set()  # here, which agents need not say of themselves
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def join(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
@@ -133,9 +133,7 @@ class Coordinator:
                 first = [member.id for member in self.state.members.values() if member.node_rank == 0]
                 self._order(first, node.StoreOrdered(now))
             case GroupMade() if self.state.members[id].node_rank == 0:
-                expendable(
-                    self.joined, lambda why: self._reporter.print(f"warning: no stragglers are looked for: {why}")
-                )
+                expendable(self.joined, lambda why: self._say_once(f"stragglers are no longer looked for: {why}"))
             case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
@@ -179,6 +177,10 @@ class Coordinator:
         """Say something of the command that has started all agents, which need not say the same of themselves."""
         self._said.add(Warned(line(text), is_warning))
         self._reporter.print(f"warning: {text}" if is_warning else text)
+
+    def _say_once(self, warning: str) -> None:
+        if Warned(line(warning), is_warning=True) not in self._said:
+            self.say(warning, is_warning=True)
 
     def _warn(self, member: Member, warned: Warned) -> None:
         if warned in self._said:
