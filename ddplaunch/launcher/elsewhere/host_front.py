@@ -46,7 +46,6 @@ class HostFront:
         self._heartbeat_timeout = heartbeat_timeout
         PROCESS_CLOCK.protect(heartbeat_timeout)
         self._host = host
-        self.ends_job = True  # whether the job cannot go on without this host
         self._loop = Loop()
         self._lost_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._disconnect)
         self._loop.watch(input_pipe, self._on_input)
@@ -126,7 +125,7 @@ class HostFront:
         self._watch_agent()
         while self._on_output():
             pass
-        status, message = self._prevented or child.status_of(pid, wait_status, self._host, ends_job=self.ends_job)
+        status, message = self._prevented or child.status_of(pid, wait_status, self._host)
         if message:
             self._output.put(OURS, message.encode())
         return status

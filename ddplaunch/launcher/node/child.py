@@ -306,15 +306,15 @@ def reap_agent(agent: int, pipes: FrontPipes) -> int:
     return os.waitpid(agent, 0)[1]
 
 
-def status_of(agent: int, wait_status: int, host: str = "", *, ends_job: bool = True) -> tuple[int, str]:
+def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
     """Return the status of the job by how the agent ended, and a text about it; "" if it printed all itself.
 
-    `host` is named if this is printed on another one, which may show a job that goes on.
+    `host` is named if this is printed where agents were started: that command says itself that the node is lost.
     """
     if os.WIFSIGNALED(wait_status):
         by = signal.Signals(os.WTERMSIG(wait_status)).name
         whose = f"the agent on {host}" if host else "ddplaunch's agent"
-        kind = "error" if ends_job else "ddplaunch"
+        kind = "ddplaunch" if host else "error"
         text = f"{kind}: {whose} (pid {agent}) was killed by {by}; its workers were ended with it\n"
         return exitcodes.NODE_LOST, text + describe_leftovers()
     return os.WEXITSTATUS(wait_status), ""

@@ -78,7 +78,6 @@ def _run(order: messages.Order, front: HostFront) -> int:
     node = simulated(here, order.node_rank, nodes, order.simulated)
     front.report(messages.Ready())
     allocation = orders.allocation(order)
-    front.ends_job = not allocation.is_elastic
     return run(
         replace(spec, chaos=orders.faults(order), simulate=order.simulated),  # of which a failure report has to know
         {**env, TOKEN: order.token},
