@@ -91,7 +91,7 @@ class Chaos:
         return True
 
     def _kill_node(self, node_rank: int) -> bool:
-        """Kill all processes of a node. Helpers that remove names of shared memory go on; with a real node, they would be lost."""
+        """Kill all processes of a node. Helpers that remove names of shared memory go on: a real node would lose them, too."""
         pid = self._nodes[node_rank].pid
         root = look(pid) if pid is not None else None
         if root is None or root.state in "ZX":
