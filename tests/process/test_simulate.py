@@ -267,10 +267,35 @@ def test_nothing_is_left_when_part_of_a_node_is_killed(job, start, who, node):
     result = job.wait().expect(122)
     why = "connection closed" if who == "agent" else "its agent ended with status 137"
     assert result.err.count(f"error: node {node} (node-{node}) was lost: {why}\n") == 1
-    killed = rf"error: the agent on node-{node} \(pid \d+\) was killed by SIGKILL"
+    killed = rf"ddplaunch: the agent on node-{node} \(pid \d+\) was killed by SIGKILL; its workers were ended with it\n"
     assert bool(re.search(killed, result.err)) is (who == "agent")
-    assert result.err.count("error: ") == 1 + (who == "agent")
+    assert result.err.count("error: ") == 1
     assert result.err.splitlines()[-1].startswith("hint: ")
+
+
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+def test_an_agent_that_is_killed_before_the_job_begins_is_not_waited_for(job, program, nnodes):
+    checks = f"touch {job.home}/checks-$$; until test -e {job.home}/killed; do sleep 0.05; done"
+    job.start("--nnodes", nnodes, "--simulate", "--health-check", checks, program("behave"), "all=done")
+    until(lambda: len(list(job.home.glob("checks-*"))) == 2, "the health checks")
+    processes(job)["agent"][1].kill()
+    if nnodes == "2":
+        assert job.wait().expect(122).err.count("error: node-1: lost: its agent ended with status 122\n") == 1
+    else:
+        (job.home / "killed").touch()
+        assert "going on without node-1: lost: its agent ended with status 122\n" in job.wait().expect(0).err
+
+
+@pytest.mark.parametrize("lost", [1, 0])
+def test_an_elastic_job_goes_on_soon_without_a_node_whose_relay_is_killed(job, program, lost):
+    """The command sees that nothing of the node is left, and waits for no lease."""
+    told = ("--nnodes", "1:2", "--nproc-per-node", 1, "--simulate", "--heartbeat-timeout", 600, "--grace-period", 600)
+    job.start(*told, program("restarts"), "goes_on_until_told")
+    job.signs("place-0", 2)
+    processes(job)["relay"][lost].kill()
+    job.sign("place-1-0")
+    (job.home / "signs" / "finish").touch()
+    job.wait().expect(0)
 
 
 def test_an_agent_of_node_0_that_hangs_is_named_by_the_one_who_watches_it(job, start):

@@ -10,7 +10,7 @@ from functools import partial
 from ddplaunch.reach.connections import HostConnection
 from ddplaunch.spec.job import Fault
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.process.tidying import signal_leftovers
+from ddplaunch.system.process.tidying import kill_at_once
 from ddplaunch.system.process.tree import Process, descendants, look, signal_process
 
 SLOW_INTERVAL = 0.05  # seconds for which a worker that is slowed down runs, then is stopped
@@ -91,16 +91,10 @@ class Chaos:
         return True
 
     def _kill_node(self, node_rank: int) -> bool:
-        """Kill all processes of a node as if at once: stop every process first, then kill all.
-
-        Helpers that remove names of shared memory go on: these would be lost with a real node.
-        """
+        """Kill all processes of a node. Helpers that remove names of shared memory go on: a real node would lose them, too."""
         pid = self._nodes[node_rank].pid
         root = look(pid) if pid is not None else None
         if root is None or root.state in "ZX":
             return False
-        signal_process(root, signal.SIGSTOP)
-        for process in descendants(root.pid):
-            signal_process(process, signal.SIGSTOP)
-        signal_leftovers(signal.SIGKILL, [*descendants(root.pid), root], sparing=True)
+        kill_at_once(lambda: [root, *descendants(root.pid)])
         return True

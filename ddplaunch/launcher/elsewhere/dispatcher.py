@@ -38,7 +38,8 @@ from ddplaunch.system.fields import Malformed, line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.linux import become_subreaper
-from ddplaunch.system.process.tree import children, reap, state_of
+from ddplaunch.system.process.tidying import kill_at_once
+from ddplaunch.system.process.tree import descendants, reap
 
 SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, so that one message names all
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed
@@ -106,6 +107,7 @@ class Dispatcher:
         self._lead = Lead(loop, job.lead, files, pipes)
         self._console = Console(loop, self._lead.context.queue)
         self._spare = pipes.spare
+        self._spared: set[tuple[int, int]] = set()  # pids and starts of processes that outlive their simulated node
         self._statuses = HostStatuses([agent.host for agent in self._job.agents], self._job.min_nodes)
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._job.agents)
         self._agents: dict[HostConnection, _Agent] = {}
@@ -215,6 +217,7 @@ class Dispatcher:
                 if self._job.starter == "simulate":  # then it is a process of this host
                     for pid, started in spared:
                         self._spare(pid, started)
+                    self._spared.update(spared)
                 self._statuses.ended[host.agent.node_rank] = status
 
     def chunk_received(self, host: HostConnection, data: bytes) -> None:
@@ -237,11 +240,11 @@ class Dispatcher:
         status = self._statuses.ended.get(host.agent.node_rank)
         error = diagnose.of_host(self._job.starter, self._job.python, host)
         if (agent := self._agents.get(host)) is not None:
-            reason = line(error.message.partition("\n")[0].removeprefix("lost: "))
-            agent.lose(reason, has_ended=status is not None or self._has_ended(host))
+            reason = line(error.message.partition("\n")[0].removeprefix("lost: ")) if status is None else CLOSED
+            agent.lose(reason, has_ended=status is not None or self._ends_what_is_left())
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
-        elif status is None and not host.given_up and not self._lead.has_begun:
+        if not host.given_up and not self._lead.has_begun:
             self._host_failed(host, error)
         self._startup.start_next()
 
@@ -262,14 +265,21 @@ class Dispatcher:
         if not self._settle_by.is_set or statuses.may_try_others:
             self._settle_by.set(self._loop.now() + SETTLE_TIME)
 
-    def _has_ended(self, host: HostConnection) -> bool:
-        """Whether all that ran on a host is known to have ended, though its agent has not said so: of a simulated one we see it.
+    def _ends_what_is_left(self) -> bool:
+        """Kill what a node has left whose front is gone, if the job may go on without it; return whether that can be done here.
 
-        What loses its parent becomes our child.
+        What a simulated node has started becomes our child as it loses its parent. What other hosts have left ends by its lease.
         """
-        if self._job.starter != "simulate":
-            return False  # ssh gives the same status if it has lost the host
-        return all(pid in self._own or state_of(pid) in "ZX" for pid in children(os.getpid()))
+        if self._job.starter != "simulate" or not self._lead.coordinator.state.policy.lease:
+            return False
+        kill_at_once(
+            lambda: [
+                left
+                for left in descendants(os.getpid(), but_for=self._own)
+                if (left.pid, left.started) not in self._spared
+            ]
+        )
+        return True
 
     @property
     def _own(self) -> frozenset[int]:

@@ -75,6 +75,7 @@ class Coordinator:
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
         self._samples: dict[int, list[Sample]] = {}  # of this generation, by member
         self._reservation: Reservation | None = None
+        self._is_one_host = False  # all nodes are simulated on this one
         self._meeting: Meeting | None = None  # of the generation that begins, until all agents are told to
         self._meetings = 0
         self._begin_error = ""  # why a generation could not begin, with its hint
@@ -83,7 +84,7 @@ class Coordinator:
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
         self._warnings: Warnings | None = None
-        self._said: set[Warned] = set()  # by the command that has started all agents
+        self._said: set[Warned] = set()  # here, which agents need not say of themselves
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def join(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
@@ -91,9 +92,12 @@ class Coordinator:
         self._take_order, self._agents = take_order, agents
         self.feed(job.Joined(member, self._loop.now()))
 
-    def lead(self, take_order: Callable[[Order], None], agents: Agents) -> None:
-        """Coordinate these agents from the command that has started them, which hears of each generation and of the end."""
-        self._take_order, self._agents = take_order, agents
+    def lead(self, take_order: Callable[[Order], None], agents: Agents, *, is_one_host: bool) -> None:
+        """Coordinate these agents from the command that has started them, which hears of each generation and of the end.
+
+        Where they are all on this host, they hear each other if the command hears them.
+        """
+        self._take_order, self._agents, self._is_one_host = take_order, agents, is_one_host
         self._deadline.set(self.state.deadline)
 
     # --- what comes in
@@ -129,9 +133,7 @@ class Coordinator:
                 first = [member.id for member in self.state.members.values() if member.node_rank == 0]
                 self._order(first, node.StoreOrdered(now))
             case GroupMade() if self.state.members[id].node_rank == 0:
-                expendable(
-                    self.joined, lambda why: self._reporter.print(f"warning: no stragglers are looked for: {why}")
-                )
+                expendable(self.joined, lambda why: self._say_once(f"stragglers are no longer looked for: {why}"))
             case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
@@ -175,6 +177,10 @@ class Coordinator:
         """Say something of the command that has started all agents, which need not say the same of themselves."""
         self._said.add(Warned(line(text), is_warning))
         self._reporter.print(f"warning: {text}" if is_warning else text)
+
+    def _say_once(self, warning: str) -> None:
+        if Warned(line(warning), is_warning=True) not in self._said:
+            self.say(warning, is_warning=True)
 
     def _warn(self, member: Member, warned: Warned) -> None:
         if warned in self._said:
@@ -324,12 +330,12 @@ class Coordinator:
     def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
         """Reserve MASTER_PORT and order all agents to begin a generation; feed the failure if no port can be had.
 
-        If another agent than the coordinator's own is the first one, it reserves the port, and the others reach it before.
+        If the first one is on another host, it reserves the port, and the others reach it before.
         """
         self._traces, self._samples = {}, {}
         if self.stragglers is not None:
             self.stragglers.end()
-        if self._agents is not None and order[0] != SELF_ID:
+        if self._agents is not None and order[0] != SELF_ID and not self._is_one_host:
             self._meet(self._agents, order)
             return
         try:
@@ -339,7 +345,7 @@ class Coordinator:
             return
         except LaunchError as error:
             self._begin_error = error.render()
-            failure = StartFailure(0, self._draft.workers[0].host, error.message, error.status)
+            failure = StartFailure(0, self.state.members[order[0]].host, error.message, error.status)
             self.feed(job.BeginFailed(failure, self._loop.now()))
             return
         self._order_to_begin(number, order, restarts, port)

@@ -45,7 +45,8 @@ def main() -> int:
     except LaunchError as error:  # there is no front to send it; the pipe has room
         output_pipe.put(CONTROL, messages.encode(messages.refusal(error)))
         return error.status
-    front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, order.hosts[order.node_rank])
+    host, is_leased = order.hosts[order.node_rank], order.min_nodes < len(order.hosts)
+    front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, host, is_leased=is_leased)
     try:
         status = _run(order, front)
     except LaunchError as error:
@@ -78,7 +79,6 @@ def _run(order: messages.Order, front: HostFront) -> int:
     node = simulated(here, order.node_rank, nodes, order.simulated)
     front.report(messages.Ready())
     allocation = orders.allocation(order)
-    front.ends_job = not allocation.is_elastic
     return run(
         replace(spec, chaos=orders.faults(order), simulate=order.simulated),  # of which a failure report has to know
         {**env, TOKEN: order.token},

@@ -7,7 +7,7 @@ same names fails. How long they have is decided elsewhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGWINCH
 
 from ddplaunch.system.process.tree import Process, content, ends_within, signal_process
@@ -48,6 +48,13 @@ def let_tidy(process: Process) -> None:
     """Have a process that tidies go on, if it is stopped."""
     if process.state == "T":
         signal_process(process, SIGCONT)
+
+
+def kill_at_once(find: Callable[[], Iterable[Process]]) -> None:
+    """Kill the processes that `find` finds, but for those that tidy: all are stopped first, so that none starts another."""
+    for process in find():
+        signal_process(process, SIGSTOP)
+    signal_leftovers(SIGKILL, find(), sparing=True)
 
 
 def end_all(left: Collection[Process], within: float) -> None:

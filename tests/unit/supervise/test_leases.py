@@ -213,6 +213,10 @@ def test_it_waits_for_node_0_by_its_name_and_offers_its_rank() -> None:
     policy = replace(OVER_SSH, names=("n1", "n2", "n3"), min_nodes=3)
     _, actions = history(policy, [*agents(2, 3), DeadlineReached(3.0)])
     assert actions == [Print("2 of 3 nodes joined (n2, n3) after 3 s of 10 min; waiting for node 0 (n1)")]
+    _, actions = history(policy, [DeadlineReached(3.0)])
+    assert actions == [
+        Print("0 of 3 nodes joined after 3 s of 10 min; waiting for node 0 (n1), node 1 (n2), node 2 (n3)")
+    ]
 
 
 def test_the_loss_of_all_nodes_ends_the_job() -> None:

@@ -161,7 +161,8 @@ def _command_of_a_missing_node(policy: Policy, members: Members) -> str:
 def joined(policy: Policy, members: Members) -> str:
     """Return how many nodes have joined: "2 of 3 nodes joined (a, b)"."""
     hosts = [member.host for member in members.values()]
-    return f"{len(hosts)} of {_nodes(policy.min_nodes)} joined ({', '.join(hosts[:8])}{', ...' if hosts[8:] else ''})"
+    named = f" ({', '.join(hosts[:8])}{', ...' if hosts[8:] else ''})" if hosts else ""
+    return f"{len(hosts)} of {_nodes(policy.min_nodes)} joined{named}"
 
 
 def missing(policy: Policy, members: Members) -> str:
