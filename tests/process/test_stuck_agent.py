@@ -1,6 +1,5 @@
 """An agent that does not run, as if it were stopped, in uninterruptible sleep or in a loop: the job ends all the same."""
 
-import json
 import os
 import select
 import signal
@@ -149,36 +148,6 @@ def test_whatever_is_stopped_of_a_job_that_is_simulated_the_command_ends(job, pr
     stop_process(pid)
     assert job.wait(60).status == 122
     job.nothing_left(PATIENCE)
-
-
-LEASED = ("--nproc-per-node", 1, "--heartbeat-timeout", "6s")
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_the_worker_of_an_agent_that_is_stopped_has_ended_when_other_nodes_go_on(job, program, lost):
-    process = job.start("--nnodes", "1:2", "--simulate", *LEASED, program("restarts"), "goes_on_until_told")
-    workers = [json.loads(job.sign(f"place-0-{rank}"))["pid"] for rank in range(2)]
-    stop_process(agents_of(process)[lost])
-    job.sign("place-1-0")
-    assert not psutil.pid_exists(workers[lost])
-    (job.home / "signs" / "finish").touch()
-    job.wait().expect(0)
-
-
-def test_started_by_hand_it_has_ended_then_too(nodes, program):
-    first, second = (
-        nodes.node(
-            *(*nodes.c10d("1:2"), "--rdzv-conf", f"last_call_timeout=60,is_host={1 - rank}", "--node-rank", rank),
-            *(*LEASED, program("restarts"), "goes_on_until_told"),
-        )
-        for rank in range(2)
-    )
-    worker = [json.loads(nodes.sign(f"place-0-{rank}"))["pid"] for rank in range(2)][1]
-    stop_process(second.agent)
-    nodes.sign("place-1-0")
-    assert not psutil.pid_exists(worker)
-    (nodes.home / "signs" / "finish").touch()
-    assert nodes.statuses(first, second) == [0, 122]
 
 
 def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job):

@@ -36,25 +36,16 @@ _FULL = (
 class HostFront:
     """Serves one agent."""
 
-    def __init__(
-        self,
-        input_pipe: InputPipe,
-        output_pipe: OutputPipe,
-        heartbeat_timeout: float,
-        host: str,
-        *,
-        is_leased: bool = False,
-    ) -> None:
+    def __init__(self, input_pipe: InputPipe, output_pipe: OutputPipe, heartbeat_timeout: float, host: str) -> None:
         """Prepare to serve; after `heartbeat_timeout` seconds without a frame the dispatcher is lost.
 
-        `host` is the name of this host in the job. `is_leased`: the job goes on without this node when its lease is over.
+        `host` is the name of this host in the job.
         """
         self._input = input_pipe
         self._output = output_pipe
         self._heartbeat_timeout = heartbeat_timeout
         PROCESS_CLOCK.protect(heartbeat_timeout)
         self._host = host
-        self._is_leased = is_leased
         self._loop = Loop()
         self._lost_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._disconnect)
         self._loop.watch(input_pipe, self._on_input)
@@ -111,7 +102,7 @@ class HostFront:
         self.channel.close()
         self._agent = pid
         self._replies = Replies(self._pipes.replies[0])
-        self._watch = child.Watch(pid, self._pipes, self._replies, self._heartbeat_timeout, is_leased=self._is_leased)
+        self._watch = child.Watch(pid, self._pipes, self._replies, self._heartbeat_timeout)
         self._look_at.set(self._loop.now() + self._watch.interval)
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._on_signal)

@@ -42,7 +42,6 @@ PATIENCE = 1.5
 _COUNTS = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
 _AT_REST = 3  # times as long while all is well: the kernel tells at once that an agent is stopped
-_IN_A_LEASE = 4  # questions in a heartbeat timeout, where the lease of the workers is no longer than that
 
 
 def start(
@@ -156,18 +155,11 @@ class Watch:
     so a pause of both gives nobody up.
     """
 
-    def __init__(
-        self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float, *, is_leased: bool = False
-    ) -> None:
-        """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run.
-
-        `is_leased`: other nodes go on without this one when the lease of its workers is over, so these end by then, whatever
-        keeps the loop of the agent, which renews it.
-        """
-        self._is_leased = is_leased
-        self.interval = heartbeat_timeout / _IN_A_LEASE if is_leased else watch_interval(heartbeat_timeout)
+    def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
+        """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run."""
+        self.interval = watch_interval(heartbeat_timeout)
         self._waited = self.interval  # before the next look
-        self._within = heartbeat_timeout - self.interval if is_leased else PATIENCE * heartbeat_timeout
+        self._within = PATIENCE * heartbeat_timeout
         self._agent = agent
         self._pipes = pipes
         self._replies = replies
@@ -182,13 +174,12 @@ class Watch:
     def look(self) -> bool:
         """Take the answers and ask again; False: the agent does not run."""
         self._replies.take()
-        loop_answered = self._replies.has(RUNS)
-        answered = loop_answered if self._is_leased else self._replies.has(RUNS + LIVES)
+        loop_answered, answered = self._replies.has(RUNS), self._replies.has(RUNS + LIVES)
         self._replies.forget(RUNS + LIVES)
         self._has_begun = self._has_begun or loop_answered
         state = "" if loop_answered else state_of(self._agent)
         is_judged = self._has_begun or state == "T"
-        counts = 1.0 if answered else self._counts(state)
+        counts = 1.0 if answered else _COUNTS.get(state, 1.0)
         self._unanswered = self._unanswered + counts if is_judged and not answered else 0.0
         self._without_loop = self._without_loop + counts if is_judged and not loop_answered else 0.0
         self.silent = self.silent + self._waited if is_judged and not loop_answered else 0.0
@@ -202,18 +193,14 @@ class Watch:
 
         The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent.
         """
-        is_well = not self._is_leased and not self.silent and not is_stopped(self._agent)
+        is_well = not self.silent and not is_stopped(self._agent)
         self._waited = self.interval * (_AT_REST if is_well else 1)
         return self._waited
 
     @property
     def within(self) -> float:
         """The seconds without any answer after which the agent is given up, if its state does not change."""
-        return self._within / self._counts(state_of(self._agent))
-
-    def _counts(self, state: str) -> float:
-        """How much a question without an answer counts."""
-        return 1.0 if self._is_leased else _COUNTS.get(state, 1.0)
+        return self._within / _COUNTS.get(state_of(self._agent), 1.0)
 
 
 def watch_interval(heartbeat_timeout: float) -> float:

@@ -54,14 +54,13 @@ def run(
     sent_again: frozenset[int] = frozenset(),
     output: FrontOutput | None = None,
     heartbeat_timeout: float = 10.0,
-    is_leased: bool = False,
 ) -> int:
     """Fork, run `agent` in the child, serve the agent until the child ends, and return the exit status of the job.
 
     `signals` are those that go to the agent besides those of `passed_on`; one that was ignored when the command
     was started (nohup) stays ignored. `stops` are those that ask the job to end, `sent_again` those that may come twice.
     `output` takes the agent's messages; None: our stdout and stderr do. An agent that gives no sign of life for
-    more than `heartbeat_timeout` seconds is killed; before that, if other nodes go on without its workers then (`is_leased`).
+    more than `heartbeat_timeout` seconds is killed.
 
     Raises:
         LaunchError: the machine has no room for the agent.
@@ -72,8 +71,7 @@ def run(
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
     signal.set_wakeup_fd(pipes.signals[1], warn_on_full_buffer=False)
     deduplicator = SignalDeduplicator(frozenset(stops), sent_again)
-    watch = child.Watch(pid, pipes, replies := Replies(pipes.replies[0]), heartbeat_timeout, is_leased=is_leased)
-    front = _Front(pid, deduplicator, frozenset(stops), pipes, output or FrontOutput(), replies, watch)
+    front = _Front(pid, deduplicator, frozenset(stops), pipes, output or FrontOutput(), heartbeat_timeout)
     for signum in passed:
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
@@ -136,22 +134,24 @@ class _Front:
         stops: frozenset[int],
         pipes: FrontPipes,
         output: FrontOutput,
-        replies: Replies,
-        watch: child.Watch,
+        heartbeat_timeout: float,
     ) -> None:
-        """Serve this agent; `stops` are the signals at which the user wants the job to end."""
+        """Serve this agent; `stops` are the signals at which the user wants the job to end.
+
+        The agent is given up when it has been silent for more than `heartbeat_timeout` seconds.
+        """
         self.output = output
         self._agent = agent
         self._deduplicator = deduplicator
         self._stops = stops
         self._pipes = pipes
-        self._replies = replies
+        self._replies = Replies(pipes.replies[0])
         self._suspending = False
         self.stopped_by = 0  # the first signal to stop
         self.killed_agent = False
         self.is_done = False
         self._escalates = False  # the agent is to kill its workers
-        self._watch = watch
+        self._watch = child.Watch(agent, pipes, self._replies, heartbeat_timeout)
         self._question: child.Question | None = None  # to an agent that is to stop or kill its workers
         self._unread = 0  # INTERVALs without progress, in which the job has ended as it was asked to
         self._written_before = 0  # bytes, one interval ago

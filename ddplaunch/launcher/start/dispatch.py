@@ -171,7 +171,7 @@ def _run_here(
             here,
             screen=screen,
             reports_to_caller=to_caller,
-            serve=partial(serve, is_leased=allocation.is_elastic),
+            serve=serve,
         )
     except LaunchError as error:
         _withdraw(spec, allocation, env, error)

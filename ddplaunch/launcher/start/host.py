@@ -45,8 +45,7 @@ def main() -> int:
     except LaunchError as error:  # there is no front to send it; the pipe has room
         output_pipe.put(CONTROL, messages.encode(messages.refusal(error)))
         return error.status
-    host, is_leased = order.hosts[order.node_rank], order.min_nodes < len(order.hosts)
-    front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, host, is_leased=is_leased)
+    front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, order.hosts[order.node_rank])
     try:
         status = _run(order, front)
     except LaunchError as error:

@@ -92,14 +92,6 @@ def test_a_watched_agent_whose_loop_does_not_come_by_has_half_a_minute(pipes, wa
     assert looks(pipes, watch, LIVES) == 5
 
 
-@pytest.mark.parametrize("reply", [b"", LIVES])
-def test_a_watched_agent_whose_workers_have_a_lease_is_given_up_before_that_is_over(pipes, replies, reply):
-    watch = Watch(os.getpid(), pipes, replies, 10.0, is_leased=True)
-    os.write(pipes.replies[1], RUNS)
-    assert (watch.look(), watch.wait()) == (True, 2.5)  # in which the agent may have answered, and then stopped
-    assert (looks(pipes, watch, reply), watch.silent) == (2, 7.5)
-
-
 def test_a_watched_agent_gets_a_signal_only_if_its_loop_has_not_answered(pipes, watch):
     came: list[int] = []
     before = signal.signal(ASKS, lambda signum, _: came.append(signum))
