@@ -125,7 +125,6 @@ def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], l
         # simulated nodes, and what coordinates them, are paused together with this machine
         lease=Lease(seconds, loop.now if spec.simulate else _boot_time),
         how_back=_how_back(request.allocation, request.rendezvous.addresses[0]),
-        max_restarts=spec.max_restarts if spec.restart_window is None else inf,
         max_nodes=request.allocation.nnodes[1],
     )
 

@@ -22,7 +22,7 @@ from ddplaunch.reach.channel.dialer import Dialer, Target
 from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.silence import Silence
-from ddplaunch.spec.outcome import CUT_OFF, MAY_RESTART, OWN_END, Why
+from ddplaunch.spec.outcome import CUT_OFF, OWN_END, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
@@ -60,7 +60,6 @@ class RemoteLink(Link):
         rdzv_timeout: float,
         lease: Lease | None = None,
         how_back: str = "",
-        max_restarts: float = inf,
         max_nodes: int = 1,
     ) -> None:
         """Prepare to look for the coordinator.
@@ -69,7 +68,7 @@ class RemoteLink(Link):
         seconds after which a silent one counts as lost, earlier if `may_shorten_silence` and the coordinator says so in its
         pings; `rdzv_timeout` those after which one that was not reached is given up. `lease` limits the life of the workers;
         None: the job never goes on without a node. `how_back` says what brings a lost node 0 back, as in "waiting HOW_BACK";
-        "": nothing does. After `max_restarts` a failure ends the job.
+        "": nothing does.
         """
         super().__init__(loop)
         self._key = key
@@ -95,10 +94,8 @@ class RemoteLink(Link):
         self._refusals = Refusals()
         self._rdzv_timeout = rdzv_timeout
         self._how_back = how_back
-        self._max_restarts = max_restarts
         self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
-        self._failed_at = inf  # when it was reported that a worker of this node has failed
-        self._stop: node.StopOrdered | None = None  # of this generation, as ordered
+        self._ends_with: int | None = None  # the status of the job, if it is being stopped for good
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._lost_at = loop.timer(loop.now() + rdzv_timeout, self._on_timeout)
@@ -178,9 +175,7 @@ class RemoteLink(Link):
                 self._on_own_end(report)
                 if self._hearing is not None:
                     self._hearing.ended()
-            case node.ReportStopping(Why.FAILED):
-                self._failed_at = self._loop.now()
-            case node.ReportStopping():
+            case node.ReportStopping(why) if why is not Why.FAILED:
                 self._stopping = report
         if self._peer is not None:
             if not isinstance(report, node.Suspend | node.Resume):  # here the time of the job goes on
@@ -216,6 +211,8 @@ class RemoteLink(Link):
                 self._send(messages.Pong(sent, self._renew()))
             case messages.GivenUp(reason, may_return):
                 self._on_given_up(reason, may_return=may_return)
+            case messages.Ending(status):
+                self._ends_with = status
             case messages.LeftByNode0(signum, unfit):
                 self._on_left(signum, unfit)
             case Lead() | Reach():
@@ -297,7 +294,10 @@ class RemoteLink(Link):
         error = error or f"the coordinator (node 0) was lost: {reason}"
         if self._has_ended:
             return
-        if not self._how_back or (self._was_to_end and self._stopping is None):
+        if self._ends_with is not None and self._stopping is None:
+            self._end(f"{error}, while the job was being stopped", self._ends_with)
+            return
+        if not self._how_back:
             self._end(error)
             return
         self._send(messages.Dropped())  # else the end of the connection would say that no worker lives here
@@ -322,18 +322,6 @@ class RemoteLink(Link):
         if self._sequence is None or not self._sequence.runs:
             self._look_again()
 
-    @property
-    def _was_to_end(self) -> bool:
-        """Whether the job was being stopped for good when the coordinator was lost, as far as this node knows."""
-        stop, why = self._stop, None
-        if stop is not None:
-            why = stop.why
-        elif self._heard_at > self._failed_at:  # the coordinator lived, so the workers did not fail because it was lost
-            why = Why.FAILED
-        restarts = self._sequence.restarts if self._sequence is not None else 0
-        is_spent = why in (Why.FAILED, Why.HUNG) and restarts >= self._max_restarts
-        return why is not None and (is_spent or why not in MAY_RESTART)
-
     def _on_own_end(self, end: NodeEnd) -> None:
         """Note that the generation has ended on this node; look for a coordinator that was lost meanwhile."""
         if self._sequence is not None:
@@ -355,9 +343,7 @@ class RemoteLink(Link):
     def take(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
         if isinstance(order, Generation):
-            self._stop, self._failed_at = None, inf
-        elif isinstance(order, node.StopOrdered):
-            self._stop = order
+            self._ends_with = None
         super().take(order)
         if self._has_ended:
             self._stop_waiting()
@@ -442,9 +428,9 @@ class RemoteLink(Link):
             self._peer = None
         self._lost_at.cancel()
 
-    def _end(self, error: str) -> None:
+    def _end(self, error: str, status: int = exitcodes.NODE_LOST) -> None:
         """End this node, which has lost the coordinator for good."""
-        self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {error}\n"))
+        self.take(JobEnd(status=status, why="lost", text=f"error: {error}\n"))
 
     @property
     def is_reached(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
@@ -80,9 +79,7 @@ class Peer:
 class Bed:
     """The link of node 1, which has reached node 0; the lease runs by a clock that also counts pauses."""
 
-    def __init__(
-        self, *, how_back: str = "for it to come back", max_restarts: float = inf, is_leased: bool = True
-    ) -> None:
+    def __init__(self, *, how_back: str = "for it to come back", is_leased: bool = True) -> None:
         self.loop = FakeLoop()
         self.link = RemoteLink(
             self.loop,
@@ -93,7 +90,6 @@ class Bed:
             rdzv_timeout=60.0,
             lease=Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,
             how_back=how_back,
-            max_restarts=max_restarts,
         )
         self.dialed = 0
         self.link._dialer = self  # type: ignore[assignment]
@@ -116,11 +112,11 @@ class Bed:
     def hear(self, message: Any) -> None:
         self.link._on_message(messages.encode(message))
 
-    def begin(self, number: int = 0, restarts: int = 0) -> None:
+    def begin(self, number: int = 0) -> None:
         agreed = Agreed(
             run_id="r", index=1, agent_runs=(AgentRun(2, 1),), address="a", backend="gloo", backend_reason=""
         )
-        self.hear(Generation(number=number, term=number, restarts=restarts, port=1, agreed=agreed))
+        self.hear(Generation(number=number, term=number, restarts=0, port=1, agreed=agreed))
 
     def ping(self) -> None:
         """Hear a ping that echoes the last renewal."""
@@ -297,38 +293,32 @@ def test_a_job_that_needs_all_its_nodes_survives_any_pause() -> None:
     bed.link.close()
 
 
-@pytest.mark.parametrize(
-    ("why", "restarts", "waits"),
-    [
-        (Why.SIGNALLED, 0, False),
-        (Why.TIMED_OUT, 0, False),
-        (Why.FAILED, 0, True),
-        (Why.FAILED, 1, False),
-        (Why.HUNG, 1, False),
-        (Why.NODE_LOST, 1, True),
-        (Why.NODE_JOINED, 1, True),
-    ],
-)
-def test_nobody_waits_where_the_job_was_to_end(why: Why, restarts: int, waits: bool) -> None:
-    bed = Bed(max_restarts=1)
-    bed.begin(restarts=restarts)
-    bed.hear(node.StopOrdered(15, 0.0, why))
+@pytest.mark.parametrize("how_back", ["for it to come back", ""])
+def test_nobody_waits_where_the_job_was_being_stopped_for_good(how_back: str) -> None:
+    bed = Bed(how_back=how_back)
+    bed.begin()
+    bed.hear(messages.Ending(130))
+    bed.hear(node.StopOrdered(2, 0.0, Why.SIGNALLED))
     bed.link._on_closed(CLOSED)
-    assert (bed.link.end is None) is waits
+    assert bed.link.end is not None
+    assert (bed.link.end.status, bed.link.end.why) == (130, "lost")
+    said = "error: the coordinator (node 0) was lost: connection closed, while the job was being stopped\n"
+    assert bed.link.end.text == said
     bed.link.close()
 
 
-@pytest.mark.parametrize("is_heard", [False, True])
-def test_a_failure_here_ends_the_job_if_the_coordinator_has_lived_after_it(is_heard: bool) -> None:
-    """Else the worker may have failed because the worker of node 0 was lost."""
-    bed = Bed(max_restarts=0)
+@pytest.mark.parametrize("follows", ["another generation", "no word of an end"])
+def test_node_0_is_waited_for_where_another_generation_was_to_follow(follows: str) -> None:
+    """As where a worker fails because the worker of node 0 is lost."""
+    bed = Bed()
     bed.begin()
+    if follows == "another generation":
+        bed.hear(messages.Ending(122))
+        bed.end_workers()
+        bed.begin(1)
     bed.link.send(node.ReportStopping(Why.FAILED, 15))
-    bed.wait(1.0)
-    if is_heard:
-        bed.ping()
     bed.link._on_closed(CLOSED)
-    assert (bed.link.end is not None) is is_heard
+    assert bed.link.end is None
     bed.link.close()
 
 

@@ -1,5 +1,6 @@
 """Nobody begins beside workers that may live: leases of lost nodes, coordinators that come back, node 0 on any node."""
 
+from collections.abc import Iterable
 from signal import SIGINT, SIGTERM
 from typing import Any
 
@@ -21,6 +22,10 @@ from ddplaunch.launcher.decide.job import (
     NodeStopping,
     Policy,
     Print,
+    StopRequested,
+    begin,
+    status_if_ending,
+    step,
 )
 from ddplaunch.spec.outcome import Why
 from tests.unit.supervise.job_histories import ended, history, member, met, stopping
@@ -187,6 +192,51 @@ def test_a_stop_of_the_job_ends_it_and_nobody_waits_for_node_0() -> None:
     state, actions = history(BY_HAND, events)
     assert state.end.status == 130
     assert not any(isinstance(action, LeaveJob) for action in actions)
+
+
+@pytest.mark.parametrize(
+    ("event", "restarts", "said"),
+    [
+        (NodeStopping(0, Why.SIGNALLED, SIGINT, 20.0), 0, [130]),
+        (NodeStopping(1, Why.SIGNALLED, SIGINT, 20.0), 3, [130]),
+        (StopRequested(Why.SIGNALLED, SIGTERM, 20.0), 3, [143]),
+        (DeadlineReached(100.0), 3, [124]),
+        (NodeStopping(1, Why.FAILED, SIGTERM, 20.0), 0, [122]),
+        (NodeStopping(1, Why.FAILED, SIGTERM, 20.0), 1, []),
+        (NodeStopping(1, Why.SIGNALLED, SIGTERM, 20.0), 0, []),
+        (lost(1, 20.0), 0, []),
+    ],
+    ids=["Ctrl-C", "elsewhere", "stop", "--timeout", "a failure", "a failure, and a restart left", "one leaves", "a loss"],
+)
+def test_nodes_hear_at_once_that_a_job_is_stopped_for_good(event: Event, restarts: int, said: list[int]) -> None:
+    """Else they would wait for a node 0 that is lost meanwhile."""
+    policy = replace(BY_HAND, max_restarts=restarts, timeout=100.0)
+    assert endings(policy, [*met(), event]) == said
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (NodeStopping(1, Why.FAILED, SIGTERM, 20.0), [122]),
+        (Joined(member(3), 20.0), [130]),
+        (NodeStopping(1, Why.SIGNALLED, SIGTERM, 20.0), [130]),
+    ],
+    ids=["before a restart", "as another node joins", "as one leaves"],
+)
+def test_they_hear_it_too_where_the_workers_were_being_stopped_already(first: Event, said: list[int]) -> None:
+    policy = replace(BY_HAND, max_nodes=4, max_restarts=1)
+    begins = [*met(3), DeadlineReached(5.2), DeadlineReached(12.0)]
+    assert endings(policy, [*begins, first, NodeStopping(0, Why.SIGNALLED, SIGINT, 20.1)]) == said
+
+
+def endings(policy: Policy, events: Iterable[Event]) -> list[int]:
+    """What the nodes hear, in turn, of the status with which the job is to end."""
+    state, heard = begin(policy, 0.0, 1), []
+    for event in events:
+        after, _ = step(state, event)
+        heard.append(status_if_ending(state, after, getattr(event, "at", 0.0)))
+        state = after
+    return [status for status in heard if status is not None]
 
 
 # --- a coordinator without an own agent
