@@ -351,13 +351,15 @@ def test_a_node_0_that_is_paused_finds_the_others_again(nodes, start):
     finish(nodes, first, second, third)
 
 
-@pytest.mark.parametrize("ways", ["both", "there", "back", "reset"])
+@pytest.mark.parametrize("ways", ["both", "there", "back", "reset", "close"])
 def test_a_node_that_is_cut_off_has_no_worker_when_the_others_begin(nodes, node_of, ways):
+    # longer than it would take to end what an agent leaves
+    told = ("--grace-period", "60s", "--heartbeat-timeout", "5s")
     with Relay(range(nodes.port, nodes.port + 8)) as relay:
         started = [
-            node_of(0, "2:3", "--grace-period", "60s", behaviour="saves_until_told", where="127.0.0.1"),
-            node_of(1, "2:3", "--grace-period", "60s", behaviour="saves_until_told", where="127.0.0.1"),
-            node_of(2, "2:3", "--grace-period", "60s", behaviour="ignores_the_stop", where=relay.address),
+            node_of(0, "2:3", *told, behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(1, "2:3", *told, behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(2, "2:3", *told, behaviour="ignores_the_stop", where=relay.address),
         ]
         first, second, third = started
         assert generation(nodes, 0, 3) == started

@@ -300,7 +300,7 @@ class RemoteLink(Link):
         if not self._how_back:
             self._end(error)
             return
-        self._send(messages.Dropped())  # else the end of the connection would say that no worker lives here
+        self._send(messages.Dropped())  # which says why, if that way still works
         self._disconnect()
         if self._stopping is not None:
             self.send(self._stopping)
