@@ -385,6 +385,7 @@ class RemoteLink(Link):
         """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
         self._notice_at.set(self._loop.now() + NEXT_NOTICE)
         text = f"looking for node 0 at {self._places} ({self._refusals.text})"
+        self._refusals.expire()
         if self._lost:
             left = duration(round(self._lost_at.at - self._loop.now()))
             text = f"{text}. Waiting up to {left} more {self._how_back}"

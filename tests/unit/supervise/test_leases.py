@@ -206,7 +206,16 @@ def test_a_stop_of_the_job_ends_it_and_nobody_waits_for_node_0() -> None:
         (NodeStopping(1, Why.SIGNALLED, SIGTERM, 20.0), 0, []),
         (lost(1, 20.0), 0, []),
     ],
-    ids=["Ctrl-C", "elsewhere", "stop", "--timeout", "a failure", "a failure, and a restart left", "one leaves", "a loss"],
+    ids=[
+        "Ctrl-C",
+        "elsewhere",
+        "stop",
+        "--timeout",
+        "a failure",
+        "a failure, and a restart left",
+        "one leaves",
+        "a loss",
+    ],
 )
 def test_nodes_hear_at_once_that_a_job_is_stopped_for_good(event: Event, restarts: int, said: list[int]) -> None:
     """Else they would wait for a node 0 that is lost meanwhile."""
