@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ddplaunch.system.process.tree import look
 from tests.conftest import events_in, until
 from tests.nodes import ENOUGH, Node, Nodes
 from tests.process.relay import Relay
@@ -77,6 +78,12 @@ def _parent(pid: int) -> int:
 def worker_of(nodes: Nodes, number: int, rank: int) -> Path:
     """The folder in /proc of this rank in this generation."""
     return Path(f"/proc/{nodes.place(rank, number)['pid']}")
+
+
+def lives(worker: Path) -> bool:
+    """Whether this process does anything yet; as a zombie, it waits for somebody to look."""
+    process = look(int(worker.name))
+    return process is not None and process.state not in "ZX"
 
 
 def kill(*lost: Node) -> None:
@@ -331,6 +338,36 @@ def test_a_node_that_is_paused_for_longer_than_its_lease_kills_its_workers_and_c
     finish(nodes, first, second, third)
 
 
+def test_a_node_whose_agent_alone_is_stopped_has_no_worker_when_the_others_begin(nodes, start):
+    first, second, third = start(3, "2:3", "--heartbeat-timeout", "5s", behaviour="saves_until_told")
+    worker = worker_of(nodes, 0, 2)
+    os.kill(third.agent, SIGSTOP)
+    nodes.sign("saving-0-0")
+    (nodes.home / "signs" / "saved").touch()
+    nodes.sign("place-1-0", ENOUGH)
+    assert not lives(worker)
+    assert nodes.statuses(third) == [122]
+    assert "did not respond until other nodes might go on (it is stopped, as by SIGSTOP): killed, with its" in third.err
+    finish(nodes, first, second)
+
+
+@pytest.mark.parametrize("is_typed_again", [False, True])
+def test_a_node_0_whose_agent_is_stopped_has_no_worker_when_another_node_0_begins(
+    nodes, start, node_of, is_typed_again
+):
+    told = ("--heartbeat-timeout", "5s")
+    first, second = start(2, "1:2", *told)
+    worker = worker_of(nodes, 0, 0)
+    os.kill(first.agent, SIGSTOP)
+    again = node_of(0, "1:2", *told) if is_typed_again else None
+    second.says(TYPE_AGAIN)
+    again = again or node_of(0, "1:2", *told)
+    nodes.sign("place-1-0", ENOUGH)
+    assert not lives(worker)
+    assert nodes.statuses(first) == [122]
+    finish(nodes, again, second)
+
+
 def test_a_node_0_that_is_paused_finds_the_others_again(nodes, start):
     first, second, third = start(3, "1:3")
     signal_node(SIGSTOP, first)
@@ -368,7 +405,7 @@ def test_a_node_that_is_cut_off_has_no_worker_when_the_others_begin(nodes, node_
         nodes.sign("saving-0-0")
         (nodes.home / "signs" / "saved").touch()  # those that are saving end, and the next are not stopped
         nodes.sign("place-1-0", ENOUGH)
-        assert not worker.exists()
+        assert not lives(worker)
         assert generation(nodes, 1, 2) == [first, second]
         relay.join()
         assert generation(nodes, 2, 3) == [first, second, third]
