@@ -5,13 +5,11 @@ Either side sees the other's end, whatever ended it, as the end of the stream. I
 
 from __future__ import annotations
 
-import mmap
 import os
 import selectors
 import signal
 import socket
 from contextlib import suppress
-from math import inf
 
 from msgspec import Struct
 
@@ -57,7 +55,6 @@ class FrontPipes(Struct, frozen=True):
     start: tuple[int, int]  # pipe with one byte, see `child.decide_start`
     # a line for each process that is to outlive the agent; no worker has a copy
     spared: tuple[socket.socket, socket.socket]
-    limit: memoryview[float]  # one number that both have, see `limit_workers`
 
     @classmethod
     def make(cls) -> FrontPipes:
@@ -65,14 +62,12 @@ class FrontPipes(Struct, frozen=True):
         signals, requests, replies, start = os.pipe(), os.pipe(), os.pipe(), os.pipe()
         for fd in (*signals, *requests, *replies, *start):
             os.set_blocking(fd, False)
-        limit = memoryview(mmap.mmap(-1, 8)).cast("d")
-        limit[0] = inf
         os.write(start[1], b".")  # if the agent takes it, the job begins; if the front does, the job never will
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
         spared = socket.socketpair()
-        return cls(os.getpid(), signals, requests, replies, (reader, writer), start, spared, limit)
+        return cls(os.getpid(), signals, requests, replies, (reader, writer), start, spared)
 
     def pass_on(self, signum: int) -> None:
         """From the front, pass a signal on to the agent, if it lives."""
@@ -81,13 +76,6 @@ class FrontPipes(Struct, frozen=True):
     def request(self, kind: bytes, signum: int = 0) -> None:
         """From the front, request something of the agent, if it lives."""
         _write(self.requests[1], kind + bytes([signum]))
-
-    def limit_workers(self, until: float) -> None:
-        """From the agent: name the time of CLOCK_BOOTTIME at which it kills the workers, if nothing comes until then; inf: none.
-
-        If the agent does not run then, the front does it.
-        """
-        self.limit[0] = until
 
     def spare(self, pid: int, started: int) -> None:
         """From the agent, before it ends: name a process that the front is to spare then."""

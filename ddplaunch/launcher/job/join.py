@@ -6,6 +6,7 @@ import hashlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
@@ -32,7 +33,6 @@ from ddplaunch.system.errors import LaunchError, own_imports, write_stderr
 from ddplaunch.system.fields import host, line, piece
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import interface_of
-from ddplaunch.system.process.clock import since_boot
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.remote_link import RemoteLink
@@ -123,10 +123,15 @@ def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], l
         may_shorten_silence=spec.may_shorten_silence,
         rdzv_timeout=spec.rdzv_timeout,
         # simulated nodes, and what coordinates them, are paused together with this machine
-        lease=Lease(seconds, loop.now if spec.simulate else since_boot),
+        lease=Lease(seconds, loop.now if spec.simulate else _boot_time),
         how_back=_how_back(request.allocation, request.rendezvous.addresses[0]),
         max_nodes=request.allocation.nnodes[1],
     )
+
+
+def _boot_time() -> float:
+    """Return the seconds since the machine has started, those included in which it slept or this process was stopped."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _how_back(allocation: Allocation, node_0: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -47,7 +46,6 @@ class Link(ABC):
         self._loop = loop
         self.end: JobEnd | None = None  # how the job has ended, once that is known
         self._has_ended = False
-        self.limit_workers: Callable[[float], None] = lambda _until: None  # see `FrontPipes.limit_workers`
 
     @abstractmethod
     def send(self, report: Report) -> None:

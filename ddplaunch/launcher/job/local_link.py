@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.decide import job
@@ -16,14 +15,10 @@ from ddplaunch.plan import Plan
 from ddplaunch.plan.variables import first_term
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.process.clock import since_boot
 from ddplaunch.system.process.fork import is_followed
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import Report
-
-
-_SILENT = 0.8  # of the heartbeat timeout: for so long the loop of node 0 need not come by
 
 
 class LocalLink(Link):
@@ -34,14 +29,6 @@ class LocalLink(Link):
     def __init__(self, loop: Loop, coordinator: Coordinator) -> None:
         super().__init__(loop)
         self.coordinator = coordinator
-        lease = coordinator.state.policy.lease
-        self._silent_for = _SILENT * (lease - job.KILLED_WITHIN)
-        self._runs_at = loop.timer(loop.now() if lease else None, self._note_that_it_runs)
-
-    def _note_that_it_runs(self) -> None:
-        """Have the front kill the workers if this loop no longer comes by: the others lose node 0 then, and may find another."""
-        self.limit_workers(since_boot() + self._silent_for)
-        self._runs_at.set(self._loop.now() + self._silent_for / 4)
 
     def send(self, report: Report) -> None:
         """Report to the coordinator."""
@@ -49,8 +36,6 @@ class LocalLink(Link):
 
     def close(self) -> None:
         """Close the coordinator."""
-        self._runs_at.cancel()
-        self.limit_workers(inf)
         self.coordinator.close()
 
 

@@ -27,7 +27,6 @@ from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.resolver import Answer, Resolver
-from ddplaunch.system.process.clock import since_boot
 from ddplaunch.system.words import duration, signal_name
 
 if TYPE_CHECKING:
@@ -202,7 +201,6 @@ class RemoteLink(Link):
                 self._sequence.check(message)
             if isinstance(message, messages.Ping):
                 self._lease.take_echo(message.answered)
-                self._note_lease()
         except Malformed as error:
             self._end(f"the coordinator (node 0) was lost: the coordinator sent a malformed message ({error})")
             return
@@ -226,14 +224,8 @@ class RemoteLink(Link):
         """Note that a renewal of the lease is sent now, and return its number."""
         number = time.monotonic()
         self._lease.renew(number)
-        self._note_lease()
+        self._lease_at.set(self._loop.now() + self._lease.left)
         return number
-
-    def _note_lease(self) -> None:
-        """Wake when the lease is over; the front sees to it then if this process does not run."""
-        left = self._lease.left
-        self._lease_at.set(None if left == inf else self._loop.now() + left)
-        self.limit_workers(since_boot() + left)
 
     def _send(self, message: messages.ToCoordinator) -> None:
         if self._peer is not None:
@@ -276,10 +268,10 @@ class RemoteLink(Link):
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""
-        if self._lease.left:
-            self._note_lease()
+        if left := self._lease.left:
+            self._lease_at.set(self._loop.now() + left)
             return
-        self._end_lease()
+        self._lease.begin()
         self._loop.handle(node.LeaseOver(self._loop.now()))
         if self._peer is None:
             return
@@ -292,11 +284,6 @@ class RemoteLink(Link):
         how = f"was {when}" if when else f"was not heard by {self._node_0} for {limit}"
         error = f"this node {how}, and other nodes may have gone on without it"
         self._lose_coordinator("", error, goes_on=error)
-
-    def _end_lease(self) -> None:
-        """Have no lease until the next renewal: no workers of this node are left, or they are being killed."""
-        self._lease.begin()
-        self._note_lease()
 
     def _lose_coordinator(self, reason: str, error: str = "", *, goes_on: str = "") -> None:
         """Wait for node 0, if it may come back to a job that was not to end; else end this node.
@@ -348,7 +335,8 @@ class RemoteLink(Link):
 
     def _look_again(self) -> None:
         """Look for node 0 where it was."""
-        self._end_lease()
+        self._lease_at.cancel()
+        self._lease.begin()
         self._refusals.forget()
         self._resolve()
 
@@ -453,7 +441,7 @@ class RemoteLink(Link):
     def close(self) -> None:
         """Close all that is open."""
         self._loop.woke = lambda: None
-        self._end_lease()
+        self._lease_at.cancel()
         if self._hearing is not None:
             self._hearing.close()
         self._stop_waiting()

@@ -74,7 +74,6 @@ class Agent:
         self._context = context
         self._reporter = context.reporter
         self._job = job
-        self._pipes = pipes
         context.files.attach(loop)
         self._backpressure = Backpressure(loop, context.queue)
         self._leftovers = Leftovers(loop)
@@ -111,7 +110,6 @@ class Agent:
                 self._reporter.stderr.write(error.render())
                 self._shutdown.leave_early()
                 return error.status
-            link.limit_workers = self._pipes.limit_workers
             if self._job.inputs.allocation.has_one_screen:
                 self._reporter.tell_all = lambda text, is_warning: self._report(Warned(line(text), is_warning))
             opened.callback(link.close)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from math import ceil, inf
+from math import ceil
 
 from ddplaunch.launcher.decide.node import TIDY_TIMEOUT
 from ddplaunch.reach.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
@@ -26,7 +26,6 @@ from ddplaunch.system.process.linux import (
 )
 from ddplaunch.system.process.tidying import let_tidy, tidies
 from ddplaunch.system.process.tree import Process, descendants, reap, signal_process, state_of
-from ddplaunch.system.words import duration
 
 INTERVAL = 0.5  # seconds from one question to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
@@ -43,7 +42,6 @@ PATIENCE = 1.5
 _COUNTS = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
 _AT_REST = 3  # times as long while all is well: the kernel tells at once that an agent is stopped
-_OVERDUE = 1.0  # seconds for which an agent that runs again, after a pause of both, may be late to kill its workers
 
 
 def start(
@@ -171,13 +169,10 @@ class Watch:
         self._unanswered = 0.0  # questions in a row without any answer, as they count
         self._without_loop = 0.0  # the same, those in a row that the loop has not answered
         self.silent = 0.0  # seconds in which the loop has not answered
-        self._overdue_at = inf  # when an agent counts as late to kill its workers, of `clock.since_boot`
         ask(agent, pipes)
 
     def look(self) -> bool:
         """Take the answers and ask again; False: the agent does not run."""
-        if self.is_overdue():
-            return False
         self._replies.take()
         loop_answered, answered = self._replies.has(RUNS), self._replies.has(RUNS + LIVES)
         self._replies.forget(RUNS + LIVES)
@@ -193,29 +188,14 @@ class Watch:
             ask_handler(self._agent)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 
-    def wait(self, *, sees_stops: bool = True) -> float:
+    def wait(self) -> float:
         """Return the seconds until `look` is to be called: more while all is well.
 
-        `sees_stops`: the owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent.
+        The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent.
         """
-        is_well = sees_stops and not self.silent and not is_stopped(self._agent)
-        limit = self._pipes.limit[0] if self._overdue_at == inf else self._overdue_at
-        self._waited = min(self.interval * (_AT_REST if is_well else 1), max(0.01, limit - clock.since_boot()))
+        is_well = not self.silent and not is_stopped(self._agent)
+        self._waited = self.interval * (_AT_REST if is_well else 1)
         return self._waited
-
-    def is_overdue(self) -> bool:
-        """Whether the workers should have been killed by the agent, since other nodes may go on without this one."""
-        now = clock.since_boot()
-        if now < self._pipes.limit[0]:
-            self._overdue_at = inf
-        elif self._overdue_at == inf:
-            self._overdue_at = now + _OVERDUE
-        return now >= self._overdue_at
-
-    def describe(self) -> str:
-        """Say how an agent that was given up has not responded, as a predicate."""
-        until = "until other nodes might go on" if self._overdue_at < inf else f"for {duration(self.silent)}"
-        return f"did not respond {until}{describe_silence(self._agent)}"
 
     @property
     def within(self) -> float:

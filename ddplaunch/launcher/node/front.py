@@ -230,13 +230,12 @@ class _Front:
         if has_ended(self._agent):
             self._question = None
             self._look_at_output()
-        elif self._watch.is_overdue() or (self._question is None and not self._watch.look()):
-            self.killed_agent = True
-            raise _Unresponsive(
-                f"error: ddplaunch's agent (pid {self._agent}) {self._watch.describe()}: killed, with its workers"
-            )
         elif self._question is not None:
             self._look_at_answer(self._question)
+        elif not self._watch.look():
+            self.killed_agent = True
+            silence = f"did not respond for {duration(self._watch.silent)}{child.describe_silence(self._agent)}"
+            raise _Unresponsive(f"error: ddplaunch's agent (pid {self._agent}) {silence}: killed, with its workers")
         self.watch_time()
 
     def _look_at_output(self) -> None:

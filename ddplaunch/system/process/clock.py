@@ -18,11 +18,6 @@ BEAT = 1.0  # seconds that a sleep before a deadline lasts at most: so much of a
 LATE = 1.0  # seconds from look to look, sleep aside, that count as time: a busy machine makes a process wait for less
 
 
-def since_boot() -> float:
-    """Return CLOCK_BOOTTIME: it also counts the time in which the machine slept, or this process did not run."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Pause(Struct, frozen=True):
     """A time in which this process did not run, though it should have woken."""
 
@@ -33,7 +28,7 @@ class Pause(Struct, frozen=True):
 class Clock:
     """CLOCK_BOOTTIME, which goes on while the machine sleeps, without the time in which this process did not run."""
 
-    def __init__(self, read: Callable[[], float] = since_boot) -> None:
+    def __init__(self, read: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)) -> None:
         self._read = read
         self._seen = read()
         self._missed = 0.0  # seconds

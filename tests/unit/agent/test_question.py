@@ -14,7 +14,6 @@ from ddplaunch.launcher.node.child import Question, Watch
 from ddplaunch.reach.pipes import ASKS, GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
 from ddplaunch.system.process import clock
 from ddplaunch.system.process.tree import Process
-from tests.conftest import until
 
 
 @pytest.fixture
@@ -109,28 +108,6 @@ def test_a_watched_agent_is_asked_less_often_while_it_answers(pipes, watch):
     while watch.look():
         waited.append(watch.wait())
     assert (waited, watch.silent) == ([15, 5, 5], 25)
-
-
-def test_an_agent_that_answers_is_given_up_if_it_does_not_kill_the_workers_in_time(pipes, watch):
-    pipes.limit_workers(clock.since_boot() + 60)
-    assert looks(pipes, watch, RUNS) == 100
-    assert watch.wait() == 15
-    pipes.limit_workers(clock.since_boot() - 1)
-    assert looks(pipes, watch, RUNS) == 100, "it may have woken just now"
-    assert 0.5 < watch.wait() <= 1
-    until(lambda: not watch.look(), "the end of its time", 2.0)
-
-
-def test_an_agent_that_has_killed_its_workers_meanwhile_goes_on(pipes, watch):
-    for _ in range(2):
-        pipes.limit_workers(clock.since_boot() - 1)
-        os.write(pipes.replies[1], RUNS)
-        assert watch.look()
-        assert 0.9 < watch.wait() <= 1
-        pipes.limit_workers(inf)
-        os.write(pipes.replies[1], RUNS)
-        assert watch.look()
-        assert watch.wait() == 15
 
 
 @pytest.mark.parametrize("reply", [RUNS, RUNS + LIVES])
