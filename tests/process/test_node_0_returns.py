@@ -347,7 +347,7 @@ def test_a_node_whose_agent_alone_is_stopped_has_no_worker_when_the_others_begin
     nodes.sign("place-1-0", ENOUGH)
     assert not lives(worker)
     assert nodes.statuses(third) == [122]
-    assert "did not respond until other nodes might go on (it is stopped, as by SIGSTOP): killed, with its" in third.err
+    assert "did not respond for 5 s (it is stopped, as by SIGSTOP): killed, with its workers" in third.err
     finish(nodes, first, second)
 
 
