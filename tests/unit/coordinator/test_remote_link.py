@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
-from ddplaunch.launcher.job.orders import Generation, LookingForCoordinator, NodeEnd, Waits
+from ddplaunch.launcher.job.orders import Generation, Leased, LookingForCoordinator, NodeEnd, Waits
 from ddplaunch.launcher.job.remote_link import RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
@@ -110,8 +111,15 @@ class Bed:
         self.link._dialer = self  # type: ignore[assignment]
         self.link._queries = (("10.0.0.1", 4000),)
         self.handled: list[Any] = []
-        self.loop.handle = self.handled.append
+        self.left = inf  # seconds for which the workers may live, as the front was told
+        self.loop.handle = self.handle
         self.peer = self.open()
+
+    def handle(self, event: Any) -> None:
+        if isinstance(event, Leased):
+            self.left = event.left
+        else:
+            self.handled.append(event)
 
     def set_targets(self, _: Any) -> None:
         self.dialed += 1
@@ -245,6 +253,40 @@ def test_workers_that_have_ended_are_not_killed_later() -> None:
     bed.take_events()
     bed.wait(15.0)
     assert bed.take_events() == []
+    bed.link.close()
+
+
+@pytest.mark.parametrize("how_back", ["for it to come back", ""])
+def test_a_generation_that_comes_after_the_lease_is_refused_and_the_link_is_dropped_at_once(how_back: str) -> None:
+    """The agent was stopped: neither it nor the coordinator has noticed yet."""
+    bed = Bed(how_back=how_back)
+    bed.begin()
+    bed.end_workers()
+    bed.take_events()
+    bed.loop._sleepless.time += 10.5
+    bed.begin(1)
+    killed, *then = bed.take_events()
+    assert isinstance(killed, node.LeaseOver)
+    assert Generation not in map(type, then)
+    assert isinstance(bed.peer.sent[-1], messages.Dropped)
+    assert not bed.peer.is_open
+    assert bed.dialed == bool(how_back)
+    bed.link.close()
+
+
+def test_the_front_is_told_until_when_the_workers_may_live() -> None:
+    bed = Bed()
+    bed.begin()
+    told = [bed.left]
+    bed.wait(4.0)
+    bed.ping()
+    bed.ping()
+    told.append(bed.left)
+    bed.wait(9.5)
+    told.append(bed.left)
+    bed.wait(1.0)
+    told.append(bed.left)
+    assert told == [10.0, 10.0, 10.0, inf]
     bed.link.close()
 
 
