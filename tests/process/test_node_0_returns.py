@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM
@@ -253,6 +254,20 @@ def test_ctrl_c_while_node_0_is_waited_for_ends_the_node_at_once(nodes, start, b
     assert nodes.statuses() == [122, 130]
     assert time.monotonic() - began < SILENCE + 2
     assert second.err.splitlines()[-1].startswith("ddplaunch: stopped by SIGINT (Ctrl-C)")
+
+
+def test_a_node_that_waits_is_shown_where_it_is_and_can_be_stopped(nodes, start):
+    first, second = start(2, "1:2", "--run-id", f"waits-{nodes.port}")
+    kill(first)
+    second.says(TYPE_AGAIN)
+    env = {**nodes.env, "XDG_STATE_HOME": str(state_of(nodes, 1))}
+
+    def verb(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*nodes.command, *words], env=env, capture_output=True, text=True, check=False)
+
+    assert f"waits-{nodes.port}: waits for its nodes" in verb("ps").stdout
+    assert "has ended with status 130" in verb("stop", f"waits-{nodes.port}").stderr
+    assert nodes.statuses() == [122, 130]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -446,9 +446,9 @@ class RemoteLink(Link):
         self.take(JobEnd(status=status, why="lost", text=f"error: {error}\n"))
 
     @property
-    def is_reached(self) -> bool:
-        """Whether the coordinator has been found."""
-        return self._peer is not None
+    def is_waiting(self) -> bool:
+        """Whether node 0 was lost and is waited for, so that this node alone can answer for itself."""
+        return bool(self._lost)
 
     def close(self) -> None:
         """Close all that is open."""
