@@ -17,7 +17,7 @@ from tests.nodes import ENOUGH, Node, Nodes
 from tests.process.relay import Relay
 
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
-TYPE_AGAIN = "for it to come back: type its command again on localhost"
+TYPE_AGAIN = "for it to come back: type its command again on localhost, with `--node-rank 0`"
 
 
 @pytest.fixture

@@ -140,7 +140,8 @@ def _how_back(allocation: Allocation, node_0: str) -> str:
         return ""
     if allocation.cluster == "kubernetes":
         return "for its pod to start again"
-    return f"for it to come back: type its command again on {node_0}"
+    with_rank = "" if allocation.node_rank is None else ", with `--node-rank 0`"
+    return f"for it to come back: type its command again on {node_0}{with_rank}"
 
 
 def _hello(request: JoinRequest, reached: str) -> messages.Hello:
