@@ -1,9 +1,10 @@
-"""How soon a job trains again that has lost a node: node 0, whose place another takes, or one whose place a spare takes."""
+"""How soon a job trains again that has lost a node: with one command that started all nodes; by hand, once node 0 is back."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,11 @@ from bed import Bed, Figure, Measured, program
 from nodes import free_ports
 
 _HEARTBEAT = 4.0  # seconds
+_KILLED_WITHIN = 2.0  # seconds that the coordinator adds to a lease
+_LEASE = _HEARTBEAT + _KILLED_WITHIN
 _STEPS = 20  # until a node is lost
 _SPARE = 5.0  # seconds that a spare has before
+_AWAY = 1.0  # seconds until the command of node 0 is typed again
 _PATIENCE = 120.0  # seconds
 _WARM = ("--start-method", "forkserver")
 
@@ -22,53 +26,95 @@ _WARM = ("--start-method", "forkserver")
 def survive(bed: Bed) -> Iterator[Figure]:
     """Nodes on this machine, each with a worker; one is killed, or stops, so that only its silence tells of the loss."""
     rounds = bed.rounds(6)
-    first, replaced = ("--nnodes", "3:5"), ("--nnodes", "2", "--spares", "1")
-    for name, nodes, lost, options, how, target in (
-        ("node 0 of 5 killed", 5, 0, first, "kill", 3.0),
-        ("node 0 of 5 silent: beyond the heartbeat", 5, 0, first, "stop", 3.0),
-        ("the same, imports kept warm: beyond the heartbeat", 5, 0, (*first, *_WARM), "stop", 3.0),
-        ("a node of 2 silent, a spare: beyond the heartbeat", 3, 1, replaced, "stop", 2.0),
-        ("the same, imports kept warm: beyond the heartbeat", 3, 1, (*replaced, *_WARM), "stop", 1.0),
+    elastic, replaced = ("--nnodes", "3:5"), ("--nnodes", "2", "--spares", "1")
+    for name, lost, options, how, target in (
+        ("node 0 of 5 killed", 0, elastic, "kill", 3.0),
+        ("node 2 of 5 killed", 2, elastic, "kill", 3.0),
+        ("node 0 of 5 silent: beyond its lease", 0, elastic, "stop", 3.0),
+        ("the same, imports kept warm: beyond its lease", 0, (*elastic, *_WARM), "stop", 3.0),
+        ("node 0 of 2 killed, a spare", 0, replaced, "kill", 3.0),
+        ("a node of 2 silent, a spare: beyond its lease", 1, replaced, "stop", 3.0),
+        ("the same, imports kept warm: beyond its lease", 1, (*replaced, *_WARM), "stop", 1.0),
     ):
-        taken = [_again(bed, nodes, lost, options, how) for _ in range(rounds)]
-        beyond = _HEARTBEAT if how == "stop" else 0.0
-        yield Figure(
-            name=f"{name}: steps again after",
-            value=Measured.of([seconds - beyond for seconds in taken]),
-            unit="s",
-            target=target,
-            how=f"{rounds} rounds; --heartbeat-timeout {_HEARTBEAT:g}s",
-        )
+        beyond = _LEASE if how == "stop" else 0.0
+        taken = [_again(bed, lost, options, how) - beyond for _ in range(rounds)]
+        yield _figure(f"{name}: steps again after", taken, target)
+    yield _figure("by hand, node 0 of 3 is back", [_back(bed) for _ in range(rounds)], _LEASE + 3.0)
 
 
-def _again(bed: Bed, nodes: int, lost: int, options: Sequence[str], how: str) -> float:
-    """Return the seconds from the loss of a node to the first step of the next generation."""
+def _figure(name: str, taken: Sequence[float], target: float) -> Figure:
+    how = f"{len(taken)} rounds; --heartbeat-timeout {_HEARTBEAT:g}s"
+    return Figure(name=name, value=Measured.of(taken), unit="s", target=target, how=how)
+
+
+def _again(bed: Bed, lost: int, options: Sequence[str], how: str) -> float:
+    """Return the seconds from the loss of a node, of which one command started all, to the first step of the next generation."""
+    with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
+        steps = Path(folder, "steps")
+        words = [
+            *bed.ddplaunch,
+            "--simulate",
+            *options,
+            "--nproc-per-node",
+            "1",
+            "--heartbeat-timeout",
+            f"{_HEARTBEAT:g}s",
+        ]
+        steps.touch()
+        command = bed.start([*words, program("steps_on"), str(steps)])
+        try:
+            _until(lambda: len(_noted(steps)) > _STEPS)
+            if "--spares" in options:  # it imports meanwhile what it will need
+                time.sleep(_SPARE)
+            agent = _parent(_worker(bed, lost))
+            gone = time.monotonic()
+            for pid in [agent] if how == "kill" else reversed(_family(_parent(agent))):
+                os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            return _stepped(steps, gone, [command])
+        finally:
+            bed.end_left()
+            command.wait()
+
+
+def _back(bed: Bed) -> float:
+    """Return the seconds from when the command of a node 0 that was killed is typed again to the first step with it."""
     with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
         steps, port = Path(folder, "steps"), free_ports(10)
         steps.touch()
-        common = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--heartbeat-timeout", f"{_HEARTBEAT:g}s"]
-        words = [*bed.ddplaunch, *common, *options, "--nproc-per-node", "1"]
-        words_of = [[*words, "--node-rank", str(rank), program("steps_on"), str(steps)] for rank in range(nodes)]
-        spares = int("--spares" in options)
-        commands = [bed.start(argv) for argv in words_of[: nodes - spares]]
+        common = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--heartbeat-timeout", f"{_HEARTBEAT:g}s", "--nnodes", "2:3"]
+        words = [*bed.ddplaunch, *common, "--nproc-per-node", "1"]
+        words_of = [[*words, "--node-rank", str(rank), program("steps_on"), str(steps)] for rank in range(3)]
+        commands = [bed.start(argv) for argv in words_of]
         try:
             _until(lambda: len(_noted(steps)) > _STEPS)
-            if spares:  # it comes when the job has its nodes, and imports what it will need
-                commands.append(bed.start(words_of[-1]))
-                time.sleep(_SPARE)
-            gone = time.monotonic()
-            for pid in reversed(_family(commands[lost].pid)):
-                os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-            _until(lambda: _noted(steps)[-1][1] > 0)
-            found = next(at for at, generation in _noted(steps) if generation > 0) - gone
-            Path(folder, "steps.enough").touch()
-            for rank, command in enumerate(commands):
-                assert rank == lost or command.wait(_PATIENCE) == 0
-            return found
+            for pid in reversed(_family(commands[0].pid)):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(_AWAY)
+            back = time.monotonic()
+            return _stepped(steps, back, [bed.start(words_of[0]), *commands[1:]])
         finally:
             bed.end_left()
             for command in commands:
                 command.wait()
+
+
+def _stepped(steps: Path, since: float, commands: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Wait for the first step of another generation, and for the good end of these commands; return when that step was."""
+    _until(lambda: _noted(steps)[-1][1] > 0)
+    found = next(at for at, generation in _noted(steps) if generation > 0) - since
+    Path(f"{steps}.enough").touch()
+    assert [command.wait(_PATIENCE) for command in commands] == [0] * len(commands)
+    return found
+
+
+def _worker(bed: Bed, rank: int) -> int:
+    """Return the process of a rank."""
+    wanted = f"RANK={rank}".encode()
+    return min(pid for pid in bed.left() if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _family(pid: int) -> list[int]:
