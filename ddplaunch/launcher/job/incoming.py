@@ -161,7 +161,7 @@ class Incoming:
     def _on_lost(self, id: int, reason: str, renewed_at: float, *, has_ended: bool = False) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end.
 
-        `has_ended`: its process is known to be gone. That a connection was closed does not say so.
+        `has_ended`: nothing of it is left. That a connection was closed does not say so.
         """
         for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
             known.pop(id, None)

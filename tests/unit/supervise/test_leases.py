@@ -60,9 +60,8 @@ def lost(id: int, at: float, renewed_at: float | None = None, **fields: Any) -> 
     [
         (lost(2, 20.0, 17.0), 17.0 + LEASE),
         (lost(2, 20.0), 20.0 + LEASE),
-        (lost(2, 20.0, 19.5, has_ended=True), 20.0 + KILLED_WITHIN),
     ],
-    ids=["from its last renewal", "from now, if none is known", "its process has ended"],
+    ids=["from its last renewal", "from now, if none is known"],
 )
 def test_a_lost_node_holds_the_next_generation_back(loss: AgentLost, until: float) -> None:
     events = [*met(), loss, stopping(0, 20.1), stopping(1, 20.2)]
@@ -70,6 +69,11 @@ def test_a_lost_node_holds_the_next_generation_back(loss: AgentLost, until: floa
     assert state.deadline == pytest.approx(until)
     assert begun(BY_HAND, *events, DeadlineReached(until - 0.1)) == [(0, 1, 2)]
     assert begun(BY_HAND, *events, DeadlineReached(until)) == [(0, 1, 2), (0, 1)]
+
+
+def test_a_lost_node_of_which_nothing_is_left_holds_nothing_back() -> None:
+    events = [*met(), lost(2, 20.0, 19.5, has_ended=True), stopping(0, 20.1), stopping(1, 20.2)]
+    assert begun(BY_HAND, *events, DeadlineReached(20.3)) == [(0, 1, 2), (0, 1)]
 
 
 def test_a_node_that_has_reported_its_end_holds_nothing_back() -> None:
@@ -157,7 +161,7 @@ def test_where_a_command_has_started_all_nodes_no_coordinator_came_before() -> N
 
 def back(*generations: int) -> list[Event]:
     """Node 0 is back, and other nodes which have begun these generations come to it."""
-    others = [member(id, last_generation=last) for id, last in enumerate(generations, 1)]
+    others = [member(id, last_generation=last, last_term=last) for id, last in enumerate(generations, 1)]
     return [Joined(one, one.id / 10) for one in (member(0), *others)]
 
 
@@ -169,6 +173,13 @@ def test_it_begins_at_once_only_if_all_have_followed_the_same_one(generations: t
     _, actions = history(BY_HAND, back(*generations))
     assert any(isinstance(action, BeginGeneration) for action in actions) is at_once
     assert begun(BY_HAND, *back(*generations), DeadlineReached(12.0)) == [(0, 1, 2)]
+
+
+def test_generations_of_one_number_under_two_coordinators_are_not_the_same() -> None:
+    """The first is long over, and in the other one a third node may be at work."""
+    others = [member(id, last_generation=4, last_term=term) for id, term in ((1, 104), (2, 204))]
+    events = [Joined(one, one.id / 10) for one in (member(0), *others)]
+    assert not any(isinstance(action, BeginGeneration) for action in history(BY_HAND, events)[1])
 
 
 def test_a_node_that_has_only_waited_for_another_coordinator_does_not_make_it_all() -> None:
