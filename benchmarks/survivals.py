@@ -66,9 +66,9 @@ def _again(bed: Bed, lost: int, options: Sequence[str], how: str) -> float:
             _until(lambda: len(_noted(steps)) > _STEPS)
             if "--spares" in options:  # it imports meanwhile what it will need
                 time.sleep(_SPARE)
-            agent = _parent(_worker(bed, lost))
+            front = _fronts(command.pid)[lost]
             gone = time.monotonic()
-            for pid in [agent] if how == "kill" else reversed(_family(_parent(agent))):
+            for pid in _children(front)[:1] if how == "kill" else reversed(_family(front)):
                 os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
             return _stepped(steps, gone, [command])
         finally:
@@ -107,22 +107,22 @@ def _stepped(steps: Path, since: float, commands: Sequence[subprocess.Popen[byte
     return found
 
 
-def _worker(bed: Bed, rank: int) -> int:
-    """Return the process of a rank."""
-    wanted = f"RANK={rank}".encode()
-    return min(pid for pid in bed.left() if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _fronts(command: int) -> list[int]:
+    """Return the process of each simulated node whose first child is the agent of that node."""
+    (dispatcher, *_) = _children(command)
+    return [pid for pid in _children(dispatcher) if _children(pid)]
 
 
 def _family(pid: int) -> list[int]:
     """Return a process and all below it."""
     found = [pid]
     for one in found:
-        found += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
+        found += _children(one)
     return found
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _noted(steps: Path) -> list[tuple[float, int]]:
