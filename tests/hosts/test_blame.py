@@ -18,17 +18,18 @@ def three_hosts(make_bed):
 
 @pytest.fixture
 def start(job, program):
-    """Start a worker on each of three nodes, by hand or over ssh, and wait until all are there."""
+    """Start a worker on each of three nodes, by hand or over ssh, and wait until all are there; by hand again on some."""
 
-    def start(how: str, nnodes: str) -> None:
+    def start(how: str, nnodes: str, *, again_on: str = "") -> None:
         told = ["--nnodes", nnodes, "--nproc-per-node", 1, "--heartbeat-timeout", "2s", program("restarts")]
         told += ["goes_on_until_told"]
         if how == "ssh":
             over_ssh.start(job, *told)
         else:
             rank = ("--node-rank", "{node_rank}", "--master-addr", "node0", "--rdzv-conf", "last_call_timeout=60")
-            job.start_each(*rank, *told, hosts=NODES)
-        job.signs("place-0", 3)
+            job.start_each(*rank, *told, hosts=[again_on] if again_on else NODES)
+        if not again_on:
+            job.signs("place-0", 3)
 
     return start
 
@@ -56,9 +57,14 @@ def test_the_host_whose_cable_was_out_is_at_fault_and_no_healthy_one(job, start,
         job.wait_each(hosts=others)
     elif (how, cut) != ("by hand", "node0"):  # for which the others wait
         job.signs("place-1", 2)
-    waits = how == "by hand" and nnodes == "2:3"  # for node 0, or node 0 for them
+    waits = (how, nnodes, cut) == ("by hand", "2:3", "node1")
     until(lambda: all(waits and "bootstrap.py" not in one.command for one in job.bed.processes(cut)), "its side to end")
     job.bed.join(cut)
+    if (how, nnodes) == ("by hand", "2:3"):
+        if cut == "node0":  # which has lost all others, and ends with too few nodes
+            assert "type its command again" in job.wait(host=cut).expect(122).err
+            start(how, nnodes, again_on=cut)
+        job.signs(f"place-{1 if cut == 'node0' else 2}", 3)
     job.put("finish")
     found = set(remembered(how))
     # over ssh a node 0 that is cut off is ended by its front, and nobody else keeps the list of that job

@@ -36,12 +36,18 @@ class Relay:
             each.close()
 
     def cut(self, ways: str) -> None:
-        """Pass on nothing any more: what the node sends ("there"), what comes "back", or "both"; "reset" tells node 0 so."""
+        """Pass on nothing any more: what the node sends ("there"), what comes "back", or "both".
+
+        "reset" and "close" tell node 0 so, as a firewall or a proxy that ends, and the node nothing.
+        """
         self._cut = {ways} if ways in ("there", "back") else {"there", "back"}
-        if ways == "reset":
+        if ways in ("reset", "close"):
             for each in [each for each, (_, way) in self._pairs.items() if way == "back"]:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self._reset.append(each)
+                if ways == "close":  # and not to be closed here, which would reset it because of what was not read
+                    each.shutdown(socket.SHUT_WR)
+                else:
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    self._reset.append(each)
 
     def join(self) -> None:
         """Pass on all again that is sent over new connections."""

@@ -26,7 +26,7 @@ class Crowd:
         self.agents = agents
         self.loop = FakeLoop()
         self.limits: set[float] = set()  # of the silence of a host, in the pings
-        self.lost: list[tuple[int, str, bool]] = []
+        self.lost: list[tuple[int, str]] = []
         self.peers: list[Peer] = []
         self.pings: Counter[Peer] = Counter()
         self.silent: set[Peer] = set()
@@ -38,7 +38,7 @@ class Crowd:
             self.loop,
             terms,
             received=lambda *_: None,
-            lost=lambda *lost: self.lost.append(lost[:3]),
+            lost=lambda *lost: self.lost.append(lost[:2]),
             dropped=lambda *_: None,
             refused=lambda *_: None,  # who has not even said hello
             answered=lambda: None,
@@ -96,7 +96,7 @@ def test_hundreds_are_pinged_once_a_beat_and_what_else_there_is_comes_in_between
     assert not crowd.lost
     crowd.loop.advance(1.0)
     crowd.loop.until(lambda: bool(crowd.lost))
-    assert [reason for _, reason, _ in crowd.lost] == ["silent for 4 s"]
+    assert [reason for _, reason in crowd.lost] == ["silent for 4 s"]
     assert len(crowd.connections.ids) == AGENTS - 1
 
 
@@ -129,7 +129,7 @@ def test_a_silent_host_is_lost_earlier_but_not_where_one_has_come_back_from_a_lo
         while not crowd.lost:
             seconds += 1
             beat(float(seconds))
-        assert [reason for _, reason, _ in crowd.lost] == [f"silent for {limit:g} s"]
+        assert [reason for _, reason in crowd.lost] == [f"silent for {limit:g} s"]
         assert seconds == limit, "the other one, whose kernel answers, is not lost yet"
     for peer in crowd.peers:
         peer.close()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM
@@ -10,12 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
+from ddplaunch.system.process.tree import look
 from tests.conftest import events_in, until
 from tests.nodes import ENOUGH, Node, Nodes
 from tests.process.relay import Relay
 
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
-TYPE_AGAIN = "for it to come back: type its command again on localhost"
+TYPE_AGAIN = "for it to come back: type its command again on localhost, with `--node-rank 0`"
 
 
 @pytest.fixture
@@ -77,6 +79,12 @@ def _parent(pid: int) -> int:
 def worker_of(nodes: Nodes, number: int, rank: int) -> Path:
     """The folder in /proc of this rank in this generation."""
     return Path(f"/proc/{nodes.place(rank, number)['pid']}")
+
+
+def lives(worker: Path) -> bool:
+    """Whether this process does anything yet; as a zombie, it waits for somebody to look."""
+    process = look(int(worker.name))
+    return process is not None and process.state not in "ZX"
 
 
 def kill(*lost: Node) -> None:
@@ -248,15 +256,29 @@ def test_ctrl_c_while_node_0_is_waited_for_ends_the_node_at_once(nodes, start, b
     assert second.err.splitlines()[-1].startswith("ddplaunch: stopped by SIGINT (Ctrl-C)")
 
 
+def test_a_node_that_waits_is_shown_where_it_is_and_can_be_stopped(nodes, start):
+    first, second = start(2, "1:2", "--run-id", f"waits-{nodes.port}")
+    kill(first)
+    second.says(TYPE_AGAIN)
+    env = {**nodes.env, "XDG_STATE_HOME": str(state_of(nodes, 1))}
+
+    def verb(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*nodes.command, *words], env=env, capture_output=True, text=True, check=False)
+
+    assert f"waits-{nodes.port}: waits for its nodes" in verb("ps").stdout
+    assert "has ended with status 130" in verb("stop", f"waits-{nodes.port}").stderr
+    assert nodes.statuses() == [122, 130]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_job_that_is_stopped_waits_for_nobody(nodes, start, rank):
+def test_a_job_that_is_stopped_waits_for_nobody_and_ends_as_if_it_had_been(nodes, start, rank):
     """As by who presses Ctrl-C, and kills node 0 since its workers take their time to save."""
     started = start(3, "1:3", behaviour="saves_until_told")
     started[rank].process.send_signal(SIGINT)
     nodes.signs("saving-0", 3)
     kill(started[0])
     (nodes.home / "signs" / "saved").touch()
-    assert nodes.statuses() == [122, 130 if rank == 1 else 122, 122]
+    assert nodes.statuses() == [122, 130, 130]
     assert "error: the coordinator (node 0) was lost: connection " in started[2].err
 
 
@@ -265,7 +287,6 @@ def test_after_a_failure_without_restarts_nobody_is_waited_for(nodes, start):
     (nodes.home / "signs" / "fail").touch()
     for rank in (0, 2):
         nodes.sign(f"saving-0-{rank}")
-    time.sleep(SILENCE / 2)  # the node of the failure has heard the coordinator since, which therefore knows of it
     kill(first)
     (nodes.home / "signs" / "saved").touch()
     assert nodes.statuses() == [122, 122, 122]
@@ -332,6 +353,36 @@ def test_a_node_that_is_paused_for_longer_than_its_lease_kills_its_workers_and_c
     finish(nodes, first, second, third)
 
 
+def test_a_node_whose_agent_alone_is_stopped_has_no_worker_when_the_others_begin(nodes, start):
+    first, second, third = start(3, "2:3", "--heartbeat-timeout", "5s", behaviour="saves_until_told")
+    worker = worker_of(nodes, 0, 2)
+    os.kill(third.agent, SIGSTOP)
+    nodes.sign("saving-0-0")
+    (nodes.home / "signs" / "saved").touch()
+    nodes.sign("place-1-0", ENOUGH)
+    assert not lives(worker)
+    assert nodes.statuses(third) == [122]
+    assert "did not respond for 5 s (it is stopped, as by SIGSTOP): killed, with its workers" in third.err
+    finish(nodes, first, second)
+
+
+@pytest.mark.parametrize("is_typed_again", [False, True])
+def test_a_node_0_whose_agent_is_stopped_has_no_worker_when_another_node_0_begins(
+    nodes, start, node_of, is_typed_again
+):
+    told = ("--heartbeat-timeout", "5s")
+    first, second = start(2, "1:2", *told)
+    worker = worker_of(nodes, 0, 0)
+    os.kill(first.agent, SIGSTOP)
+    again = node_of(0, "1:2", *told) if is_typed_again else None
+    second.says(TYPE_AGAIN)
+    again = again or node_of(0, "1:2", *told)
+    nodes.sign("place-1-0", ENOUGH)
+    assert not lives(worker)
+    assert nodes.statuses(first) == [122]
+    finish(nodes, again, second)
+
+
 def test_a_node_0_that_is_paused_finds_the_others_again(nodes, start):
     first, second, third = start(3, "1:3")
     signal_node(SIGSTOP, first)
@@ -352,13 +403,15 @@ def test_a_node_0_that_is_paused_finds_the_others_again(nodes, start):
     finish(nodes, first, second, third)
 
 
-@pytest.mark.parametrize("ways", ["both", "there", "back", "reset"])
+@pytest.mark.parametrize("ways", ["both", "there", "back", "reset", "close"])
 def test_a_node_that_is_cut_off_has_no_worker_when_the_others_begin(nodes, node_of, ways):
+    # longer than it would take to end what an agent leaves
+    told = ("--grace-period", "60s", "--heartbeat-timeout", "5s")
     with Relay(range(nodes.port, nodes.port + 8)) as relay:
         started = [
-            node_of(0, "2:3", "--grace-period", "60s", behaviour="saves_until_told", where="127.0.0.1"),
-            node_of(1, "2:3", "--grace-period", "60s", behaviour="saves_until_told", where="127.0.0.1"),
-            node_of(2, "2:3", "--grace-period", "60s", behaviour="ignores_the_stop", where=relay.address),
+            node_of(0, "2:3", *told, behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(1, "2:3", *told, behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(2, "2:3", *told, behaviour="ignores_the_stop", where=relay.address),
         ]
         first, second, third = started
         assert generation(nodes, 0, 3) == started
@@ -367,7 +420,7 @@ def test_a_node_that_is_cut_off_has_no_worker_when_the_others_begin(nodes, node_
         nodes.sign("saving-0-0")
         (nodes.home / "signs" / "saved").touch()  # those that are saving end, and the next are not stopped
         nodes.sign("place-1-0", ENOUGH)
-        assert not worker.exists()
+        assert not lives(worker)
         assert generation(nodes, 1, 2) == [first, second]
         relay.join()
         assert generation(nodes, 2, 3) == [first, second, third]

@@ -191,7 +191,6 @@ def test_a_stop_says_so_if_node_0_is_lost_before_the_end(nodes, program, verb, m
         line = f"who coordinates {name} was lost before its end. Its other nodes stop their workers"
         assert line in asked.stderr.read().decode()
         assert asked.wait() == 122
-    verb("stop", name)
     assert nodes.statuses() == [122, 130]
 
 

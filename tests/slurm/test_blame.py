@@ -21,7 +21,7 @@ def test_no_healthy_node_is_at_fault(job: SlurmJob, way: str, nnodes: str) -> No
     )
     ready(job, running, 3)
     bed = job.cluster.bed
-    cut = "node1" if way or nnodes == "3" else "node2"  # without the host of the command, the job does not go on
+    cut = "node1" if nnodes == "3" else "node2"  # without node 0, or the host of the command, the job does not go on
     bed.cut(cut)
     until(lambda: not any(WORKER in one.command for one in bed.processes(cut)), "its side to end")
     if nnodes == "2:3":

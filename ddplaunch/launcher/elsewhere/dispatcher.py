@@ -86,7 +86,8 @@ class _Agent:
         """Take what the agent has sent. Raises FrameError: it is of no stream that there is."""
         if chunk.number != CHANNEL:
             raise FrameError("sent a piece of a stream that it does not have")
-        self._streams.take(chunk)
+        if not chunk.ends:  # else the agent is ending, and its host tells when it and its workers have ended
+            self._streams.take(chunk)
 
     def lose(self, reason: str, *, has_ended: bool) -> None:
         """Tell the coordinator that the connection has ended, and whether the agent is known to have."""

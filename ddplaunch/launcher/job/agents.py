@@ -141,6 +141,12 @@ class Agents:
         for id in ids:
             self.connections.send(id, payload)
 
+    def ending(self, status: int) -> None:
+        """Tell all agents that the job is being stopped for good: none of them is to wait should node 0 be lost meanwhile."""
+        payload = messages.encode(messages.Ending(status))
+        for id in self.connections.ids:
+            self.connections.send(id, payload)
+
     def refused(self, id: int, reason: str) -> None:
         """Report that an agent was refused, each reason once for each host, and at most MAX_REFUSALS of them."""
         text = f"{self.hellos[id].host}: {reason}"

@@ -13,7 +13,7 @@ from msgspec import Struct
 from ddplaunch.launcher.job import messages
 from ddplaunch.reach.channel.handshake import Key, Server
 from ddplaunch.reach.channel.listener import Listener
-from ddplaunch.reach.channel.peer import CLOSED, Greeting, Peer, sends_again_each_second
+from ddplaunch.reach.channel.peer import Greeting, Peer, sends_again_each_second
 from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS, Silence
 from ddplaunch.system.fields import Malformed, line
 from ddplaunch.system.loop.loop import Loop
@@ -98,8 +98,8 @@ class _Connection:
 class Connections:
     """Authenticated peers by number, in order of arrival; each is pinged from time to time.
 
-    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason, whether its process
-    is known to have ended, and when its last message came. `dropped` gets each peer of whose message what it tells of workers was
+    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason and when the last
+    renewal of its lease came. `dropped` gets each peer of whose message what it tells of workers was
     malformed and left out, with the reason: no node is lost for that. `answered` is called at each pong. Each
     ping says which pong has come last, from whose sending the lease of a peer runs.
     """
@@ -110,7 +110,7 @@ class Connections:
         terms: Terms,
         *,
         received: Callable[[int, messages.ToCoordinator], None],
-        lost: Callable[[int, str, bool, float], None],
+        lost: Callable[[int, str, float], None],
         dropped: Callable[[int, str], None],
         refused: Callable[[str, str], None],
         answered: Callable[[], None],
@@ -229,7 +229,7 @@ class Connections:
                 self._report_refusal(connection.peer.address, reason)
             connection.peer.send(messages.encode(messages.GivenUp(line(reason), may_return)))
         self.drop(id)
-        self._lost(id, reason, False, -inf if connection is None else connection.renewed_at)
+        self._lost(id, reason, -inf if connection is None else connection.renewed_at)
 
     def _report_refusal(self, address: str, reason: str) -> None:
         if self._listener is None:
@@ -319,10 +319,8 @@ class Connections:
     def _on_closed(self, id: int, reason: str) -> None:
         connection = self._connections.pop(id)
         when = self._loop.clock.paused(self._heartbeat_timeout)
-        # the kernel closes the connections of a process that ends; an agent that goes on elsewhere says so before. A firewall
-        # may reset them
-        text = f"{reason} while the coordinator was {when}" if when else reason
-        self._lost(id, text, reason == CLOSED, connection.renewed_at)
+        # not that the process has ended: whatever stands between, as a proxy, may have closed the connection of one that lives
+        self._lost(id, f"{reason} while the coordinator was {when}" if when else reason, connection.renewed_at)
 
     # --- time
 

@@ -118,6 +118,8 @@ class Coordinator:
             # once the workers have been asked
             self._loop.timer(self._loop.now(), self._reporter.prepare)
         if self._agents is not None:
+            if (ends_with := job.status_if_ending(before, self.state, self._loop.now())) is not None:
+                self._agents.ending(ends_with)
             self._agents.state_changed()
         for asked in (self._questions, self._streams):
             if asked is not None and len(self.state.members) < len(before.members):

@@ -90,7 +90,7 @@ class Incoming:
         if id in self._connections.ids:
             renewed_at = self._connections.renewed_at(id)
             self._connections.drop(id)
-            self._on_lost(id, reason, has_ended, renewed_at)
+            self._on_lost(id, reason, renewed_at, has_ended=has_ended)
 
     # --- called by Connections
 
@@ -118,7 +118,7 @@ class Incoming:
             case messages.Dropped():
                 renewed_at = self._connections.renewed_at(id)
                 self._connections.drop(id)
-                self._on_lost(id, "has heard nothing from here for too long", has_ended=False, renewed_at=renewed_at)
+                self._on_lost(id, "has heard nothing from here for too long", renewed_at)
             case NodeEnd(generation) | StacksAtEnd(generation) if (
                 generation > self._coordinator.state.generation.number
             ):
@@ -158,8 +158,11 @@ class Incoming:
                     reports.add(made)
                     self._coordinator.take(id, message)
 
-    def _on_lost(self, id: int, reason: str, has_ended: bool, renewed_at: float) -> None:
-        """Forget a peer whose connection has ended; the job learns of it, except after its own end."""
+    def _on_lost(self, id: int, reason: str, renewed_at: float, *, has_ended: bool = False) -> None:
+        """Forget a peer whose connection has ended; the job learns of it, except after its own end.
+
+        `has_ended`: nothing of it is left. That a connection was closed does not say so.
+        """
         for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
             known.pop(id, None)
         self._warned.discard(id)

@@ -125,7 +125,6 @@ def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], l
         # simulated nodes, and what coordinates them, are paused together with this machine
         lease=Lease(seconds, loop.now if spec.simulate else _boot_time),
         how_back=_how_back(request.allocation, request.rendezvous.addresses[0]),
-        max_restarts=spec.max_restarts if spec.restart_window is None else inf,
         max_nodes=request.allocation.nnodes[1],
     )
 
@@ -141,7 +140,8 @@ def _how_back(allocation: Allocation, node_0: str) -> str:
         return ""
     if allocation.cluster == "kubernetes":
         return "for its pod to start again"
-    return f"for it to come back: type its command again on {node_0}"
+    with_rank = "" if allocation.node_rank is None else ", with `--node-rank 0`"
+    return f"for it to come back: type its command again on {node_0}{with_rank}"
 
 
 def _hello(request: JoinRequest, reached: str) -> messages.Hello:

@@ -57,6 +57,11 @@ class Link(ABC):
         return None if self.coordinator is None else self.coordinator.reached_at
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the coordinator was lost and is waited for."""
+        return False
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more is expected of this node."""
         return self._has_ended if self.coordinator is None else self.coordinator.is_over

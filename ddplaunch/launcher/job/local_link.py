@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.link import Link
+from ddplaunch.launcher.job.orders import Leased
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.plan import Plan
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import Report
 
 
+_SILENT = 0.8  # of the heartbeat timeout: for so long the loop of node 0 need not come by
+
+
 class LocalLink(Link):
     """A link whose other end is in the same process."""
 
@@ -29,6 +34,14 @@ class LocalLink(Link):
     def __init__(self, loop: Loop, coordinator: Coordinator) -> None:
         super().__init__(loop)
         self.coordinator = coordinator
+        lease = coordinator.state.policy.lease
+        self._silent_for = _SILENT * (lease - job.KILLED_WITHIN)
+        self._runs_at = loop.timer(loop.now() if lease else None, self._note_that_it_runs)
+
+    def _note_that_it_runs(self) -> None:
+        """Have the front kill the workers if this loop no longer comes by: the others lose node 0 then, and may find another."""
+        self._loop.handle(Leased(self._silent_for))
+        self._runs_at.set(self._loop.now() + self._silent_for / 4)
 
     def send(self, report: Report) -> None:
         """Report to the coordinator."""
@@ -36,6 +49,9 @@ class LocalLink(Link):
 
     def close(self) -> None:
         """Close the coordinator."""
+        if self._runs_at.is_set:
+            self._runs_at.cancel()
+            self._loop.handle(Leased(inf))
         self.coordinator.close()
 
 

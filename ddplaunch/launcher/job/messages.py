@@ -55,6 +55,7 @@ from ddplaunch.system.fields import (
     Piece,
     Seconds,
     SignalOrNone,
+    Status,
     Workers,
     decoder,
     line,
@@ -130,6 +131,12 @@ class GivenUp(Struct, frozen=True, tag="given_up"):
     may_return: bool = False  # whether the agent may come back as a new node: it was only silent
 
 
+class Ending(Struct, frozen=True, tag="ending"):
+    """The coordinator to all agents: the job is being stopped for good, and is to end with this status."""
+
+    status: Status
+
+
 class LeftByNode0(Struct, frozen=True, tag="left_by_node_0"):
     """The coordinator to all agents: it leaves the job, which waits until node 0 is started again."""
 
@@ -143,7 +150,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 FirstMessage = Hello | Withdrawal
 ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | LeftByNode0 | Lead | Reach
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | Ending | LeftByNode0 | Lead | Reach
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
@@ -347,7 +354,6 @@ class OrderSequence:
         self._hello = hello
         self.generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
         self.term = hello.last_term if isinstance(hello, Hello) else -1  # of that
-        self.restarts = 0  # how many of --max-restarts were used when it began
         self.runs = False  # its end was not reported yet
 
     def ended(self) -> None:
@@ -373,5 +379,5 @@ class OrderSequence:
             raise Malformed(f"generation {message.number} after {self.generation}")
         if message.term is not None and message.term <= self.term:
             raise Malformed(f"term {message.term} after {self.term}")
-        self.generation, self.restarts, self.runs = message.number, message.restarts, True
+        self.generation, self.runs = message.number, True
         self.term = self.term if message.term is None else message.term

@@ -18,6 +18,10 @@ class Refusals:
         self.text = "it has not answered"
         self._tells = -1
 
+    def expire(self) -> None:
+        """Let the next reason replace this one, whatever it tells: this one has been reported."""
+        self._tells = -1
+
     def add(self, where: str, reason: str) -> None:
         """Take the reason of an attempt. `where` is the address or the name that was tried."""
         tells = _telling(reason)

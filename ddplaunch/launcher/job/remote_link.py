@@ -16,13 +16,13 @@ from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import OrderSequence
-from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, LookingForCoordinator, NodeEnd, Reach, Waits
+from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Leased, LookingForCoordinator, NodeEnd, Reach, Waits
 from ddplaunch.launcher.job.refusals import Refusals
 from ddplaunch.reach.channel.dialer import Dialer, Target
 from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.silence import Silence
-from ddplaunch.spec.outcome import CUT_OFF, MAY_RESTART, OWN_END, Why
+from ddplaunch.spec.outcome import CUT_OFF, OWN_END, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
@@ -60,7 +60,6 @@ class RemoteLink(Link):
         rdzv_timeout: float,
         lease: Lease | None = None,
         how_back: str = "",
-        max_restarts: float = inf,
         max_nodes: int = 1,
     ) -> None:
         """Prepare to look for the coordinator.
@@ -69,7 +68,7 @@ class RemoteLink(Link):
         seconds after which a silent one counts as lost, earlier if `may_shorten_silence` and the coordinator says so in its
         pings; `rdzv_timeout` those after which one that was not reached is given up. `lease` limits the life of the workers;
         None: the job never goes on without a node. `how_back` says what brings a lost node 0 back, as in "waiting HOW_BACK";
-        "": nothing does. After `max_restarts` a failure ends the job.
+        "": nothing does.
         """
         super().__init__(loop)
         self._key = key
@@ -95,10 +94,8 @@ class RemoteLink(Link):
         self._refusals = Refusals()
         self._rdzv_timeout = rdzv_timeout
         self._how_back = how_back
-        self._max_restarts = max_restarts
         self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
-        self._failed_at = inf  # when it was reported that a worker of this node has failed
-        self._stop: node.StopOrdered | None = None  # of this generation, as ordered
+        self._ends_with: int | None = None  # the status of the job, if it is being stopped for good
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._lost_at = loop.timer(loop.now() + rdzv_timeout, self._on_timeout)
@@ -178,9 +175,7 @@ class RemoteLink(Link):
                 self._on_own_end(report)
                 if self._hearing is not None:
                     self._hearing.ended()
-            case node.ReportStopping(Why.FAILED):
-                self._failed_at = self._loop.now()
-            case node.ReportStopping():
+            case node.ReportStopping(why) if why is not Why.FAILED:
                 self._stopping = report
         if self._peer is not None:
             if not isinstance(report, node.Suspend | node.Resume):  # here the time of the job goes on
@@ -202,6 +197,9 @@ class RemoteLink(Link):
         self._note_message()
         try:
             message = messages.for_agent(payload)
+            if isinstance(message, Generation) and not self._lease.left:
+                self._check_lease()  # nothing is begun, nor renewed: the coordinator would wait for this node
+                return
             if self._sequence is not None:
                 self._sequence.check(message)
             if isinstance(message, messages.Ping):
@@ -216,6 +214,8 @@ class RemoteLink(Link):
                 self._send(messages.Pong(sent, self._renew()))
             case messages.GivenUp(reason, may_return):
                 self._on_given_up(reason, may_return=may_return)
+            case messages.Ending(status):
+                self._ends_with = status
             case messages.LeftByNode0(signum, unfit):
                 self._on_left(signum, unfit)
             case Lead() | Reach():
@@ -227,8 +227,20 @@ class RemoteLink(Link):
         """Note that a renewal of the lease is sent now, and return its number."""
         number = time.monotonic()
         self._lease.renew(number)
-        self._lease_at.set(self._loop.now() + self._lease.left)
+        self._limit_workers()
         return number
+
+    def _limit_workers(self) -> None:
+        """Have the workers killed when the lease is over: by the front, should this process not run then."""
+        if self._lease.seconds < inf:
+            left = self._lease.left
+            self._lease_at.set(self._loop.now() + left)
+            self._loop.handle(Leased(left))
+
+    def _end_lease(self) -> None:
+        """Have no lease until a coordinator is reached: no workers live that it could limit, or they are killed now."""
+        self._lease.begin()
+        self._limit_workers()
 
     def _send(self, message: messages.ToCoordinator) -> None:
         if self._peer is not None:
@@ -271,11 +283,11 @@ class RemoteLink(Link):
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""
-        if left := self._lease.left:
-            self._lease_at.set(self._loop.now() + left)
+        if self._lease.left:
+            self._limit_workers()
             return
-        self._lease.begin()
         self._loop.handle(node.LeaseOver(self._loop.now()))
+        self._end_lease()
         if self._peer is None:
             return
         limit, when = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
@@ -297,12 +309,13 @@ class RemoteLink(Link):
         error = error or f"the coordinator (node 0) was lost: {reason}"
         if self._has_ended:
             return
-        if not self._how_back or (self._was_to_end and self._stopping is None):
-            self._end(error)
-            return
-        self._send(messages.Dropped())  # else the end of the connection would say that no worker lives here
+        self._send(messages.Dropped())  # which says why, if that way still works
         self._disconnect()
-        if self._stopping is not None:
+        if self._ends_with is not None and self._stopping is None:
+            self._end(f"{error}, while the job was being stopped", self._ends_with)
+        elif not self._how_back:
+            self._end(error)
+        elif self._stopping is not None:
             self.send(self._stopping)
         else:
             self._wait_for_return(reason, goes_on)
@@ -322,18 +335,6 @@ class RemoteLink(Link):
         if self._sequence is None or not self._sequence.runs:
             self._look_again()
 
-    @property
-    def _was_to_end(self) -> bool:
-        """Whether the job was being stopped for good when the coordinator was lost, as far as this node knows."""
-        stop, why = self._stop, None
-        if stop is not None:
-            why = stop.why
-        elif self._heard_at > self._failed_at:  # the coordinator lived, so the workers did not fail because it was lost
-            why = Why.FAILED
-        restarts = self._sequence.restarts if self._sequence is not None else 0
-        is_spent = why in (Why.FAILED, Why.HUNG) and restarts >= self._max_restarts
-        return why is not None and (is_spent or why not in MAY_RESTART)
-
     def _on_own_end(self, end: NodeEnd) -> None:
         """Note that the generation has ended on this node; look for a coordinator that was lost meanwhile."""
         if self._sequence is not None:
@@ -347,17 +348,14 @@ class RemoteLink(Link):
 
     def _look_again(self) -> None:
         """Look for node 0 where it was."""
-        self._lease_at.cancel()
-        self._lease.begin()
+        self._end_lease()
         self._refusals.forget()
         self._resolve()
 
     def take(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
         if isinstance(order, Generation):
-            self._stop, self._failed_at = None, inf
-        elif isinstance(order, node.StopOrdered):
-            self._stop = order
+            self._ends_with = None
         super().take(order)
         if self._has_ended:
             self._stop_waiting()
@@ -399,6 +397,7 @@ class RemoteLink(Link):
         """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
         self._notice_at.set(self._loop.now() + NEXT_NOTICE)
         text = f"looking for node 0 at {self._places} ({self._refusals.text})"
+        self._refusals.expire()
         if self._lost:
             left = duration(round(self._lost_at.at - self._loop.now()))
             text = f"{text}. Waiting up to {left} more {self._how_back}"
@@ -442,19 +441,19 @@ class RemoteLink(Link):
             self._peer = None
         self._lost_at.cancel()
 
-    def _end(self, error: str) -> None:
+    def _end(self, error: str, status: int = exitcodes.NODE_LOST) -> None:
         """End this node, which has lost the coordinator for good."""
-        self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {error}\n"))
+        self.take(JobEnd(status=status, why="lost", text=f"error: {error}\n"))
 
     @property
-    def is_reached(self) -> bool:
-        """Whether the coordinator has been found."""
-        return self._peer is not None
+    def is_waiting(self) -> bool:
+        """Whether node 0 was lost and is waited for, so that this node alone can answer for itself."""
+        return bool(self._lost)
 
     def close(self) -> None:
         """Close all that is open."""
         self._loop.woke = lambda: None
-        self._lease_at.cancel()
+        self._end_lease()
         if self._hearing is not None:
             self._hearing.close()
         self._stop_waiting()

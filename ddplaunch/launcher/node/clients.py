@@ -8,6 +8,8 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from ddplaunch import __version__
 from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.job.coordinator import Coordinator
@@ -238,6 +240,8 @@ class RunClients(Clients):
             return
         if self._link.coordinator is not None:
             self._answer_for_job(client, request, self._link.coordinator)
+        elif self._link.is_waiting:
+            self._answer_alone(client, request)
         elif client not in self._of_coordinator:
             client.finish(self._elsewhere())
         elif not isinstance(request.asked, requests.Attach | requests.Profile):
@@ -265,6 +269,17 @@ class RunClients(Clients):
                 )
                 client.limit(request.within)
                 coordinator.questions.ask(question, request.within, client.asker)
+
+    def _answer_alone(self, client: Client, request: requests.Request) -> None:
+        """Answer a client of a node that waits for a lost node 0: it has no workers, and can be stopped."""
+        client.send(self._describe_node())
+        if isinstance(request.asked, requests.StopRun):
+            client.awaits_end = True
+            self._loop.post(StopAsked())
+        elif isinstance(request.asked, requests.Attach | requests.Profile):
+            client.refuse("it waits for node 0, and has no workers")
+        else:
+            client.finish(requests.Done())
 
     def _attach(
         self,
@@ -313,29 +328,42 @@ class RunClients(Clients):
 
     def _describe_run(self, coordinator: Coordinator) -> requests.Run:
         """Return what `ddplaunch ps` shows of this run."""
-        state, inputs = coordinator.state, self._context.inputs
-        stragglers = coordinator.stragglers
-        program, members, start = inputs.spec.program, state.members.taking_part, inputs.allocation.start
-        folder = self._context.folder
+        state, stragglers, start = coordinator.state, coordinator.stragglers, self._context.inputs.allocation.start
+        members = state.members.taking_part
+        return replace(
+            self._describe_node(),
+            phase="suspended" if state.limits.suspended_at is not None else state.phase.name.lower(),
+            world_size=sum(member.workers for member in members),
+            nnodes=len(members),
+            generation=max(0, state.generation.number),
+            restarts=state.restarts.number,
+            steps_per_second=pace(stragglers.pace) if stragglers is not None else None,
+            steps=size(stragglers.steps) if stragglers is not None and stragglers.steps is not None else None,
+            spares=piece(", ".join(member.host for member in state.spares)),
+            straggler=piece(str((stragglers and stragglers.straggler) or "")),
+            over_ssh=tuple(piece(host.name) for host in start)
+            if self._context.inputs.allocation.starter == "ssh"
+            else (),
+        )
+
+    def _describe_node(self) -> requests.Run:
+        """Return what this node knows of the run on its own."""
+        inputs, folder = self._context.inputs, self._context.folder
+        program = inputs.spec.program
         return requests.Run(
             run_id=piece(self._run_id() or self._context.draft.run_id),
             host=self._host,
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),
             command=piece(shlex.join(Redactor(self._context.known_secrets).argv((program.target, *program.args)))),
-            phase="suspended" if state.limits.suspended_at is not None else state.phase.name.lower(),
+            phase="rendezvous",
             seconds=max(0.0, time.monotonic() - self._context.reporter.story.began),
-            world_size=sum(member.workers for member in members),
-            nnodes=len(members),
-            generation=max(0, state.generation.number),
-            restarts=state.restarts.number,
-            max_restarts=state.policy.max_restarts,
+            world_size=0,
+            nnodes=0,
+            generation=0,
+            restarts=0,
+            max_restarts=inputs.spec.max_restarts,
             ddplaunch=line(__version__),
-            steps_per_second=pace(stragglers.pace) if stragglers is not None else None,
-            steps=size(stragglers.steps) if stragglers is not None and stragglers.steps is not None else None,
-            spares=piece(", ".join(member.host for member in state.spares)),
-            straggler=piece(str((stragglers and stragglers.straggler) or "")),
-            over_ssh=tuple(piece(host.name) for host in start) if inputs.allocation.starter == "ssh" else (),
             python=piece(inputs.node.python),
         )
 

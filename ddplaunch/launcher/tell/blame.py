@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Member, Phase, State
+from ddplaunch.reach.channel.peer import CLOSED
 
 # how reasons begin for which an agent is lost, but for what it has sent
 KINDS = {"silent for": "lost", "connection": "lost", "its health check failed": "unfit"}
@@ -27,7 +28,7 @@ class Loss(Struct, frozen=True):
     reason: str  # "silent for 10 s"
     while_running: bool  # else it may have been lost because the job was ending
     silent: int  # other nodes that were silent by then
-    has_ended: bool  # its kernel has said so, over a network that works
+    has_ended: bool  # as far as its kernel says so, over a network that works
 
 
 def kind_of(reason: str) -> str | None:
@@ -75,7 +76,8 @@ class Faults:
             case "lost" if is_running or before.generation.number in self._losses:
                 others = sum(id != SELF_ID for id in before.members)
                 _, losses = self._losses.setdefault(before.generation.number, (others, []))
-                losses.append(Loss(suspect, lost.reason, is_running, lost.silent, lost.has_ended))
+                has_ended = lost.has_ended or lost.reason.startswith(CLOSED)
+                losses.append(Loss(suspect, lost.reason, is_running, lost.silent, has_ended))
 
     def at_end(self, state: State) -> Mapping[Suspect, tuple[str, str]]:
         """Return the faults, now that the job has ended."""

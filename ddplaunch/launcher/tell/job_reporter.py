@@ -342,4 +342,6 @@ def _node_lost(state: State) -> str:
         hint = ""  # the loss alone did not end the job
     elif state.policy.is_elastic:
         hint = f"hint: {slow}{count(len(state.members), 'node')} left, and `--nnodes` wants {state.policy.min_nodes}"
+        if state.policy.command:  # else what has started node 0 does so again, or nobody
+            hint += ". Nodes that live wait for node 0: type its command again here"
     return "\n".join([*map(below, lines), *(["", hint] if hint else [])]) + "\n"

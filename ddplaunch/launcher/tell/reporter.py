@@ -291,7 +291,10 @@ class Reporter:
         self._pause = pause
         self.emit("paused", seconds=round(pause.seconds, 3))
         if self.reports_job and pause.seconds >= _LONG:
-            self.print(f"paused for {duration(pause.seconds)}; no time limit ran meanwhile")
+            least, most = self.spec.nnodes
+            has_leases = least < most + self.spec.spares and self.spec.simulate is None
+            but = ", except --heartbeat-timeout: nodes may have been lost" if has_leases else ""
+            self.print(f"paused for {duration(pause.seconds)}; no time limit ran meanwhile{but}")
 
     # --- the end
 

@@ -36,7 +36,6 @@ from ddplaunch.tools.runs.find import Known, name_of, of_running
 _METRICS = 3  # that the first line shows
 PHASES = {
     "rendezvous": "waits for its nodes",
-    "announcing": "waits for its nodes",
     "pausing": "pauses before a restart",
 }
 

@@ -127,7 +127,7 @@ def test_with_a_node_that_is_lost_it_is_told_how_many_others_are_silent(
         connection = incoming._connections._connections[incoming._connections._last_id]
         connection.heard_at = incoming._loop.now() - age
     incoming._connections.drop(1)
-    incoming._on_lost(1, "silent for 9 s", False, 0.0)
+    incoming._on_lost(1, "silent for 9 s", 0.0)
     incoming.agents.close()
     assert [event.silent for event in fed] == [silent]
 

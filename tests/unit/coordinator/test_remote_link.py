@@ -11,7 +11,7 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
-from ddplaunch.launcher.job.orders import Generation, LookingForCoordinator, NodeEnd, Waits
+from ddplaunch.launcher.job.orders import Generation, Leased, LookingForCoordinator, NodeEnd, Waits
 from ddplaunch.launcher.job.remote_link import RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
@@ -20,7 +20,7 @@ from ddplaunch.spec.outcome import Traces, Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.test_incoming import HELLO
 
-REFUSED = "connection refused"
+CONNECTION_REFUSED = "connection refused"
 TOKEN = "wrong token, or another job"
 PROTOCOL = "protocol 2, here 1: install the same ddplaunch on all nodes"
 SILENT = "no answer in 2 s"
@@ -30,10 +30,10 @@ SILENT = "no answer in 2 s"
     ("reasons", "said"),
     [
         ([], "it has not answered"),
-        ([REFUSED, REFUSED], "a:0: connection refused"),
-        ([REFUSED, SILENT, REFUSED], "a:1: no answer in 2 s"),
+        ([CONNECTION_REFUSED, CONNECTION_REFUSED], "a:0: connection refused"),
+        ([CONNECTION_REFUSED, SILENT, CONNECTION_REFUSED], "a:1: no answer in 2 s"),
         ([SILENT, CLOSED], "a:1: connection closed"),
-        ([TOKEN, REFUSED, CLOSED, SILENT], f"a:0: {TOKEN}"),
+        ([TOKEN, CONNECTION_REFUSED, CLOSED, SILENT], f"a:0: {TOKEN}"),
         ([SILENT, PROTOCOL, SILENT], f"a:1: {PROTOCOL}"),
         ([PROTOCOL, TOKEN], f"a:1: {TOKEN}"),
     ],
@@ -52,6 +52,21 @@ def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said
     assert f" at a, port 29501 ({said})\n" in end.text
     assert link.end == end
     assert loop.deadline is None
+
+
+def test_what_was_said_is_replaced_by_what_comes_then() -> None:
+    """Once the cable of this node is in again, "no route to host" is no longer why node 0 is not reached."""
+    hello: Any = None
+    loop = FakeLoop()
+    link = RemoteLink(loop, key=Key(b"key"), hello=hello, source=None, heartbeat_timeout=30.0, rdzv_timeout=60.0)
+    link._queries = (("a", 29501),)
+    link._refusals.add("a:0", "no route to host")
+    loop.pass_time(3.0)
+    loop.pass_time(30.0)
+    link._refusals.add("a:0", CONNECTION_REFUSED)
+    loop.pass_time(30.0)
+    link.close()
+    assert ["no route" in event.text for event in loop.events] == [True, True, False]
 
 
 # --- a coordinator that is lost, where node 0 may come back
@@ -80,9 +95,7 @@ class Peer:
 class Bed:
     """The link of node 1, which has reached node 0; the lease runs by a clock that also counts pauses."""
 
-    def __init__(
-        self, *, how_back: str = "for it to come back", max_restarts: float = inf, is_leased: bool = True
-    ) -> None:
+    def __init__(self, *, how_back: str = "for it to come back", is_leased: bool = True) -> None:
         self.loop = FakeLoop()
         self.link = RemoteLink(
             self.loop,
@@ -93,14 +106,20 @@ class Bed:
             rdzv_timeout=60.0,
             lease=Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,
             how_back=how_back,
-            max_restarts=max_restarts,
         )
         self.dialed = 0
         self.link._dialer = self  # type: ignore[assignment]
         self.link._queries = (("10.0.0.1", 4000),)
         self.handled: list[Any] = []
-        self.loop.handle = self.handled.append
+        self.left = inf  # seconds for which the workers may live, as the front was told
+        self.loop.handle = self.handle
         self.peer = self.open()
+
+    def handle(self, event: Any) -> None:
+        if isinstance(event, Leased):
+            self.left = event.left
+        else:
+            self.handled.append(event)
 
     def set_targets(self, _: Any) -> None:
         self.dialed += 1
@@ -116,11 +135,11 @@ class Bed:
     def hear(self, message: Any) -> None:
         self.link._on_message(messages.encode(message))
 
-    def begin(self, number: int = 0, restarts: int = 0) -> None:
+    def begin(self, number: int = 0) -> None:
         agreed = Agreed(
             run_id="r", index=1, agent_runs=(AgentRun(2, 1),), address="a", backend="gloo", backend_reason=""
         )
-        self.hear(Generation(number=number, term=number, restarts=restarts, port=1, agreed=agreed))
+        self.hear(Generation(number=number, term=number, restarts=0, port=1, agreed=agreed))
 
     def ping(self) -> None:
         """Hear a ping that echoes the last renewal."""
@@ -237,6 +256,40 @@ def test_workers_that_have_ended_are_not_killed_later() -> None:
     bed.link.close()
 
 
+@pytest.mark.parametrize("how_back", ["for it to come back", ""])
+def test_a_generation_that_comes_after_the_lease_is_refused_and_the_link_is_dropped_at_once(how_back: str) -> None:
+    """The agent was stopped: neither it nor the coordinator has noticed yet."""
+    bed = Bed(how_back=how_back)
+    bed.begin()
+    bed.end_workers()
+    bed.take_events()
+    bed.loop._sleepless.time += 10.5
+    bed.begin(1)
+    killed, *then = bed.take_events()
+    assert isinstance(killed, node.LeaseOver)
+    assert Generation not in map(type, then)
+    assert isinstance(bed.peer.sent[-1], messages.Dropped)
+    assert not bed.peer.is_open
+    assert bed.dialed == bool(how_back)
+    bed.link.close()
+
+
+def test_the_front_is_told_until_when_the_workers_may_live() -> None:
+    bed = Bed()
+    bed.begin()
+    told = [bed.left]
+    bed.wait(4.0)
+    bed.ping()
+    bed.ping()
+    told.append(bed.left)
+    bed.wait(9.5)
+    told.append(bed.left)
+    bed.wait(1.0)
+    told.append(bed.left)
+    assert told == [10.0, 10.0, 10.0, inf]
+    bed.link.close()
+
+
 def test_a_node_that_is_not_heard_loses_its_lease_though_it_hears() -> None:
     bed = Bed()
     bed.begin()
@@ -297,38 +350,32 @@ def test_a_job_that_needs_all_its_nodes_survives_any_pause() -> None:
     bed.link.close()
 
 
-@pytest.mark.parametrize(
-    ("why", "restarts", "waits"),
-    [
-        (Why.SIGNALLED, 0, False),
-        (Why.TIMED_OUT, 0, False),
-        (Why.FAILED, 0, True),
-        (Why.FAILED, 1, False),
-        (Why.HUNG, 1, False),
-        (Why.NODE_LOST, 1, True),
-        (Why.NODE_JOINED, 1, True),
-    ],
-)
-def test_nobody_waits_where_the_job_was_to_end(why: Why, restarts: int, waits: bool) -> None:
-    bed = Bed(max_restarts=1)
-    bed.begin(restarts=restarts)
-    bed.hear(node.StopOrdered(15, 0.0, why))
+@pytest.mark.parametrize("how_back", ["for it to come back", ""])
+def test_nobody_waits_where_the_job_was_being_stopped_for_good(how_back: str) -> None:
+    bed = Bed(how_back=how_back)
+    bed.begin()
+    bed.hear(messages.Ending(130))
+    bed.hear(node.StopOrdered(2, 0.0, Why.SIGNALLED))
     bed.link._on_closed(CLOSED)
-    assert (bed.link.end is None) is waits
+    assert bed.link.end is not None
+    assert (bed.link.end.status, bed.link.end.why) == (130, "lost")
+    said = "error: the coordinator (node 0) was lost: connection closed, while the job was being stopped\n"
+    assert bed.link.end.text == said
     bed.link.close()
 
 
-@pytest.mark.parametrize("is_heard", [False, True])
-def test_a_failure_here_ends_the_job_if_the_coordinator_has_lived_after_it(is_heard: bool) -> None:
-    """Else the worker may have failed because the worker of node 0 was lost."""
-    bed = Bed(max_restarts=0)
+@pytest.mark.parametrize("follows", ["another generation", "no word of an end"])
+def test_node_0_is_waited_for_where_another_generation_was_to_follow(follows: str) -> None:
+    """As where a worker fails because the worker of node 0 is lost."""
+    bed = Bed()
     bed.begin()
+    if follows == "another generation":
+        bed.hear(messages.Ending(122))
+        bed.end_workers()
+        bed.begin(1)
     bed.link.send(node.ReportStopping(Why.FAILED, 15))
-    bed.wait(1.0)
-    if is_heard:
-        bed.ping()
     bed.link._on_closed(CLOSED)
-    assert (bed.link.end is not None) is is_heard
+    assert bed.link.end is None
     bed.link.close()
 
 

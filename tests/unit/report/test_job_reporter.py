@@ -1,4 +1,4 @@
-"""What the coordinator says of a signal that comes while all workers are being stopped already, for a node that was lost."""
+"""What is said of a signal that comes while all workers are being stopped already, and of a pause."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Event, NodeStoppin
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.launcher.tell.reporter import Reporter, Stderr
 from ddplaunch.spec.outcome import Why
+from ddplaunch.system.process.clock import Pause
 from tests.unit.builders import spec
 from tests.unit.supervise.job_histories import ELASTIC, THREE, end, ended, history, met
 
@@ -48,3 +49,21 @@ def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
         assert said[1:] == [f"ddplaunch: stopped by SIGINT (Ctrl-C) after 4 s; {took}\n"]
     else:
         assert said[1].startswith("error: node 2 (c) was lost")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "runs"),
+    [
+        ({}, ""),
+        ({"nnodes": (3, 3)}, ""),
+        ({"nnodes": (2, 3)}, ", except --heartbeat-timeout: nodes may have been lost"),
+        ({"nnodes": (2, 2), "spares": 1}, ", except --heartbeat-timeout: nodes may have been lost"),
+        ({"nnodes": (2, 3), "simulate": "divide"}, ""),
+    ],
+    ids=str,
+)
+def test_after_a_pause_a_line_says_which_limits_of_time_ran_meanwhile(nodes, runs):
+    said = []
+    stderr = Stderr(put=said.append, put_last=said.append)
+    Reporter(spec(**nodes), stderr, lambda: 0.0).paused(Pause(60.0, 0.0))
+    assert said == [f"ddplaunch: paused for 1 min; no time limit ran meanwhile{runs}\n"]

@@ -1,5 +1,6 @@
 """Nobody begins beside workers that may live: leases of lost nodes, coordinators that come back, node 0 on any node."""
 
+from collections.abc import Iterable
 from signal import SIGINT, SIGTERM
 from typing import Any
 
@@ -21,6 +22,10 @@ from ddplaunch.launcher.decide.job import (
     NodeStopping,
     Policy,
     Print,
+    StopRequested,
+    begin,
+    status_if_ending,
+    step,
 )
 from ddplaunch.spec.outcome import Why
 from tests.unit.supervise.job_histories import ended, history, member, met, stopping
@@ -55,9 +60,8 @@ def lost(id: int, at: float, renewed_at: float | None = None, **fields: Any) -> 
     [
         (lost(2, 20.0, 17.0), 17.0 + LEASE),
         (lost(2, 20.0), 20.0 + LEASE),
-        (lost(2, 20.0, 19.5, has_ended=True), 20.0 + KILLED_WITHIN),
     ],
-    ids=["from its last renewal", "from now, if none is known", "its process has ended"],
+    ids=["from its last renewal", "from now, if none is known"],
 )
 def test_a_lost_node_holds_the_next_generation_back(loss: AgentLost, until: float) -> None:
     events = [*met(), loss, stopping(0, 20.1), stopping(1, 20.2)]
@@ -65,6 +69,11 @@ def test_a_lost_node_holds_the_next_generation_back(loss: AgentLost, until: floa
     assert state.deadline == pytest.approx(until)
     assert begun(BY_HAND, *events, DeadlineReached(until - 0.1)) == [(0, 1, 2)]
     assert begun(BY_HAND, *events, DeadlineReached(until)) == [(0, 1, 2), (0, 1)]
+
+
+def test_a_lost_node_of_which_nothing_is_left_holds_nothing_back() -> None:
+    events = [*met(), lost(2, 20.0, 19.5, has_ended=True), stopping(0, 20.1), stopping(1, 20.2)]
+    assert begun(BY_HAND, *events, DeadlineReached(20.3)) == [(0, 1, 2), (0, 1)]
 
 
 def test_a_node_that_has_reported_its_end_holds_nothing_back() -> None:
@@ -152,7 +161,7 @@ def test_where_a_command_has_started_all_nodes_no_coordinator_came_before() -> N
 
 def back(*generations: int) -> list[Event]:
     """Node 0 is back, and other nodes which have begun these generations come to it."""
-    others = [member(id, last_generation=last) for id, last in enumerate(generations, 1)]
+    others = [member(id, last_generation=last, last_term=last) for id, last in enumerate(generations, 1)]
     return [Joined(one, one.id / 10) for one in (member(0), *others)]
 
 
@@ -164,6 +173,13 @@ def test_it_begins_at_once_only_if_all_have_followed_the_same_one(generations: t
     _, actions = history(BY_HAND, back(*generations))
     assert any(isinstance(action, BeginGeneration) for action in actions) is at_once
     assert begun(BY_HAND, *back(*generations), DeadlineReached(12.0)) == [(0, 1, 2)]
+
+
+def test_generations_of_one_number_under_two_coordinators_are_not_the_same() -> None:
+    """The first is long over, and in the other one a third node may be at work."""
+    others = [member(id, last_generation=4, last_term=term) for id, term in ((1, 104), (2, 204))]
+    events = [Joined(one, one.id / 10) for one in (member(0), *others)]
+    assert not any(isinstance(action, BeginGeneration) for action in history(BY_HAND, events)[1])
 
 
 def test_a_node_that_has_only_waited_for_another_coordinator_does_not_make_it_all() -> None:
@@ -187,6 +203,60 @@ def test_a_stop_of_the_job_ends_it_and_nobody_waits_for_node_0() -> None:
     state, actions = history(BY_HAND, events)
     assert state.end.status == 130
     assert not any(isinstance(action, LeaveJob) for action in actions)
+
+
+@pytest.mark.parametrize(
+    ("event", "restarts", "said"),
+    [
+        (NodeStopping(0, Why.SIGNALLED, SIGINT, 20.0), 0, [130]),
+        (NodeStopping(1, Why.SIGNALLED, SIGINT, 20.0), 3, [130]),
+        (StopRequested(Why.SIGNALLED, SIGTERM, 20.0), 3, [143]),
+        (DeadlineReached(100.0), 3, [124]),
+        (NodeStopping(1, Why.FAILED, SIGTERM, 20.0), 0, [122]),
+        (NodeStopping(1, Why.FAILED, SIGTERM, 20.0), 1, []),
+        (NodeStopping(1, Why.SIGNALLED, SIGTERM, 20.0), 0, []),
+        (lost(1, 20.0), 0, []),
+    ],
+    ids=[
+        "Ctrl-C",
+        "elsewhere",
+        "stop",
+        "--timeout",
+        "a failure",
+        "a failure, and a restart left",
+        "one leaves",
+        "a loss",
+    ],
+)
+def test_nodes_hear_at_once_that_a_job_is_stopped_for_good(event: Event, restarts: int, said: list[int]) -> None:
+    """Else they would wait for a node 0 that is lost meanwhile."""
+    policy = replace(BY_HAND, max_restarts=restarts, timeout=100.0)
+    assert endings(policy, [*met(), event]) == said
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (NodeStopping(1, Why.FAILED, SIGTERM, 20.0), [122]),
+        (Joined(member(3), 20.0), [130]),
+        (NodeStopping(1, Why.SIGNALLED, SIGTERM, 20.0), [130]),
+    ],
+    ids=["before a restart", "as another node joins", "as one leaves"],
+)
+def test_they_hear_it_too_where_the_workers_were_being_stopped_already(first: Event, said: list[int]) -> None:
+    policy = replace(BY_HAND, max_nodes=4, max_restarts=1)
+    begins = [*met(3), DeadlineReached(5.2), DeadlineReached(12.0)]
+    assert endings(policy, [*begins, first, NodeStopping(0, Why.SIGNALLED, SIGINT, 20.1)]) == said
+
+
+def endings(policy: Policy, events: Iterable[Event]) -> list[int]:
+    """What the nodes hear, in turn, of the status with which the job is to end."""
+    state, heard = begin(policy, 0.0, 1), []
+    for event in events:
+        after, _ = step(state, event)
+        heard.append(status_if_ending(state, after, getattr(event, "at", 0.0)))
+        state = after
+    return [status for status in heard if status is not None]
 
 
 # --- a coordinator without an own agent

@@ -7,7 +7,7 @@ coordinator's own included, is a member like any other; the times in its reports
 from __future__ import annotations
 
 from ddplaunch.launcher.decide.job.actions import *
-from ddplaunch.launcher.decide.job.ending import Result
+from ddplaunch.launcher.decide.job.ending import Result, status_if_ending
 from ddplaunch.launcher.decide.job.events import *
 from ddplaunch.launcher.decide.job.members import KILLED_WITHIN, NO_MEMBER, SELF_ID, Member, Policy
 from ddplaunch.launcher.decide.job.starting import begin

@@ -151,6 +151,22 @@ def end_job(state: State, error: str = "", hint: str = "") -> Result:
     return replace(state, phase=Phase.ENDED, end=end), (actions.EndJob(status, error, requeue, hint),)
 
 
+def status_if_ending(before: State, after: State, at: float) -> int | None:
+    """Return the status of a job that is being stopped for good since this step, as far as it is known by then; else None.
+
+    That of a worker which has failed is not: its node reports it when all its workers have ended.
+    """
+    if after.phase is not Phase.STOPPING or _reasons_to_end(before) == _reasons_to_end(after):
+        return None
+    is_spent = after.why in (Why.FAILED, Why.HUNG) and after.restarts.are_spent(after.policy, at)
+    is_ending = after.end.halted or after.why not in MAY_RESTART or is_spent
+    return _status(after, 0) if is_ending else None
+
+
+def _reasons_to_end(state: State) -> tuple[Phase, Why | None, int, bool]:
+    return state.phase, state.why, state.signum, state.end.halted
+
+
 def _status(state: State, requeue: int) -> int:
     """Return the exit status of the job, which goes back into the queue after the notice `requeue`, unless that is 0."""
     if requeue:

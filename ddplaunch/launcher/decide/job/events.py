@@ -21,7 +21,7 @@ class AgentLost(Struct, frozen=True):
     id: int
     reason: str  # as in a sentence: "connection closed", "silent for 10 s"
     at: float
-    has_ended: bool = False  # its process is known to be gone: its workers end within KILLED_WITHIN
+    has_ended: bool = False  # nothing of it is left, as the command knows that has started it
     renewed_at: float | None = None  # when the last renewal of its lease came; None: just now
     silent: int = 0  # how many other members have not answered lately either, if the workers were running
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 V = TypeVar("V")
 
 SELF_ID = 0  # the id of the coordinator's own agent
-KILLED_WITHIN = 2.0  # seconds from the end of a lease, or of an agent, to the end of all that it has started
+KILLED_WITHIN = 2.0  # seconds from the end of a lease to the end of all that the agent has started
 NO_MEMBER = -1  # no member's id
 _SHARD = 128  # keys of a part: of ten thousand items, one more copies these and the list of some eighty parts
 

@@ -106,10 +106,10 @@ def are_all(policy: Policy, members: Members) -> bool:
     """Whether no node but these can have workers, even if another coordinator had the job before.
 
     The job has no more nodes than these, and either none of them knows of another coordinator, or each of them but this one's own
-    has begun the same last generation there: so no further node has taken part in that one.
+    has begun the same last generation there, by its term: so no further node has taken part in that one.
     """
     others = [one for one in members.values() if one.id != SELF_ID]
-    last = {one.last_generation for one in others}
+    last = {one.last_term for one in others}
     have_followed = any(one.was_left for one in others)
     return len(members) == policy.max_nodes and len(last) <= 1 and not (have_followed and -1 in last)
 

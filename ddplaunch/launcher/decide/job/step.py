@@ -20,7 +20,7 @@ from ddplaunch.launcher.decide.job.ending import (
     leave_job,
     stop,
 )
-from ddplaunch.launcher.decide.job.members import KILLED_WITHIN, SELF_ID, Member, Members
+from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members
 from ddplaunch.launcher.decide.job.parting import on_let_go_ended, on_parted_due, on_unheard, on_unreached
 from ddplaunch.launcher.decide.job.starting import (
     on_rendezvous_due,
@@ -137,12 +137,11 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
 
 
 def _after_lease(state: State, lost: events.AgentLost) -> State:
-    """Begin no generation while workers of a lost node may live: until its lease is over, or it has had the time to end them."""
-    if not state.policy.lease or not state.members.runs(lost.id):
+    """Begin no generation while workers of a lost node may live: until its lease is over, unless they are known to have ended."""
+    if not state.policy.lease or lost.has_ended or not state.members.runs(lost.id):
         return state
     renewed_at = lost.at if lost.renewed_at is None else lost.renewed_at
-    until = lost.at + KILLED_WITHIN if lost.has_ended else renewed_at + state.policy.lease
-    return replace(state, rendezvous=state.rendezvous.not_before(until))
+    return replace(state, rendezvous=state.rendezvous.not_before(renewed_at + state.policy.lease))
 
 
 def _on_agent_lost(state: State, lost: events.AgentLost) -> Result:
