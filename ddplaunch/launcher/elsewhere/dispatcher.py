@@ -34,7 +34,7 @@ from ddplaunch.reach.protocol import CHANNEL, ORDER, PROTOCOL, STREAM
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import below
-from ddplaunch.system.fields import Malformed, line
+from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.linux import become_subreaper
@@ -237,8 +237,7 @@ class Dispatcher:
         status = self._statuses.ended.get(host.agent.node_rank)
         error = diagnose.of_host(self._job.starter, self._job.python, host)
         if (agent := self._agents.get(host)) is not None:
-            reason = line(error.message.partition("\n")[0].removeprefix("lost: "))
-            agent.lose(reason, has_ended=status is not None or self._has_ended(host))
+            agent.lose(error.reason, has_ended=status is not None or self._has_ended(host))
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
         elif status is None and not host.given_up and not self._lead.has_begun:

@@ -12,7 +12,7 @@ from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
 from ddplaunch.launcher.job.orders import Generation, LookingForCoordinator, NodeEnd, Waits
-from ddplaunch.launcher.job.remote_link import CONNECTION_REFUSED, RemoteLink
+from ddplaunch.launcher.job.remote_link import RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.channel.peer import CLOSED
@@ -20,6 +20,7 @@ from ddplaunch.spec.outcome import Traces, Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.test_incoming import HELLO
 
+CONNECTION_REFUSED = "connection refused"
 TOKEN = "wrong token, or another job"
 PROTOCOL = "protocol 2, here 1: install the same ddplaunch on all nodes"
 SILENT = "no answer in 2 s"
@@ -43,7 +44,7 @@ def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said
     link = RemoteLink(loop, key=Key(b"key"), hello=hello, source=None, heartbeat_timeout=30.0, rdzv_timeout=10.0)
     link._queries = (("a", 29501),)
     for port, reason in enumerate(reasons):
-        link._on_refused(f"a:{port}", reason)
+        link._refusals.add(f"a:{port}", reason)
     loop.pass_time(10.0)
     link.close()
     *looking, end = loop.events
@@ -80,7 +81,12 @@ class Bed:
     """The link of node 1, which has reached node 0; the lease runs by a clock that also counts pauses."""
 
     def __init__(
-        self, *, how_back: str = "for it to come back", max_restarts: float = inf, is_leased: bool = True
+        self,
+        *,
+        how_back: str = "for it to come back",
+        command_host: str = "",
+        max_restarts: float = inf,
+        is_leased: bool = True,
     ) -> None:
         self.loop = FakeLoop()
         self.link = RemoteLink(
@@ -92,6 +98,7 @@ class Bed:
             rdzv_timeout=60.0,
             lease=Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,
             how_back=how_back,
+            command_host=command_host,
             max_restarts=max_restarts,
         )
         self.dialed = 0
@@ -187,6 +194,15 @@ def test_where_node_0_does_not_come_back_its_loss_ends_the_node(lose: Any, _how:
     assert bed.link.end is not None
     assert bed.link.end.status == 122
     assert bed.link.end.text.startswith("error: the coordinator (node 0) was lost: ")
+    bed.link.close()
+
+
+def test_a_node_that_was_started_by_a_command_says_that_it_has_lost_the_command() -> None:
+    bed = Bed(how_back="", command_host="login1")
+    bed.begin()
+    bed.link._on_closed(CLOSED)
+    assert bed.link.end is not None
+    assert bed.link.end.text == "error: the coordinator (the command on login1) was lost: connection closed\n"
     bed.link.close()
 
 
