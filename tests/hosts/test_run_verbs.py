@@ -194,13 +194,33 @@ def test_logs_are_shown_where_the_job_was_typed_though_they_lie_on_its_hosts(job
     assert sorted(said[:6]) == [b"[%d] before %d\n" % (rank, rank) for rank in range(6)]
     assert sorted(said[6:]) == [b"[%d] after %d\n" % (rank, rank) for rank in range(6)]
     job.wait(host=LOGIN).expect(0)
+    ended = ask(LOGIN, "logs", "-r", 3)
+    assert f"the logs of {short(run)} are on its hosts: node0, node1, node2\n" in ended.stderr
+    there = f"{DDPLAUNCH} logs {short(run)}"
+    assert f"hint: `ssh node0 {there}` shows those of node0\n" in ended.stderr
+    assert job.bed.run("node0", ["sh", "-c", there], env=env).stdout.splitlines()[-1] == "[1] after 1"
+
+
+def test_logs_are_found_on_hosts_that_share_a_home_which_is_not_that_where_the_job_was_typed(job, ask, env, program):
+    env |= {"XDG_STATE_HOME": "", "HOME": "/srv/state/ann"}
+    over_ssh.start(job, "--nproc-per-node", 2, program("says"), env=env)
+    job.signs("ready", 6)
+    whole = f"{job.bed.home}/.local/state/ddplaunch/runs"
+    assert [len(os.listdir(f"{whole}/{run}")) for run in os.listdir(whole)] == [3]
+    shown = ask(LOGIN, "logs")
+    assert shown.stdout.split("\n") == [*(f"[{rank}] before {rank}" for rank in range(6)), ""], shown
+    assert ask(LOGIN, "logs", "-r", 3).stdout == "before 3\n"
+    end(job, ask)
 
 
 def test_logs_are_looked_for_on_the_hosts_that_the_ranks_have_after_one_was_lost(job, runs, ask, program):
     run = runs("--nnodes", "2:3", program("says"))
     job.bed.crash("node0")
-    until(lambda: [node["host"] for node in status_at(ask, LOGIN)["nodes"]] == ["node1", "node2"], "another node 0")
+    until(
+        lambda: {node["host"] for node in status_at(ask, LOGIN)["nodes"]} == {"node1", "node2"}, "a job without node0"
+    )
     shown = until(lambda: (found := ask(LOGIN, "logs", short(run), "-r", 0)).stdout and found, "what rank 0 says")
     assert shown.stdout == "before 0\n"
-    assert "ddplaunch: rank 0, on node1:" in shown.stderr
+    hosts = {worker["rank"]: worker["host"] for worker in status_at(ask, LOGIN)["workers"]}
+    assert f"ddplaunch: rank 0, on {hosts[0]}:" in shown.stderr
     end(job, ask)

@@ -284,6 +284,7 @@ class Agent:
                         progress=self._workers.progress if self._workers is not None else {},
                         debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
                         gpus=lambda: generations.sampler.gpus(generations.plan.workers),
+                        folder=(folder.path or "") if (folder := self._context.folder) is not None else "",
                     ),
                     lambda why: self._report_no_answer(number, why),
                 )

@@ -130,6 +130,7 @@ class NodeStatus(Struct, frozen=True, tag="status"):
     """All workers of a node, by rank."""
 
     workers: Annotated[tuple[WorkerStatus, ...], Meta(max_length=MAX_WORKERS)]
+    folder: Piece = ""  # where the node keeps their logs; "": nothing is kept
 
 
 class NoAnswer(Struct, frozen=True, tag="none"):
