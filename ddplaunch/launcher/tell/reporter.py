@@ -215,7 +215,7 @@ class Reporter:
             run_id=plan.run_id,
             program=self.spec.program.target[:_LONGEST_PROGRAM],
             world_size=plan.world_size,
-            host=self.around.host,
+            host=plan.workers[0].host if plan.workers else self.around.host,  # of a simulated node, its name
             backend=plan.backend,
             ddplaunch=__version__,
         )
