@@ -251,7 +251,8 @@ class Dispatcher:
         node_rank, statuses = host.agent.node_rank, self._statuses
         if self._startup.is_stopped or node_rank in statuses.errors:
             return
-        left = sum(other.phase is not HostPhase.CLOSED and other is not host for other in self._hosts)
+        others = (other for other in self._hosts if other is not host and not other.given_up)
+        left = sum(other.phase is not HostPhase.CLOSED for other in others)
         if statuses.can_go_on_without(left):
             host.given_up = True
             self._lead.reporter.print(f"going on without {host}: {below(error.message)}")
