@@ -530,7 +530,7 @@ class Agent:
     def _exit(self, status: int) -> None:
         """Conclude: nothing is left, and this node ends with this status."""
         assert self._link is not None
-        self._reporter.tell_all = None  # node 0 says nothing more
+        self._reporter.tell_all = None  # the coordinator says nothing more
         self._exits = self._generations.reap(self._state) or self._exits
         self._reporter.output_dropped(self._generations.output.dropped)
         end = self._link.end

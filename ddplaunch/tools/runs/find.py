@@ -191,7 +191,7 @@ def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Known]:
     for folder in folders(env):
         if os.path.basename(folder) in known or (part := first_that_goes_on(folder)) is None:
             continue
-        start = Node(part).start  # of the whole run, or of node 0 first
+        start = Node(part).start  # of the command, or of node 0 first
         if start is not None and start.host and start.host != socket.gethostname():
             job = Run(folder).plan.get("slurm_job")
             slurm_job = job if isinstance(job, str) and job.isdecimal() else ""
