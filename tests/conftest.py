@@ -258,6 +258,12 @@ class Job:
             self.process.kill()
             self.process.wait()
 
+    def close_pipes(self) -> None:
+        """Close what a failed test has not read, which would be a warning in a later one."""
+        if self.process is not None:
+            for pipe in filter(None, (self.process.stdin, self.process.stdout, self.process.stderr)):
+                pipe.close()
+
     # --- the run folder
 
     @property
@@ -341,6 +347,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         job.nothing_left()
     finally:
         job.kill_all()
+        job.close_pipes()
 
 
 @pytest.fixture(scope="module")

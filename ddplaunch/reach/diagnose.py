@@ -14,6 +14,7 @@ from ddplaunch import __version__
 from ddplaunch.reach.connections import HostConnection
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import BUG, NODE_LOST, NOT_EXECUTABLE, NOT_FOUND, RENDEZVOUS
+from ddplaunch.system.fields import line
 from ddplaunch.system.words import some
 
 SSH_FAILED = 255  # ssh(1); any other status is that of the remote command
@@ -32,6 +33,12 @@ class HostError(Struct, frozen=True):
     def may_be_the_machines(self) -> bool:
         """Whether the machine or the network to it may be at fault, and not what is installed or allowed there."""
         return self.message.startswith(_UNREACHABLE)
+
+    @property
+    def reason(self) -> str:
+        """Why a host was lost, in one line: what ended, and the last line that it printed."""
+        first, *printed = self.message.removeprefix("lost: ").splitlines()
+        return line(f"{first}: {printed[-1].strip().removesuffix('.')}" if printed else first)
 
 
 NO_STATUS = HostError("it has not reported how the job ended", None, NODE_LOST)
@@ -117,7 +124,10 @@ def lost(starter: str, status: int | None, output: str, fault: str) -> HostError
     lines = _end_of(output)
     if status == BUG:
         return HostError(f"this is a bug in ddplaunch {__version__} there; please report it{lines}", None, BUG)
-    return HostError(f"lost: {fault or f'{_command(starter)} ended with status {status}'}{lines}", None, NODE_LOST)
+    ended = f"{_command(starter)} ended with status {status}"
+    if starter == "ssh" and status == SSH_FAILED and not lines:  # of a connection that breaks, ssh says so
+        ended += " without a word, as when ddplaunch is killed there"
+    return HostError(f"lost: {fault or ended}{lines}", None, NODE_LOST)
 
 
 def _command(starter: str) -> str:

@@ -13,11 +13,11 @@ FACTOR = 3  # of the longest silence of any host that has ended: a network that 
 LEAST = 6.0  # seconds: pauses of 4 s are survived, in which virtual machines move and networks find another way
 # seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `reach.channel.peer.prepare`
 LEAST_WITH_GAPS = 8.0
-_ROUND_TRIP = 0.1  # of a beat, for the answer to a ping: without it, node 0 would miss a host one ping later
+_ROUND_TRIP = 0.1  # of a beat, for the answer to a ping: without it, the coordinator would miss a host one ping later
 
 
 class Silence:
-    """The time limits for the silence of an agent and of its host, the same for all nodes: all lose node 0 at one time."""
+    """The time limits for the silence of an agent and of its host, the same for all: all lose the coordinator at one time."""
 
     def __init__(self, most: float, least: float) -> None:
         """An agent may be silent for `most` seconds, its host for `least` seconds at first; if both are equal, none adapts."""

@@ -60,7 +60,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     "job_ended": {"status": "integer: the command's exit status",
         "why": "string: finished, failed, hung, signalled, timed_out, front_lost, node_lost, "
         "left_after_notice; with several nodes also not_met, "
-        "not_reached, refused, left (this node alone), lost (node 0)",
+        "not_reached, refused, left (this node alone), lost (the coordinator)",
         "seconds": "number", "text": "string: the same as in a sentence"},
 }  # fmt: skip
 

@@ -71,7 +71,7 @@ def end(job, ask, host=LOGIN):
 def test_a_job_is_asked_and_stopped_where_it_was_typed(job, runs, ask):
     run = runs()
     shown = until(lambda: (found := status_at(ask, LOGIN)) and len(found["workers"]) == 6 and found, "all workers")
-    assert (shown["host"], shown["name"], shown["world_size"], shown["problem"]) == ("node0", short(run), 6, "")
+    assert (shown["host"], shown["name"], shown["world_size"], shown["problem"]) == (LOGIN, short(run), 6, "")
     assert {worker["host"] for worker in shown["workers"]} == set(NODES)
     stacks = ask(LOGIN, "stacks", short(run), "-r", 5)
     assert "rank 5: " in stacks.stdout, stacks
@@ -82,15 +82,15 @@ def test_a_job_is_asked_and_stopped_where_it_was_typed(job, runs, ask):
     assert os.listdir(job.bed.path(LOGIN, f"/tmp/ddplaunch-{os.getuid()}")) == []
 
 
-def test_where_node_0_does_not_answer_a_line_says_so_and_stop_still_ends_the_job(job, runs, ask):
+def test_where_a_host_does_not_answer_a_line_says_so_and_stop_still_ends_the_job(job, runs, ask):
     run = runs()
     _, agent = over_ssh.relay_and_agent(job.bed, "node0")
     os.kill(agent, signal.SIGSTOP)
     try:
         shown = ask(LOGIN, "ps").stdout
         assert shown.startswith(f"{short(run)}: running, 6 workers on 3 nodes, for "), shown
-        assert "  node 0 (node0) does not answer" in shown
-        assert "node 0 (node0) does not answer" in ask(LOGIN, "stacks").stdout
+        assert "  node 0 (node0) has not answered within 1 s" in shown
+        assert "node 0 (node0) has not answered within 2.5 s" in ask(LOGIN, "stacks").stdout
     finally:
         os.kill(agent, signal.SIGCONT)
     end(job, ask)
@@ -107,19 +107,17 @@ def test_typed_on_node_0_it_is_one_run(job, runs, ask, program):
 # --- where it runs
 
 
-def test_a_host_that_is_not_node_0_says_where_to_ask(job, runs, ask):
+def test_the_hosts_say_where_to_ask_and_to_stop(job, runs, ask):
     run = runs()
     name = short(run)
-    for host in NODES[1:]:
-        assert ask(host, "ps").stdout == f"{name}: runs on node0 (`ssh node0 {DDPLAUNCH} ps`)\n"
-        for named in ((), (name,)):
-            refused = ask(host, "stacks", *named)
+    for host in NODES:
+        assert ask(host, "ps").stdout == f"{name}: runs on {LOGIN} (`ssh {LOGIN} {DDPLAUNCH} ps`)\n"
+        for words in (("stacks",), ("stacks", name), ("stop", name), ("profile", name, "-r", "0")):
+            refused = ask(host, *words)
             assert refused.returncode == 2
-            assert f"{name} runs on node0" in refused.stderr
-            assert f"`ssh node0 {DDPLAUNCH} stacks {name}`" in refused.stderr
-    assert len(status_at(ask, "node0")["nodes"]) == 3
-    assert "has ended with status 130" in ask("node0", "stop").stderr
-    assert job.wait(host=LOGIN).status == 130
+            assert f"{name} runs on {LOGIN}" in refused.stderr
+            assert f"`ssh {LOGIN} {DDPLAUNCH} {words[0]} {name}" in refused.stderr
+    end(job, ask)
     assert all(os.listdir(job.bed.path(host, f"/tmp/ddplaunch-{os.getuid()}")) == [] for host in NODES)
 
 
@@ -145,11 +143,10 @@ def attach(job, host, env, *words):
     return Terminal(job, job.argv("attach", *words), **options)
 
 
-@pytest.mark.parametrize("host", [LOGIN, "node0"])
-def test_a_debugger_reaches_the_ranks_of_all_nodes(job, runs, env, program, host):
+def test_a_debugger_reaches_the_ranks_of_all_nodes(job, runs, env, program):
     runs("--timeout", "1h", program("attached"), *["count"] * 6)
     for rank in (0, 5):
-        debugger = attach(job, host, env, "-r", rank)
+        debugger = attach(job, LOGIN, env, "-r", rank)
         debugger.sees(f"rank {rank} is held", PDB)
         debugger.press("p 40 + __import__('signs').RANK" + ENTER)
         assert f"{40 + rank}" in debugger.sees(PDB)
@@ -197,13 +194,33 @@ def test_logs_are_shown_where_the_job_was_typed_though_they_lie_on_its_hosts(job
     assert sorted(said[:6]) == [b"[%d] before %d\n" % (rank, rank) for rank in range(6)]
     assert sorted(said[6:]) == [b"[%d] after %d\n" % (rank, rank) for rank in range(6)]
     job.wait(host=LOGIN).expect(0)
+    ended = ask(LOGIN, "logs", "-r", 3)
+    assert f"the logs of {short(run)} are on its hosts: node0, node1, node2\n" in ended.stderr
+    there = f"{DDPLAUNCH} logs {short(run)}"
+    assert f"hint: `ssh node0 {there}` shows those of node0\n" in ended.stderr
+    assert job.bed.run("node0", ["sh", "-c", there], env=env).stdout.splitlines()[-1] == "[1] after 1"
+
+
+def test_logs_are_found_on_hosts_that_share_a_home_which_is_not_that_where_the_job_was_typed(job, ask, env, program):
+    env |= {"XDG_STATE_HOME": "", "HOME": "/srv/state/ann"}
+    over_ssh.start(job, "--nproc-per-node", 2, program("says"), env=env)
+    job.signs("ready", 6)
+    whole = f"{job.bed.home}/.local/state/ddplaunch/runs"
+    assert [len(os.listdir(f"{whole}/{run}")) for run in os.listdir(whole)] == [3]
+    shown = ask(LOGIN, "logs")
+    assert shown.stdout.split("\n") == [*(f"[{rank}] before {rank}" for rank in range(6)), ""], shown
+    assert ask(LOGIN, "logs", "-r", 3).stdout == "before 3\n"
+    end(job, ask)
 
 
 def test_logs_are_looked_for_on_the_hosts_that_the_ranks_have_after_one_was_lost(job, runs, ask, program):
     run = runs("--nnodes", "2:3", program("says"))
     job.bed.crash("node0")
-    until(lambda: [node["host"] for node in status_at(ask, LOGIN)["nodes"]] == ["node1", "node2"], "another node 0")
+    until(
+        lambda: {node["host"] for node in status_at(ask, LOGIN)["nodes"]} == {"node1", "node2"}, "a job without node0"
+    )
     shown = until(lambda: (found := ask(LOGIN, "logs", short(run), "-r", 0)).stdout and found, "what rank 0 says")
     assert shown.stdout == "before 0\n"
-    assert "ddplaunch: rank 0, on node1:" in shown.stderr
+    hosts = {worker["rank"]: worker["host"] for worker in status_at(ask, LOGIN)["workers"]}
+    assert f"ddplaunch: rank 0, on {hosts[0]}:" in shown.stderr
     end(job, ask)

@@ -61,13 +61,13 @@ def test_a_job_runs_on_the_hosts_in_their_order_wherever_it_is_typed(job, progra
         ("5", "node0", "eth0")
     }
     assert ": 5 workers on 3 nodes, gloo (no accelerator)\n" in result.err
-    assert f"ddplaunch: logs in {job.folder_of('node0')}" in result.err
+    assert f"ddplaunch: logs in {job.folder}\n" in result.err
 
 
 # --- what they show
 
 
-def test_each_node_keeps_the_logs_of_its_ranks(job, program):
+def test_each_node_keeps_the_logs_of_its_ranks_beside_the_record_of_the_whole_run(job, program):
     over_ssh.start(job, "--nproc-per-node", 2, program("writes"), "both")
     assert job.wait(host=LOGIN).status == 0
     for number, node in enumerate(NODES):
@@ -77,7 +77,10 @@ def test_each_node_keeps_the_logs_of_its_ranks(job, program):
         ]
         assert (folder / f"rank-{2 * number}.err").read_text() == f"err of {2 * number}\n"
         assert job.summary_of(node)["status"] == 0
-    assert len(list(job.folder.iterdir())) == 3, "where it was typed nothing is kept"
+    kept = {path.name for path in job.folder.iterdir()} - {"log-times"}
+    assert kept == {"node-0", "node-1", "node-2", "plan.json", "events.jsonl", "summary.json"}
+    summary = json.loads((job.folder / "summary.json").read_text())
+    assert (summary["status"], [worker["rank"] for worker in summary["workers"]]) == (0, list(range(6)))
 
 
 def test_the_first_failure_gives_the_status_and_the_report_names_its_host_as_it_was_typed(job, program):

@@ -131,7 +131,8 @@ def test_what_leads_to_the_workers_of_a_host_is_killed(job, start, node, who):
     result = end(job).expect(122)
     assert node in result.err.partition("\n")[2], "it is named"
     if node == "node2":
-        assert "error: node 2 (node2) was lost: cut off from the command that started it\n" in result.err
+        why = "ssh ended with status 255 without a word, as when ddplaunch is killed there"
+        assert f"error: node 2 (node2) was lost: {why}\n" in result.err
         assert result.err.splitlines()[-1].startswith("hint: ")
     else:
         assert result.err.count("error: ") == 1
@@ -217,9 +218,13 @@ def test_a_host_that_is_lost_ends_the_job(job, start, fault):
     getattr(job.bed, fault)("node2")
     quiet(job, since=began, within=SILENCE + SOON)
     result = end(job).expect(122)
-    assert "error: node 2 (node2) was lost: " + ("connection" if fault == "crash" else "silent for 2 s") in result.err
+    closed = "ssh ended with status 255: Connection to node2 closed by remote host"
+    assert f"error: node 2 (node2) was lost: {closed if fault == 'crash' else 'silent for 2 s'}\n" in result.err
     assert result.err.splitlines()[-1].startswith("hint: ")
     assert (job.summary_of("node0")["status"], job.summary_of("node0")["why"]) == (122, "node_lost")
+    if fault == "cut":  # what stays there says why
+        (ended,) = job.events_of("node2", "job_ended")
+        assert ended["text"] == "the coordinator (the command on login) was lost: connection closed"
 
 
 def test_the_first_host_that_is_lost_ends_the_job(job, start):
@@ -230,4 +235,4 @@ def test_the_first_host_that_is_lost_ends_the_job(job, start):
     quiet(job, since=began, within=SILENCE + SOON + FAREWELL)
     result = end(job).expect(122)
     assert result.err.count("error: ") == 1
-    assert "error: node0: lost: " in result.err
+    assert "error: node 0 (node0) was lost: silent for 2 s\n" in result.err

@@ -42,6 +42,14 @@ def test_what_becomes_of_the_job_without_an_unfit_node_is_said(nodes, program, n
     assert bad.err.endswith(f"\n\nhint: {hint}\n")
 
 
+def test_a_job_whose_hosts_are_unfit_all_at_once_says_what_is_wrong(job, program):
+    each = 'touch "$DDP_TEST_DIR/checked-$$"; while test $(ls "$DDP_TEST_DIR" | wc -l) -lt 4; do sleep 0.01; done'
+    check = f"{each}; {BAD}"
+    result = job.run("--simulate", "--nnodes", "1:4", "--health-check", check, program("restarts"), "stays").expect(122)
+    assert result.err.count("error: ") == 1, result.err
+    assert ": exit status 4: GPU 2 is off the bus\n" in result.err.partition("error: ")[2]
+
+
 def test_a_node_that_is_unfit_at_a_restart_leaves_and_a_spare_takes_its_place(nodes, program):
     check = f"test ! -e {nodes.home}/bad || {{ {BAD}; }}"
     options = ("--spares", 1, "--max-restarts", 1, "--nproc-per-node", 1)

@@ -167,6 +167,14 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_one_that_nobody_needed_ends_
     assert not nodes.has_sign("place-0-2")
 
 
+def test_of_nodes_that_a_command_has_started_a_spare_takes_the_place_of_the_only_other_one(job, program):
+    args = ("--simulate", "--nnodes", 1, "--spares", 1, "--nproc-per-node", 1, "--chaos", "node:0@100ms")
+    job.start(*args, program("restarts"), "stays_until_told")
+    assert json.loads(job.sign("place-1-0"))["GROUP_RANK"] == "0"
+    (job.home / "signs" / "go").touch()
+    assert "ddplaunch: node-1 is node 0 from now on\n" in job.wait().expect(0).err
+
+
 def test_a_job_with_spares_whose_nodes_do_not_meet_fails(nodes, program):
     nodes.node(*nodes.c10d("2"), "--spares", 1, "--rdzv-timeout", 1, program("restarts"), "stays")
     assert nodes.statuses() == [121]

@@ -90,7 +90,7 @@ def test_the_terminal_of_salloc_gives_the_step_its_colours(job: SlurmJob) -> Non
 def test_rows_of_live_stand_below_what_the_step_writes_where_node_0_is_another_host(
     job: SlurmJob, nnodes: str, output: str, shown: str
 ) -> None:
-    """With 1:2 node 0 is lost, and the rows are those of the node that takes over."""
+    """With 1:2 node 0 is lost, and the rows go on without it."""
     (job.home / "tells.py").write_text(TELLS)
     ours, theirs = pty.openpty()
     command = job.start_salloc(

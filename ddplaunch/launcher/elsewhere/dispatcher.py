@@ -34,7 +34,7 @@ from ddplaunch.reach.protocol import CHANNEL, ORDER, PROTOCOL, STREAM
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import below
-from ddplaunch.system.fields import Malformed, line
+from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.linux import become_subreaper
@@ -241,7 +241,7 @@ class Dispatcher:
         status = self._statuses.ended.get(host.agent.node_rank)
         error = diagnose.of_host(self._job.starter, self._job.python, host)
         if (agent := self._agents.get(host)) is not None:
-            reason = line(error.message.partition("\n")[0].removeprefix("lost: ")) if status is None else CLOSED
+            reason = error.reason if status is None else CLOSED
             agent.lose(reason, has_ended=status is not None or self._ends_what_is_left())
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
@@ -256,7 +256,8 @@ class Dispatcher:
         node_rank, statuses = host.agent.node_rank, self._statuses
         if self._startup.is_stopped or node_rank in statuses.errors:
             return
-        left = sum(other.phase is not HostPhase.CLOSED and other is not host for other in self._hosts)
+        others = (other for other in self._hosts if other is not host and not other.given_up)
+        left = sum(other.phase is not HostPhase.CLOSED for other in others)
         if statuses.can_go_on_without(left):
             host.given_up = True
             self._lead.reporter.print(f"going on without {host}: {below(error.message)}")

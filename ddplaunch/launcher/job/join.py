@@ -102,7 +102,7 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
             return own
     link = _remote_link(request, hello, loop)
     if request.carried is not None:
-        link.adopt(request.carried, request.rendezvous.addresses[0])
+        link.adopt(request.carried)
     else:
         link.aim(request.rendezvous.addresses, request.rendezvous.ports)
     return link
@@ -125,6 +125,7 @@ def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], l
         # simulated nodes, and what coordinates them, are paused together with this machine
         lease=Lease(seconds, loop.now if spec.simulate else _boot_time),
         how_back=_how_back(request.allocation, request.rendezvous.addresses[0]),
+        command_host=request.rendezvous.addresses[0] if request.allocation.has_front else "",
         max_nodes=request.allocation.nnodes[1],
     )
 

@@ -4,8 +4,8 @@ Pure: values to bytes and back. What does not fit its type exactly, or contradic
 A sender makes the texts of programs valid before that (`fitted`). Sizes are bounded twice: by the frame, and by the types.
 
 An agent with the secret may lie about its own workers, and about no others: the bounds follow from how many workers it has and
-how many the job has, and are checked before any work is done with what was sent. Node 0 may order an agent to do its own part,
-and no other.
+how many the job has, and are checked before any work is done with what was sent. The coordinator may order an agent to do its own
+part, and no other.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class NodeEnd(Struct, frozen=True, tag="ended"):
 
 
 class Warned(Struct, frozen=True, tag="warned"):
-    """Something that holds for this node, for a line of node 0 about all nodes for which it holds."""
+    """Something that holds for this node, for a line of the coordinator about all nodes for which it holds."""
 
     text: Line
     is_warning: bool = True

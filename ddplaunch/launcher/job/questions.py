@@ -1,4 +1,4 @@
-"""What clients of node 0 have open with the other nodes: questions that are not answered by all, and streams to their agents.
+"""What clients of the coordinator have open with nodes: questions that are not answered by all, and streams to agents.
 
 Opens nothing.
 """

@@ -60,6 +60,7 @@ class RemoteLink(Link):
         rdzv_timeout: float,
         lease: Lease | None = None,
         how_back: str = "",
+        command_host: str = "",
         max_nodes: int = 1,
     ) -> None:
         """Prepare to look for the coordinator.
@@ -68,7 +69,7 @@ class RemoteLink(Link):
         seconds after which a silent one counts as lost, earlier if `may_shorten_silence` and the coordinator says so in its
         pings; `rdzv_timeout` those after which one that was not reached is given up. `lease` limits the life of the workers;
         None: the job never goes on without a node. `how_back` says what brings a lost node 0 back, as in "waiting HOW_BACK";
-        "": nothing does.
+        "": nothing does. `command_host` is where the command coordinates that has started all agents; "": node 0 coordinates.
         """
         super().__init__(loop)
         self._key = key
@@ -94,6 +95,7 @@ class RemoteLink(Link):
         self._refusals = Refusals()
         self._rdzv_timeout = rdzv_timeout
         self._how_back = how_back
+        self._command_host = command_host
         self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
         self._ends_with: int | None = None  # the status of the job, if it is being stopped for good
         self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
@@ -116,13 +118,13 @@ class RemoteLink(Link):
         self._queries = tuple((host, port) for host in hosts for port in ports)
         self._resolve()
 
-    def adopt(self, sock: socket, host: str) -> None:
+    def adopt(self, sock: socket) -> None:
         """Follow the coordinator at the other end of this connection, which something else carries, as ssh does."""
 
         def failed(reason: str) -> None:
-            self._end(f"the coordinator was lost: {reason}")
+            self._end(f"{self._coordinator} was lost: {reason}")
 
-        Greeting(self._loop, sock, (host, 0), Client(self._key), opened=self._on_opened, failed=failed)
+        Greeting(self._loop, sock, (self._command_host, 0), Client(self._key), opened=self._on_opened, failed=failed)
 
     def _resolve(self) -> None:
         """Look up all names again, in place of a look-up that is under way."""
@@ -164,7 +166,7 @@ class RemoteLink(Link):
         peer.send(messages.encode(hello))
         if self._lost:
             self._lost = ""
-            self._loop.post(Waits(f"{self._node_0} is reached again"))
+            self._loop.post(Waits(f"{self._place} is reached again"))
 
     # --- reports and orders
 
@@ -205,7 +207,7 @@ class RemoteLink(Link):
             if isinstance(message, messages.Ping):
                 self._lease.take_echo(message.answered)
         except Malformed as error:
-            self._end(f"the coordinator (node 0) was lost: the coordinator sent a malformed message ({error})")
+            self._end(f"{self._coordinator} was lost: the coordinator sent a malformed message ({error})")
             return
         match message:
             case messages.Ping(sent, host_limit):
@@ -257,7 +259,7 @@ class RemoteLink(Link):
         """Lose a coordinator whose connection has ended; after a pause of this node, the reason is that. Called by the peer."""
         self._disconnect()
         if when := self._loop.clock.paused(self._heartbeat_timeout):
-            error = f"this node was {when}, and the coordinator (node 0) was gone then: {reason}"
+            error = f"this node was {when}, and {self._coordinator} was gone then: {reason}"
             self._lose_coordinator(f"{reason}, while this node was {when}", error)
         else:
             self._lose_coordinator(reason)
@@ -265,10 +267,10 @@ class RemoteLink(Link):
     def _on_given_up(self, reason: str, *, may_return: bool) -> None:
         """Lose a coordinator that goes on without this node."""
         when = self._loop.clock.paused(self._heartbeat_timeout)
-        said = f"this node was {when}, and the coordinator (node 0) goes on without this node: {reason}"
-        error = said if when else f"the coordinator (node 0) was lost: it goes on without this node: {reason}"
+        said = f"this node was {when}, and {self._coordinator} goes on without this node: {reason}"
+        error = said if when else f"{self._coordinator} was lost: it goes on without this node: {reason}"
         if may_return:
-            self._lose_coordinator(reason, error, goes_on=f"{self._node_0} goes on without this node: {reason}")
+            self._lose_coordinator(reason, error, goes_on=f"{self._place} goes on without this node: {reason}")
         else:
             self._end(error)
 
@@ -296,7 +298,7 @@ class RemoteLink(Link):
         ):  # its pings come four times as often
             self._lose_coordinator(f"silent for {limit}")
             return
-        how = f"was {when}" if when else f"was not heard by {self._node_0} for {limit}"
+        how = f"was {when}" if when else f"was not heard by {self._place} for {limit}"
         error = f"this node {how}, and other nodes may have gone on without it"
         self._lose_coordinator("", error, goes_on=error)
 
@@ -306,7 +308,7 @@ class RemoteLink(Link):
         `error` is what ends this node then, if the loss needs other words; `goes_on` is said of a coordinator that is not lost
         itself.
         """
-        error = error or f"the coordinator (node 0) was lost: {reason}"
+        error = error or f"{self._coordinator} was lost: {reason}"
         if self._has_ended:
             return
         self._send(messages.Dropped())  # which says why, if that way still works
@@ -324,9 +326,9 @@ class RemoteLink(Link):
         """Stop the workers, which may save until the lease is over, and look for node 0 again when nothing of them is left."""
         now, within = self._loop.now(), duration(self._rdzv_timeout)
         leaves = reason.startswith("it leaves")
-        self._lost = goes_on or f"{self._node_0} {reason.removeprefix('it ') if leaves else f'is lost: {reason}'}"
+        self._lost = goes_on or f"{self._place} {reason.removeprefix('it ') if leaves else f'is lost: {reason}'}"
         then = (
-            f"looking for {self._node_0} for up to {within}" if goes_on else f"waiting up to {within} {self._how_back}"
+            f"looking for {self._place} for up to {within}" if goes_on else f"waiting up to {within} {self._how_back}"
         )
         self._lost_at.set(now + self._rdzv_timeout)
         self._notice_at.set(now + NEXT_NOTICE)
@@ -396,7 +398,7 @@ class RemoteLink(Link):
     def _report_search(self) -> None:
         """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
         self._notice_at.set(self._loop.now() + NEXT_NOTICE)
-        text = f"looking for node 0 at {self._places} ({self._refusals.text})"
+        text = f"looking for {self._name} at {self._places} ({self._refusals.text})"
         self._refusals.expire()
         if self._lost:
             left = duration(round(self._lost_at.at - self._loop.now()))
@@ -417,16 +419,25 @@ class RemoteLink(Link):
             hint = "hint: type the commands of all nodes again. `--rdzv-timeout` sets how long they wait for node 0"
             self._end(f"{self._lost}, and node 0 was not reached again {within}\n\n{hint}")
             return
-        text = (
-            f"error: node 0 was not reached {within}\n\n"
-            "hint: is ddplaunch running on node 0, with the same address and token? Type `--node-rank` on all nodes or on none\n"
-        )
+        hint = "is ddplaunch running on node 0, with the same address and token? Type `--node-rank` on all nodes or on none"
+        if self._command_host:
+            hint = f"can this node connect to {self._command_host}? A firewall may be between them"
+        text = f"error: {self._name} was not reached {within}\n\nhint: {hint}\n"
         self.take(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
 
     @property
-    def _node_0(self) -> str:
-        """Name node 0 as its address was typed: "node 0 (gpu01)"."""
-        return f"node 0 ({self._queries[0][0]})" if self._queries else "node 0"
+    def _name(self) -> str:
+        """Say what coordinates: "node 0", or "the command on login1"."""
+        return f"the command on {self._command_host}" if self._command_host else "node 0"
+
+    @property
+    def _coordinator(self) -> str:
+        return f"the coordinator ({self._name})"
+
+    @property
+    def _place(self) -> str:
+        """Say what coordinates, and node 0 with the address that was typed: "node 0 (gpu01)"."""
+        return f"{self._name} ({self._queries[0][0]})" if self._queries and not self._command_host else self._name
 
     @property
     def _places(self) -> str:

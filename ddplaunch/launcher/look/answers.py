@@ -41,8 +41,9 @@ def status(
     progress: Mapping[int, Progress],
     debugged: frozenset[int],
     gpus: Mapping[int, GpuUse],
+    folder: str,
 ) -> Answer:
-    """Return what each worker does, or how it ended; `debugged`: those that have a debugger."""
+    """Return what each worker does, or how it ended; `debugged`: those that have a debugger, `folder`: of their logs."""
     now = time.monotonic()
     ended = {exit.rank: exit for exit in exits}
     workers = []
@@ -73,7 +74,7 @@ def status(
                 gpu_memory=gpu.memory,
             )
         )
-    return _bounded(NodeStatus(tuple(workers)))
+    return _bounded(NodeStatus(tuple(workers), piece(folder)))
 
 
 def _of_ended(exit: WorkerExit) -> WorkerStatus:

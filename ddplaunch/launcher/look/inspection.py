@@ -219,11 +219,13 @@ class Inspection:
         progress: Mapping[int, Progress],
         debugged: frozenset[int],
         gpus: Callable[[], Mapping[int, GpuUse]],
+        folder: str,
     ) -> None:
         """Answer a question about the workers, now or later, by a call of `reply`, unless too many are being answered.
 
         `plan` tells of the workers while there are none, and `exits` how they ended; `written` what each has written to its
-        pipes, `progress` how far it is; `debugged` are the ranks that have a debugger; `gpus` says what their GPUs do.
+        pipes, `progress` how far it is; `debugged` are the ranks that have a debugger; `gpus` says what their GPUs do; `folder`
+        is that of their logs.
         """
         from ddplaunch.launcher.look import answers
         from ddplaunch.record.window.questions import (  # few are asked
@@ -244,7 +246,9 @@ class Inspection:
         if len(self._children) >= MAX_QUESTIONS:
             return answered(NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
         if isinstance(question, AskStatus):
-            return answered(answers.status(plan.workers, self._running, exits, written, progress, debugged, gpus()))
+            return answered(
+                answers.status(plan.workers, self._running, exits, written, progress, debugged, gpus(), folder)
+            )
         if isinstance(question, AskStacks):
             made = partial(answers.stacks, threads=question.threads)
             workers = self._running.values()

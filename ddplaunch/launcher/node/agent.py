@@ -287,6 +287,7 @@ class Agent:
                         progress=self._workers.progress if self._workers is not None else {},
                         debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
                         gpus=lambda: generations.sampler.gpus(generations.plan.workers),
+                        folder=(folder.path or "") if (folder := self._context.folder) is not None else "",
                     ),
                     lambda why: self._report_no_answer(number, why),
                 )
@@ -532,7 +533,7 @@ class Agent:
     def _exit(self, status: int) -> None:
         """Conclude: nothing is left, and this node ends with this status."""
         assert self._link is not None
-        self._reporter.tell_all = None  # node 0 says nothing more
+        self._reporter.tell_all = None  # the coordinator says nothing more
         self._exits = self._generations.reap(self._state) or self._exits
         self._reporter.output_dropped(self._generations.output.dropped)
         end = self._link.end

@@ -221,7 +221,7 @@ class Clients:
 
 
 class RunClients(Clients):
-    """The clients of an agent: that of node 0 answers for the job, any other opens debuggers for it, and says where to ask."""
+    """The clients of the coordinator, which answers for the job; other agents open debuggers for it, and say where to ask."""
 
     def __init__(self, loop: Loop, context: AgentContext, link: Link, run_id: Callable[[], str]) -> None:
         super().__init__(loop)
@@ -231,7 +231,7 @@ class RunClients(Clients):
         self._of_coordinator: set[Client] = set()
 
     def add_of_coordinator(self, sock: socket.socket) -> None:
-        """Take a client that has connected to node 0, which asks for it."""
+        """Take a client that has connected to the coordinator, which asks for it."""
         self._of_coordinator.add(self.add(sock))
 
     def answer(self, number: int, request: requests.Request) -> None:
@@ -245,7 +245,7 @@ class RunClients(Clients):
         elif client not in self._of_coordinator:
             client.finish(self._elsewhere())
         elif not isinstance(request.asked, requests.Attach | requests.Profile):
-            client.refuse("node 0 answers that itself")
+            client.refuse("the coordinator answers that itself")
         elif isinstance(request.asked, requests.Attach) and not self._context.draft.authenticated:
             client.refuse(_UNAUTHENTICATED)
         else:

@@ -1,4 +1,4 @@
-"""The socket of the run in the agent's loop: of node 0's, and of the others, which say where to ask. Costs nothing until then.
+"""The socket of the run, where its coordinator is; those of other agents say where to ask. Costs nothing until somebody asks.
 
 What fails here never ends a job: its files may have been replaced by those of another version since it started.
 """
@@ -36,13 +36,13 @@ class RunSocket:
         self._run_id = run_id
         self._link: Link | None = None  # while there is a socket
         self._clients: RunClients | None = None
-        self._streams: Streams | None = None  # of clients that have connected to node 0
+        self._streams: Streams | None = None  # of clients that have connected to the coordinator
         self._newest = 0  # number of a stream
         self._listens = False
         self._place: tuple[str, str] | None = None  # the folder that it lies in, and its name there
 
     def open(self, link: Link) -> None:
-        """Have the writer of the run's files make the socket. Among simulated nodes, node 0 alone has a socket."""
+        """Have the writer of the run's files make the socket. Simulated nodes have none."""
         files, context = self._context.files, self._context
         self._link = link
         if files.listener is None or (link.coordinator is None and context.inputs.spec.simulate):

@@ -207,7 +207,7 @@ def _without_this_node(allocation: Allocation) -> str | None:
         return None
     if least == most:
         return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
-    if allocation.node_rank == 0:
+    if allocation.node_rank == 0 and not allocation.has_front:
         return "no job begins without node 0: make another node the first one"
     unless = ", unless it is node 0," if allocation.node_rank is None else ""
     return f"the job begins without this node{unless} if enough others are fit"

@@ -64,7 +64,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     cluster: ClusterQuestions = ClusterQuestions()
     slurm_job: str = ""  # the id of the job in Slurm, "" outside of it
     bad_nodes: str = ""  # the file that remembers the machines that failed; "": nothing is remembered
-    has_front: bool = False  # a command has started all agents, and says itself that node 0 was lost
+    has_front: bool = False  # a command has started all agents: where it is lost, nobody reads what they say
 
 
 class CallerReporter:
@@ -113,7 +113,7 @@ class Reporter:
         self._has_terminal = False
         self._kept_plan: Plan | None = None  # the one that the folder shows
         self._has_warned = False
-        # has node 0 say something about this node, if node 0 shows the output of all nodes, and whether it is a warning
+        # has the coordinator say something about this node, where it shows the output of all, and whether that is a warning
         self.tell_all: Callable[[str, bool], None] | None = None
         self._untold: list[tuple[str, bool]] = []  # until it is known whether there are other nodes
         self._dropped = 0  # bytes reported
@@ -215,7 +215,7 @@ class Reporter:
             run_id=plan.run_id,
             program=self.spec.program.target[:_LONGEST_PROGRAM],
             world_size=plan.world_size,
-            host=self.around.host,
+            host=plan.workers[0].host if plan.workers else self.around.host,  # of a simulated node, its name
             backend=plan.backend,
             ddplaunch=__version__,
         )
@@ -335,7 +335,7 @@ class Reporter:
         self.tell(what, is_warning=True)
 
     def tell(self, what: str, *, is_warning: bool = False) -> None:
-        """Print what holds for this node; where node 0 shows the output of all nodes, it says so once for all of them."""
+        """Print what holds for this node; where one screen shows the output of all, the coordinator says so once for all."""
         if self.story.plan is None:
             self._untold.append((what, is_warning))
         elif self.story.plan.nnodes > 1 and self.tell_all is not None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # one node needs no list of hosts
 class Rendezvous(Struct, frozen=True, kw_only=True):
     """The rendezvous of agents that ddplaunch does not start itself."""
 
-    addresses: tuple[str, ...]  # host names or numeric addresses of node 0, in the order to try
+    addresses: tuple[str, ...]  # host names or numeric addresses of the coordinator, in the order to try
     ports: tuple[int, ...]  # candidates, in order: one that is taken is skipped
     coordinator: bool | None  # whether this agent is the coordinator; None: it is if the address is its host's
     listen: str | None = None  # numeric address to listen on; None: all

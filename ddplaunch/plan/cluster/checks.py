@@ -104,8 +104,11 @@ def all_of(spec: JobSpec, found: int) -> tuple[int, int]:
     return max(1, found - spec.spares), found
 
 
-def spares(spec: JobSpec, found: int, *, is_per_rank: bool) -> None:
-    """Refuse spares where too few nodes are left to run workers, or where ddplaunch is started once for each rank."""
+def spares(spec: JobSpec, found: int, *, is_per_rank: bool, is_commanded: bool) -> None:
+    """Refuse spares where too few nodes are left to run workers, or where ddplaunch is started once for each rank.
+
+    `is_commanded`: a command starts all agents and coordinates them, so that node 0 may be lost.
+    """
     asked = asked_nnodes(spec) if nnodes_asked(spec) else spec.typed("spares", spec.spares)
     if is_per_rank:
         raise LaunchError(f"{asked}: ddplaunch was started once for each rank", hint="start it once on each node")
@@ -114,10 +117,10 @@ def spares(spec: JobSpec, found: int, *, is_per_rank: bool) -> None:
             f"{asked}, but there {'is' if found == 1 else 'are'} {count(found, 'node')}",
             hint="--nnodes counts the nodes that run workers, without the spares",
         )
-    if spec.spares and found - spec.spares == 1:
+    if not is_commanded and found - spec.spares == 1:
         raise LaunchError(
             f"{asked}: the only node is node 0, and a spare alone cannot take its place",
-            hint="of two nodes or more any may be lost: `--nnodes 2`",
+            hint="a spare takes the place of any other node: `--nnodes 2`",
         )
 
 

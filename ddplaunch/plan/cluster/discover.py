@@ -71,7 +71,8 @@ def discover(
     found = _find(facts)
     checks.workers_of_one_node(spec, found.nnodes[1])
     if spec.spares:
-        checks.spares(spec, found.nnodes[1], is_per_rank=found.task is not None)
+        is_commanded = bool(found.start) or found.has_front
+        checks.spares(spec, found.nnodes[1], is_per_rank=found.task is not None, is_commanded=is_commanded)
     return _without_control(spec, found) if spec.no_control else found
 
 

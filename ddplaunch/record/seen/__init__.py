@@ -1,8 +1,8 @@
 """What is seen in workers: their stacks, and the collectives that they wait in. Values, and what they mean.
 
-`launcher/look/` finds these values in workers, and makes their texts and numbers fit the fields. They travel to node 0 and to
-commands as they are: a receiver checks the types of the fields, which bound what a node may send. `dump`, `recorder` and `stack`
-read texts that workers have written; `merge`, `collectives`, `arrivals` and `stragglers` say what the values mean.
+`launcher/look/` finds these values in workers, and makes their texts and numbers fit the fields. They travel to the coordinator
+and to commands as they are: a receiver checks the types of the fields, which bound what a node may send. `dump`, `recorder` and
+`stack` read texts that workers have written; `merge`, `collectives`, `arrivals` and `stragglers` say what the values mean.
 """
 
 from __future__ import annotations

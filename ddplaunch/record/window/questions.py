@@ -1,7 +1,7 @@
 """The three questions about the workers of a running job, and what a node answers to each. Pure.
 
-An observer asks node 0 (`requests.py`), which asks all nodes over the control channel. Each answers for its own workers. No time
-is one of a clock: each says how long.
+An observer asks the coordinator (`requests.py`), which asks all nodes over the control channel. Each answers for its own workers.
+No time is one of a clock: each says how long.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ class NodeStatus(Struct, frozen=True, tag="status"):
     """All workers of a node, by rank."""
 
     workers: Annotated[tuple[WorkerStatus, ...], Meta(max_length=MAX_WORKERS)]
+    folder: Piece = ""  # where the node keeps their logs; "": nothing is kept
 
 
 class NoAnswer(Struct, frozen=True, tag="none"):

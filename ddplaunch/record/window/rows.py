@@ -31,7 +31,7 @@ class Draw(Struct, frozen=True):
 
     @property
     def socket_path(self) -> SocketPath:
-        """The place as a path; it changes when another node takes over."""
+        """The place as a path."""
         folder, _, name = os.fsdecode(self.place).partition("\0")
         return SocketPath(folder, name)
 

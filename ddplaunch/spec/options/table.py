@@ -252,7 +252,8 @@ OPTIONS: tuple[Option, ...] = (
            example="'curl -sf http://169.254.169.254/latest/meta-data/spot/instance-action'",
            help="Run this shell command every 5 s on each node. Once it exits with 0, give the same notice."),
     Option(name="stop_file", group=_SUPERVISION, metavar="FILE", parse=parsers.path, path="file", example="/shared/stop",
-           help="When this file appears or changes on node 0, stop the job, as SIGTERM does. It is not requeued."),
+           help="When this file appears or changes on the coordinator's host, stop the job, as SIGTERM does. It is not "
+                "requeued."),
 
     Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.one_of(*_OUTPUTS, hint=parsers.to_files), choices=_OUTPUTS,
            example="prefix", default="prefix",
@@ -277,9 +278,9 @@ OPTIONS: tuple[Option, ...] = (
                 "`ddplaunch report` shows these records."),
     Option(name="notify", group=_OUTPUT, metavar="COMMAND", parse=parsers.command_line, example="./tell.sh",
            help="Run this shell command at the start and the end of the job, and at each restart and notice. It gets the "
-                "event as JSON on stdin, runs on node 0, and may take 10 s."),
+                "event as JSON on stdin, runs on the coordinator's host, and may take 10 s."),
     Option(name="metrics_file", group=_OUTPUT, metavar="FILE", parse=parsers.path, path="file", example="job.prom",
-           help="Write figures of the job for Prometheus to this file every 15 s, on node 0."),
+           help="Write figures of the job for Prometheus to this file every 15 s, on the coordinator's host."),
     Option(name="redirects", short="-r", group=_OUTPUT, metavar="STREAMS", pet=True, parse=parsers.streams, example="3",
            default="0",
            help="Streams that go only to the log. 1: stdout, 2: stderr, 3: both. 0:3,1:2 names local ranks."),

@@ -104,6 +104,11 @@ class History(Struct, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...] = ()
     problems: tuple[str, ...]  # sentences about what could not be read
 
+    @property
+    def is_of_command(self) -> bool:
+        """Whether a command has started all nodes, and what they have left is on other hosts."""
+        return len(self.nodes) == 1 and self.nodes[0].plan.get("workers") == []
+
 
 class NodeHistory:
     """What one node has left: its files without secrets, and what its events tell, gathered line by line."""

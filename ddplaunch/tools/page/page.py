@@ -119,8 +119,11 @@ def _verdict(run: History) -> Html:
         text = f"{run.outcome[:_LONGEST]}. Exit status {run.status}."
     newest = max((life.generation for life in run.lives), default=0)
     last = [(life.rank, life.node) for life in run.lives if life.generation == newest]
-    nodes = {node for _, node in last} or run.nodes
-    has, size = "has" if run.goes_on else "had", f"{count(len(last), 'worker')} on {count(len(nodes), 'node')}"
+    workers, nodes = len(last), len({node for _, node in last}) or len(run.nodes)
+    if run.is_of_command:
+        planned = run.nodes[0].plan
+        workers, nodes = (n if isinstance(n := planned.get(name), int) else 0 for name in ("world_size", "nnodes"))
+    has, size = "has" if run.goes_on else "had", f"{count(workers, 'worker')} on {count(nodes, 'node')}"
     where = f" It {has} {size}, and began at {_date(run.began)}."
     return tag("p", text, where, class_=f"verdict {kind}")
 

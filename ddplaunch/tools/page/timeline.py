@@ -23,7 +23,7 @@ def timeline(run: History) -> Html:
     """Return the picture; its text alternative is the table of generations."""
     rows = [list(lives) for _, lives in groupby(run.lives, key=lambda life: life.rank)][:_MOST_ROWS]
     if not rows:
-        return tag("p", "No worker was started.")
+        return tag("p", "What the nodes recorded is on their hosts." if run.is_of_command else "No worker was started.")
     height = 16 if len(rows) <= 64 else 8
     span = max(run.ended - run.began, 1e-3)
     bottom = _TOP + height * len(rows)

@@ -17,7 +17,7 @@ from ddplaunch.record.trace import Entry, Track, arrow, moment, named, point, sp
 from ddplaunch.system.words import ranks_of
 from ddplaunch.tools.page.history import History, Life, read
 
-_JOB = 1  # the process of the job; that of node n is n + 2
+_JOB = 1  # the process of the job; that of History.nodes[n] is n + 2
 _OF_JOB: Track = (_JOB, 1)
 _NOWHERE = 0, 0, 0  # a piece of the life of a worker in which nothing happens: from, until, node
 _MOST_CALLS = 20_000  # of collectives by ranks, the last ones
@@ -55,8 +55,10 @@ def _names(run: History) -> Iterator[Entry]:
     """Name processes and tracks, and put them in order."""
     yield from named("process", (_JOB, 0), short(run.run_id), 0)
     yield from named("thread", _OF_JOB, "generations", 0)
-    for index, node in enumerate(run.nodes):
-        yield from named("process", (index + 2, 0), f"node {index}: {node.host}", index + 1)
+    # a command that has started all agents has a folder before theirs, and no workers
+    first = int(len(run.nodes) > 1 and run.nodes[0].folder == run.folder)
+    for index, node in enumerate(run.nodes[first:]):
+        yield from named("process", (index + first + 2, 0), f"node {index}: {node.host}", index + 1)
     for node_index, rank in sorted({(life.node, life.rank) for life in run.lives}):
         yield from named("thread", _track(node_index, rank), f"rank {rank}", rank)
 

@@ -36,7 +36,7 @@ class RunReplies(Struct):
     run: requests.Run | None = None
     nodes: Sequence[requests.NodeReply] = ()
     problem: str = ""
-    elsewhere: requests.RunsElsewhere | None = None  # all that a node of it says that is not node 0
+    elsewhere: requests.RunsElsewhere | None = None  # all that an agent says of it that does not coordinate
 
     @property
     def workers(self) -> list[tuple[requests.NodeReply, WorkerStatus]]:

@@ -116,14 +116,14 @@ def of_running(replies: RunReplies) -> Known:
 
 
 def of_folder(folder: str) -> Known:
-    """Return the run that has left this folder; if the run wrote no events, its name and the time of the folder."""
+    """Return the run of this folder, which may be that of one node; without events, its name and the time of the folder."""
     script, began, start = "", 0.0, Run(folder).start
     if start is not None:
         script, began = line(start.program), start.at
     if not 0 < began < time.time():
         with suppress(OSError):
             began = os.stat(folder).st_mtime
-    return Known(run_id=line(os.path.basename(folder)), script=script, began=began, folder=folder)
+    return Known(run_id=line(os.path.basename(whole(folder))), script=script, began=began, folder=folder)
 
 
 # --- finding them
@@ -191,7 +191,7 @@ def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Known]:
     for folder in folders(env):
         if os.path.basename(folder) in known or (part := first_that_goes_on(folder)) is None:
             continue
-        start = Node(part).start  # of the whole run, or of node 0 first
+        start = Node(part).start  # of the command, or of node 0 first
         if start is not None and start.host and start.host != socket.gethostname():
             job = Run(folder).plan.get("slurm_job")
             slurm_job = job if isinstance(job, str) and job.isdecimal() else ""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.record.folders import goes_on
 from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
@@ -177,16 +178,15 @@ def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
     plan = Run(run.folder).plan
     world_size = plan.get("world_size")
     may_come = want.follow and goes_on(run.folder)  # that of a worker which has not started yet
+    if isinstance(world_size, int) and (never := {rank for rank in want.ranks or () if rank >= world_size}):
+        raise find.no_such_ranks(run.name, never, world_size)
+    if not logs and not may_come and plan.get("workers") == []:  # it is the plan of the command that started all agents
+        raise _on_its_hosts(run)
     if want.ranks is None:
         if not logs and not may_come:
-            if plan.get("cluster") == "ssh":
-                hint = f"`ddplaunch logs {run.name}` shows them there"
-                raise LaunchError(f"the logs of {run.name} are on the hosts of its nodes", hint=hint)
             no_run = "that is no folder of a run; `ddplaunch logs` alone shows those of the latest"
             raise LaunchError(f"there are no logs in {run.folder}", hint=no_run if world_size is None else _WHY_NONE)
         return logs
-    if isinstance(world_size, int) and (never := {rank for rank in want.ranks if rank >= world_size}):
-        raise find.no_such_ranks(run.name, never, world_size)
     missing = want.ranks - {log.rank for log in logs}
     if missing and not may_come:
         what = f"there is no log of {these_ranks(missing)} of {run.name}"
@@ -195,6 +195,17 @@ def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
         there = f"here are those of {compress(log.rank for log in logs)}; the others are on the hosts of their nodes"
         raise LaunchError(f"{what} here", hint=there)
     return [log for log in logs if log.rank in want.ranks]
+
+
+def _on_its_hosts(run: Known) -> LaunchError:
+    """Return the error for the logs of a run that was typed here, ended, and had hosts with disks of their own."""
+    joined = (row.host for row in Run(run.folder).nodes[0].head if row.event == "node_joined")
+    hosts = sorted({printable(host) for host in joined if host})
+    what = f"the logs of {run.name} are on its hosts"
+    if not hosts:
+        return LaunchError(what, hint=f"`ddplaunch logs {run.name}` shows them there")
+    there = replace(run, host=hosts[0]).line_there(("logs", run.name))
+    return LaunchError(f"{what}: {some(hosts)}", hint=f"`{there}` shows those of {hosts[0]}")
 
 
 def _heading(run: Known, others: list[Known]) -> str:
@@ -227,8 +238,9 @@ def _show_elsewhere(run: Known, want: Wanted, say: Callable[[str], None]) -> int
     assert run.replies is not None
     asked = run.replies.run
     assert asked is not None
-    on = {node.node_rank: {worker.rank for worker in node.answer.workers} for node in run.replies.nodes
-          if isinstance(node.answer, NodeStatus) and node.node_rank is not None}  # fmt: skip
+    answers = {node.node_rank: node.answer for node in run.replies.nodes
+               if isinstance(node.answer, NodeStatus) and node.node_rank is not None}  # fmt: skip
+    on = {node: {worker.rank for worker in answer.workers} for node, answer in answers.items()}
     if not on:
         raise LaunchError(
             f"it is not known where the logs of {run.name} are: {'; '.join(find.silent(run.replies.nodes))}"
@@ -249,10 +261,15 @@ def _show_elsewhere(run: Known, want: Wanted, say: Callable[[str], None]) -> int
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(of_signal(signal.SIGTERM)))  # no ssh outlives this
     readers = []
     for node, here in sorted(asked_of.items()):
-        if here:
+        if here and not answers[node].folder:
+            say(f"{printable(hosts[node])} keeps no logs")
+        elif here:
             # a host puts the rank before its lines only where it shows several, or all that may come
             is_bare = len(here) == 1 < count and not (want.follow and want.ranks is None)
-            argv = _line(asked.python, hosts[node], run.folder, here if want.ranks is not None else (), options)
+            # of its own node alone: hosts may share a disk, and have another home than this one
+            argv = _line(
+                asked.python, hosts[node], answers[node].folder, here if want.ranks is not None else (), options
+            )
             readers.append(_HostReader(argv, b"[%d] " % here[0] if is_bare else b""))
             if not want.follow:
                 say(f"{these_ranks(here)}, on {printable(hosts[node])}:")

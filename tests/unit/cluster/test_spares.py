@@ -20,6 +20,7 @@ def nodes(*options: str) -> tuple[int, int]:
         (("simulate=share", "nnodes=2:4", "spares=1"), (2, 5)),
         (("hosts=a,b,c", "nnodes=2", "spares=1"), (2, 3)),
         (("hosts=a,b,c", "spares=1"), (2, 3)),
+        (("hosts=a,b", "spares=1"), (1, 2)),
     ],
 )
 def test_spares_come_on_top_of_the_nodes_that_run_workers(options: tuple[str, ...], expected: tuple[int, int]) -> None:

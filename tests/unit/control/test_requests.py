@@ -33,7 +33,9 @@ RUN = {
     "steps_per_second": 2.5,
     "steps": 412,
     "straggler": "rank 3 comes last",
-    "spares": "node 2 (c)",
+    "spares": "c",
+    "over_ssh": ["a", "me@b"],
+    "python": "/usr/bin/python3",
 }
 TO_AGENT: list[dict[str, Any]] = [
     {"asked": {"type": "status"}, "within": 2.0, "protocol": 1},
@@ -45,7 +47,6 @@ TO_CLIENT: list[dict[str, Any]] = [
     {"type": "node", "node_rank": None, "host": "a", "answer": {"type": "none", "reason": "was lost"}},
     {"type": "done"},
     {"type": "ended", "status": 130, "why": "signalled", "text": ""},
-    {"type": "typed", "hosts": ["a", "me@b"], "python": "/usr/bin/python3"},
     {"type": "elsewhere", "run_id": "20261122-1", "host": "a", "slurm_job": "7"},
     {"type": "attached"},
     {"type": "unreached"},

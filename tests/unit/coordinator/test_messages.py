@@ -107,7 +107,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"type": "pause_limits", "paused": True},
     {"type": "forward", "signum": 10},
     {"type": "pong", "sent": 1.0, "at": 2.0},
-    {"type": "answered", "number": 1, "answer": {"type": "status", "workers": [WORKER]}},
+    {"type": "answered", "number": 1, "answer": {"type": "status", "workers": [WORKER], "folder": "/runs/1/node-0"}},
     {"type": "answered", "number": 1, "answer": {"type": "none", "reason": "was lost"}},
     {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
     {"type": "dropped"},

@@ -95,7 +95,9 @@ class Peer:
 class Bed:
     """The link of node 1, which has reached node 0; the lease runs by a clock that also counts pauses."""
 
-    def __init__(self, *, how_back: str = "for it to come back", is_leased: bool = True) -> None:
+    def __init__(
+        self, *, how_back: str = "for it to come back", command_host: str = "", is_leased: bool = True
+    ) -> None:
         self.loop = FakeLoop()
         self.link = RemoteLink(
             self.loop,
@@ -106,6 +108,7 @@ class Bed:
             rdzv_timeout=60.0,
             lease=Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,
             how_back=how_back,
+            command_host=command_host,
         )
         self.dialed = 0
         self.link._dialer = self  # type: ignore[assignment]
@@ -207,6 +210,15 @@ def test_where_node_0_does_not_come_back_its_loss_ends_the_node(lose: Any, _how:
     assert bed.link.end is not None
     assert bed.link.end.status == 122
     assert bed.link.end.text.startswith("error: the coordinator (node 0) was lost: ")
+    bed.link.close()
+
+
+def test_a_node_that_was_started_by_a_command_says_that_it_has_lost_the_command() -> None:
+    bed = Bed(how_back="", command_host="login1")
+    bed.begin()
+    bed.link._on_closed(CLOSED)
+    assert bed.link.end is not None
+    assert bed.link.end.text == "error: the coordinator (the command on login1) was lost: connection closed\n"
     bed.link.close()
 
 

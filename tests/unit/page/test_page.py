@@ -307,3 +307,15 @@ def test_a_quantity_that_is_none_is_left_out(tmp_path, number):
     summary = {"workers": [{"rank": 0, "peak_rss": number, "cpu_seconds": number}]}
     restarted(tmp_path, summary=summary, about={"machine": {"memory": number, "cpu": "EPYC"}})
     assert "EPYC" in page_of(str(tmp_path))
+
+
+def test_a_run_whose_nodes_have_disks_of_their_own_says_how_many_they_were_and_where_their_record_is(
+    tmp_path: Path,
+) -> None:
+    plan = {"world_size": 6, "nnodes": 3, "workers": []}
+    run = read(recorded(tmp_path / "run", started(host="login1"), generation(0, 0), ended(9), plan=plan))
+    assert run is not None
+    shown = page(run, BEGAN + 10)
+    assert "It had 6 workers on 3 nodes" in shown
+    assert "What the nodes recorded is on their hosts." in shown
+    assert "No worker was started" not in shown

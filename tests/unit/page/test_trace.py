@@ -177,3 +177,14 @@ def test_a_rank_that_calls_the_next_before_the_last_has_come_has_slices_that_do_
         entry for entry in entries(str(tmp_path)) if entry["ph"] == "X" and entry["tid"] == 1 and entry["pid"] == 2
     ]
     assert len(waits) == 5  # two generations and three collectives
+
+
+def test_a_command_that_has_started_all_nodes_is_none_of_them(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", started(host="login1"), generation(0, 0), ended(9))
+    for node, host in enumerate(("gpu01", "gpu02")):
+        recorded(tmp_path / f"run/node-{node}", started(host=host), generation(0, 0), worker(0, node), exited(9, node))
+    found = entries(str(tmp_path / "run"))
+    names = {each["pid"]: each["args"]["name"] for each in found if each["name"] == "process_name"}
+    nodes = ["node 0: gpu01", "node 1: gpu02"]
+    assert sorted(names.values())[1:] == nodes
+    assert [names[each["pid"]] for each in found if each["name"] == "generation 0" and each["pid"] > 1] == nodes

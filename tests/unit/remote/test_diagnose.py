@@ -88,3 +88,22 @@ def test_the_command_for_a_host_needs_no_terminal_asks_nothing_and_quotes():
         "ddplaunch.launcher.start.host",
     )
     assert argv("simulate", "node-1", PYTHON, 10.0) == (PYTHON, "-P", "-m", "ddplaunch.launcher.start.host")
+
+
+LOST = [
+    ("", 255, "", "ssh ended with status 255 without a word, as when ddplaunch is killed there"),
+    (
+        "Welcome to gpu9\nConnection to gpu9 closed by remote host.\r\n",
+        255,
+        "",
+        "ssh ended with status 255: Connection to gpu9 closed by remote host",
+    ),
+    ("", 137, "", "ssh ended with status 137"),
+    ("", 137, "silent for 10 s", "silent for 10 s"),
+]
+
+
+@pytest.mark.parametrize(("said", "status", "fault", "reason"), LOST)
+def test_why_a_host_is_lost_is_said_in_one_line_with_the_last_words_of_ssh(said, status, fault, reason):
+    found = diagnose.lost("ssh", status, f"\n{said}", fault)
+    assert (found.reason, found.status) == (reason, 122)

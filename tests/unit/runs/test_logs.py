@@ -95,6 +95,20 @@ def test_a_run_that_is_not_there_points_to_those_that_are_kept(run, capfdbinary)
     assert raised.value.hint == f"`ls {run.parent}` shows the runs that are kept"
 
 
+@pytest.mark.parametrize("ranks", [None, "1"])
+def test_of_a_run_that_was_typed_here_the_hosts_are_named_that_have_its_logs(run, capfdbinary, ranks):
+    for log in run.glob("rank-*"):
+        log.unlink()
+    (run / "plan.json").write_text(json.dumps({"world_size": 3, "workers": []}))
+    rows = [{"v": 1, "event": "node_joined", "at": 1.0, "mono": 1.0, "host": host} for host in ("gpu02", "", "gpu01")]
+    rows += [{"v": 1, "event": "job_started", "at": 1.0, "mono": 1.0, "program": "train.py", "host": "login1"}]
+    (run / "events.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(LaunchError, match="the logs of run are on its hosts: gpu01, gpu02") as raised:
+        shown(capfdbinary, run, ranks=ranks)
+    assert "`ssh gpu01 " in str(raised.value.hint)
+    assert "ddplaunch logs run` shows those of gpu01" in str(raised.value.hint)
+
+
 def test_a_folder_that_is_none_of_a_run_has_no_heading(run, tmp_path):
     said: list[str] = []
     want = logs.wanted(None, None, None, follow=False, now=NOW)

@@ -249,10 +249,9 @@ def test_the_second_stop_signal_while_nothing_runs_waits_for_no_answer():
 
 def test_the_second_stop_signal_where_the_coordinator_is_kills_the_workers_of_the_others():
     finished = (*FIRST, ended(0), ended(1), ended(2), NOTHING_LEFT, SignalReceived(SIGINT, 9.0))
-    for after_or_elsewhere in (after, elsewhere):  # after a takeover its ranks are those of another node still
-        state, actions = after_or_elsewhere(*finished, SignalReceived(SIGINT, 9.5, is_decided_here=True))
-        assert actions == [Escalate(SIGINT)]
-        assert state.phase is Phase.WAITING
+    state, actions = after(*finished, SignalReceived(SIGINT, 9.5, is_decided_here=True))
+    assert actions == [Escalate(SIGINT)]
+    assert state.phase is Phase.WAITING
 
 
 def test_a_copy_of_the_signal_while_nothing_runs_is_no_second_one():
