@@ -9,13 +9,16 @@ import os
 import selectors
 import signal
 import socket
+import time
 from contextlib import suppress
+from math import inf
 
 from msgspec import Struct
 
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import Outgoing
 from ddplaunch.system.process import clock
+from ddplaunch.system.process.linux import memory_file
 from ddplaunch.system.process.tree import Process
 
 STDOUT = b"o"
@@ -55,6 +58,7 @@ class FrontPipes(Struct, frozen=True):
     start: tuple[int, int]  # pipe with one byte, see `child.decide_start`
     # a line for each process that is to outlive the agent; no worker has a copy
     spared: tuple[socket.socket, socket.socket]
+    lease: int  # file in memory: until when workers may live, as the agent has it
 
     @classmethod
     def make(cls) -> FrontPipes:
@@ -67,7 +71,8 @@ class FrontPipes(Struct, frozen=True):
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
         spared = socket.socketpair()
-        return cls(os.getpid(), signals, requests, replies, (reader, writer), start, spared)
+        lease = memory_file("ddplaunch-lease")
+        return cls(os.getpid(), signals, requests, replies, (reader, writer), start, spared, lease)
 
     def pass_on(self, signum: int) -> None:
         """From the front, pass a signal on to the agent, if it lives."""
@@ -94,6 +99,15 @@ class FrontPipes(Struct, frozen=True):
         """On the front's side, whether the agent has named this very process."""
         return (process.pid, process.started) in self.spared_processes()
 
+    def note_lease(self, left: float) -> None:
+        """From the agent: say for how many seconds its workers may live from now; inf: as long as they like."""
+        os.pwrite(self.lease, b"%020.6f" % min(_boot_time() + left, _NEVER), 0)
+
+    def lease_left(self) -> float:
+        """On the front's side, for how many seconds the workers may live; 0.0: the lease is over."""
+        over_at = float(os.pread(self.lease, 20, 0) or _NEVER)
+        return inf if over_at == _NEVER else max(0.0, over_at - _boot_time())
+
     def front_side(self) -> None:
         """Close what belongs to the agent; a pipe without a reader would make the last signals an error."""
         os.close(self.replies[1])
@@ -107,6 +121,14 @@ class FrontPipes(Struct, frozen=True):
         os.close(self.replies[0])
         self.output[0].close()
         self.spared[0].close()
+
+
+_NEVER = 1e12  # seconds
+
+
+def _boot_time() -> float:
+    """The seconds since the machine has started, the same in both processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -1,11 +1,14 @@
 """Hosts that come, go and come back while a job runs."""
 
 import json
+import os
+import signal
 import time
 
 import pytest
 
 from tests.conftest import until
+from tests.hosts import proc
 from tests.hosts.job import SOON
 
 HOSTS = ["node0", "node1", "node2"]
@@ -92,6 +95,22 @@ def test_a_host_that_is_cut_off_has_no_worker_when_the_others_begin_and_comes_ba
     assert "and other nodes may have gone on without it" in job.err("node1") or "is lost: silent" in job.err("node1")
     job.put("go")
     finish(job, HOSTS)
+
+
+def test_a_host_whose_agent_does_not_run_has_no_worker_when_the_others_begin(job, start, places):
+    """Its front kills them when their lease is over: the second --heartbeat-timeout counts."""
+    start(HOSTS, "--heartbeat-timeout", "6s")
+    places(0, 6)
+    typed = [process for process in job.bed.processes("node1") if "-m ddplaunch" in process.command]
+    front = min(typed, key=lambda process: process.inside)
+    (agent,) = [process for process in typed if process.pid in proc.children(front.pid)]
+    os.kill(agent.pid, signal.SIGSTOP)
+    job.sign("place-1-0")
+    assert not workers(job, "node1")
+    assert who(places(1, 4)) == of_size(4)
+    assert job.wait(host="node1").status == 122
+    assert "did not respond for 6 s (it is stopped, as by SIGSTOP): killed, with its workers" in job.err("node1")
+    finish(job, ["node0", "node2"])
 
 
 @pytest.mark.parametrize("fault", ["power_cut", "crash"])

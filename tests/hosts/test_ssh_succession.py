@@ -99,16 +99,18 @@ def test_a_job_waits_for_no_lease_of_a_host_whose_agent_was_killed(job, start):
     job.nothing_left()
 
 
-def test_of_two_hosts_the_second_goes_on_when_the_agent_of_the_first_that_does_not_run_was_killed(job, start):
-    start(2)
+def test_of_two_hosts_the_second_goes_on_when_the_workers_of_an_agent_that_does_not_run_were_killed(job, start):
+    """Their front does that when their lease is over."""
+    start(2, "--heartbeat-timeout", "6s")
     _, agent = over_ssh.relay_and_agent(job.bed, "node0")
     began = time.monotonic()
     os.kill(agent, signal.SIGSTOP)
     goes_on(job, 2, began)
+    assert not over_ssh.workers(job.bed, "node0", "restarts.py")
     job.put("finish")
     result = job.wait(host=LOGIN)
     assert result.status == 0
-    assert "did not respond for 3 s (it is stopped, as by SIGSTOP)" in result.err
+    assert "did not respond for 6 s (it is stopped, as by SIGSTOP)" in result.err
     job.nothing_left()
 
 

@@ -25,7 +25,7 @@ def pipes() -> Iterator[FrontPipes]:
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    for fd in (*pipes.signals, *pipes.requests, *pipes.replies):
+    for fd in (*pipes.signals, *pipes.requests, *pipes.replies, pipes.lease):
         os.close(fd)
     for sock in (*pipes.output, *pipes.spared):
         sock.close()

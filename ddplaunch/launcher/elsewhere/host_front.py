@@ -104,7 +104,7 @@ class HostFront:
         self._agent = pid
         self._replies = Replies(self._pipes.replies[0])
         self._watch = child.Watch(pid, self._pipes, self._replies, self._heartbeat_timeout)
-        self._look_at.set(self._loop.now() + self._watch.interval)
+        self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
@@ -150,8 +150,9 @@ class HostFront:
         """Give the agent up if it does not run. Called by the loop."""
         if self._agent is None or self._watch is None:
             return
-        self._look_at.set(self._loop.now() + self._watch.interval)
-        if self._question is None and not self._watch.look():
+        runs = self._watch.keeps_lease() and (self._question is not None or self._watch.look())
+        self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
+        if not runs:
             self._is_stuck = True
             silence = f"did not respond for {duration(self._watch.silent)}{child.describe_silence(self._agent)}"
             self._output.put(OURS, f"ddplaunch: the agent on {self._host} (pid {self._agent}) {silence}\n".encode())

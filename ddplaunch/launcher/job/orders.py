@@ -180,6 +180,12 @@ class Listening(Struct, frozen=True):
     port: int
 
 
+class Leased(Struct, frozen=True):
+    """A link says for how many seconds the workers may live from now; inf: as long as they like."""
+
+    left: float
+
+
 class Waits(Struct, frozen=True):
     """A link waits as a spare, or for node 0 to be started again: in a sentence for the user."""
 

@@ -16,7 +16,7 @@ from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import OrderSequence
-from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, LookingForCoordinator, NodeEnd, Reach, Waits
+from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Leased, LookingForCoordinator, NodeEnd, Reach, Waits
 from ddplaunch.launcher.job.refusals import Refusals
 from ddplaunch.reach.channel.dialer import Dialer, Target
 from ddplaunch.reach.channel.handshake import Client, Key
@@ -227,8 +227,20 @@ class RemoteLink(Link):
         """Note that a renewal of the lease is sent now, and return its number."""
         number = time.monotonic()
         self._lease.renew(number)
-        self._lease_at.set(self._loop.now() + self._lease.left)
+        self._limit_workers()
         return number
+
+    def _limit_workers(self) -> None:
+        """Have the workers killed when the lease is over: by the front, should this process not run then."""
+        if self._lease.seconds < inf:
+            left = self._lease.left
+            self._lease_at.set(self._loop.now() + left)
+            self._loop.handle(Leased(left))
+
+    def _end_lease(self) -> None:
+        """Have no lease until a coordinator is reached: no workers live that it could limit, or they are killed now."""
+        self._lease.begin()
+        self._limit_workers()
 
     def _send(self, message: messages.ToCoordinator) -> None:
         if self._peer is not None:
@@ -271,11 +283,11 @@ class RemoteLink(Link):
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""
-        if left := self._lease.left:
-            self._lease_at.set(self._loop.now() + left)
+        if self._lease.left:
+            self._limit_workers()
             return
-        self._lease.begin()
         self._loop.handle(node.LeaseOver(self._loop.now()))
+        self._end_lease()
         if self._peer is None:
             return
         limit, when = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
@@ -347,8 +359,7 @@ class RemoteLink(Link):
 
     def _look_again(self) -> None:
         """Look for node 0 where it was."""
-        self._lease_at.cancel()
-        self._lease.begin()
+        self._end_lease()
         self._refusals.forget()
         self._resolve()
 
@@ -454,7 +465,7 @@ class RemoteLink(Link):
     def close(self) -> None:
         """Close all that is open."""
         self._loop.woke = lambda: None
-        self._lease_at.cancel()
+        self._end_lease()
         if self._hearing is not None:
             self._hearing.close()
         self._stop_waiting()

@@ -74,6 +74,7 @@ class Agent:
         self._context = context
         self._reporter = context.reporter
         self._job = job
+        self._pipes = pipes
         context.files.attach(loop)
         self._backpressure = Backpressure(loop, context.queue)
         self._leftovers = Leftovers(loop)
@@ -213,6 +214,8 @@ class Agent:
             # the coordinator
             case orders.LookingForCoordinator(text):
                 self._reporter.print(text)
+            case orders.Leased(left):
+                self._pipes.note_lease(left)
             case orders.Waits(text):
                 self._reporter.waits(text)
             case orders.Listening(port):

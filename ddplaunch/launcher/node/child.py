@@ -41,7 +41,10 @@ PATIENCE = 1.5
 # does not answer, as of a file server that starts again
 _COUNTS = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
-_AT_REST = 3  # times as long while all is well: the kernel tells at once that an agent is stopped
+_AT_REST = 2  # times as long while all is well: the kernel tells at once that an agent is stopped
+# looks, INTERVAL apart, at which a lease is over before the agent is killed: one that runs kills its workers itself, or says
+# after a pause of both that the lease goes on
+_LAPSED = 3
 
 
 def start(
@@ -151,8 +154,8 @@ def kill(agent: int) -> None:
 class Watch:
     """Asks an agent, all its life, whether it runs, and gives up one that does not; by these questions the agent sees its front.
 
-    Has no timer: its owner calls `look` every `interval` seconds, or `wait` seconds after the last time. Questions are counted,
-    so a pause of both gives nobody up.
+    Has no timer: its owner calls `keeps_lease` and `look`, each time `wait` seconds after the last. Questions are counted, so a
+    pause of both gives nobody up.
     """
 
     def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
@@ -169,6 +172,8 @@ class Watch:
         self._unanswered = 0.0  # questions in a row without any answer, as they count
         self._without_loop = 0.0  # the same, those in a row that the loop has not answered
         self.silent = 0.0  # seconds in which the loop has not answered
+        self._heartbeat_timeout = heartbeat_timeout
+        self._lapsed = 0  # looks in a row at which the lease of the workers was over
         ask(agent, pipes)
 
     def look(self) -> bool:
@@ -179,7 +184,7 @@ class Watch:
         self._has_begun = self._has_begun or loop_answered
         state = "" if loop_answered else state_of(self._agent)
         is_judged = self._has_begun or state == "T"
-        counts = 1.0 if answered else _COUNTS.get(state, 1.0)
+        counts = (1.0 if answered else _COUNTS.get(state, 1.0)) * min(1.0, self._waited / self.interval)
         self._unanswered = self._unanswered + counts if is_judged and not answered else 0.0
         self._without_loop = self._without_loop + counts if is_judged and not loop_answered else 0.0
         self.silent = self.silent + self._waited if is_judged and not loop_answered else 0.0
@@ -188,13 +193,21 @@ class Watch:
             ask_handler(self._agent)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 
-    def wait(self) -> float:
-        """Return the seconds until `look` is to be called: more while all is well.
+    def keeps_lease(self) -> bool:
+        """Return whether the workers may live; False: their lease is over, and the agent does not run, or it had killed them."""
+        self._lapsed = 0 if self._pipes.lease_left() else self._lapsed + 1
+        if self._lapsed < _LAPSED:
+            return True
+        self.silent = max(self.silent, self._heartbeat_timeout)  # so long ago it has sent its last renewal
+        return False
 
-        The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent.
+    def wait(self, *, may_rest: bool = True) -> float:
+        """Return the seconds until the owner is to look: more while all is well, none beyond the lease.
+
+        The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent; else it `may_rest` no longer than usual.
         """
-        is_well = not self.silent and not is_stopped(self._agent)
-        self._waited = self.interval * (_AT_REST if is_well else 1)
+        is_well = may_rest and not self.silent and not is_stopped(self._agent)
+        self._waited = min(self.interval * (_AT_REST if is_well else 1), self._pipes.lease_left() or INTERVAL)
         return self._waited
 
     @property

@@ -230,9 +230,9 @@ class _Front:
         if has_ended(self._agent):
             self._question = None
             self._look_at_output()
-        elif self._question is not None:
+        elif (keeps_lease := self._watch.keeps_lease()) and self._question is not None:
             self._look_at_answer(self._question)
-        elif not self._watch.look():
+        elif not (keeps_lease and self._watch.look()):
             self.killed_agent = True
             silence = f"did not respond for {duration(self._watch.silent)}{child.describe_silence(self._agent)}"
             raise _Unresponsive(f"error: ddplaunch's agent (pid {self._agent}) {silence}: killed, with its workers")

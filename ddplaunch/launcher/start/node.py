@@ -67,7 +67,7 @@ def run(
     screen: Screen | None = None,
     reports_job: bool | None = None,
     reports_to_caller: bool = False,
-    serve: Callable[..., int] = front.run,
+    serve: Callable[..., int] | None = None,
     carried: socket.socket | None = None,
 ) -> int:
     """Be the agent of this node, behind a front of its own, and give the exit status.
@@ -111,6 +111,8 @@ def run(
         why_cold=why_cold,
     )
     run_agent = partial(begin.run, _agent_job(inputs, env, signals, several=several, carried=carried))
+    if serve is None:
+        serve = partial(front.run, heartbeat_timeout=spec.heartbeat_timeout)
     try:
         return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again)
     finally:

@@ -151,7 +151,7 @@ class Bed:
             error_files=ErrorFiles("run-1", "/tmp"),
         )
         opened.callback(inputs.error_files.remove)
-        for fd in (*pipes.signals, *pipes.requests, *pipes.replies, *pipes.start):
+        for fd in (*pipes.signals, *pipes.requests, *pipes.replies, *pipes.start, pipes.lease):
             opened.callback(_close, fd)
         for sock in (*pipes.output, *pipes.spared):
             opened.callback(sock.close)

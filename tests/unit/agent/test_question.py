@@ -21,7 +21,7 @@ def pipes() -> Iterator[FrontPipes]:
     """Both sides in one process."""
     pipes = FrontPipes.make()
     yield pipes
-    for fd in (*pipes.signals, *pipes.requests, *pipes.replies):
+    for fd in (*pipes.signals, *pipes.requests, *pipes.replies, pipes.lease):
         try:
             os.close(fd)
         except OSError:  # closed by the test
@@ -107,7 +107,28 @@ def test_a_watched_agent_is_asked_less_often_while_it_answers(pipes, watch):
     waited = [watch.wait()]
     while watch.look():
         waited.append(watch.wait())
-    assert (waited, watch.silent) == ([15, 5, 5], 25)
+    assert (waited, watch.silent) == ([10, 5, 5], 20)
+
+
+def test_an_agent_whose_workers_live_longer_than_their_lease_is_given_up_within_a_second(pipes, watch):
+    pipes.note_lease(3600.0)
+    assert watch.keeps_lease()
+    pipes.note_lease(0.0)
+    assert [(watch.keeps_lease(), watch.wait()) for _ in range(3)] == [(True, 0.5), (True, 0.5), (False, 0.5)]
+    assert watch.silent == 10
+
+
+@pytest.mark.parametrize("left", [3600.0, inf], ids=["a renewal", "the end of the workers"])
+def test_an_agent_that_goes_on_after_a_pause_says_so_in_time(pipes, watch, left):
+    pipes.note_lease(0.0)
+    assert watch.keeps_lease()
+    pipes.note_lease(left)
+    assert [watch.keeps_lease() for _ in range(3)] == [True] * 3
+
+
+def test_an_agent_is_looked_at_when_the_lease_of_its_workers_ends(pipes, watch):
+    pipes.note_lease(4.0)
+    assert 3.9 < watch.wait() <= 4
 
 
 @pytest.mark.parametrize("reply", [RUNS, RUNS + LIVES])

@@ -32,7 +32,7 @@ def pipes() -> Iterator[FrontPipes]:
     """Both sides in one process."""
     pipes = FrontPipes.make()
     yield pipes
-    for fd in (*pipes.signals, *pipes.requests, *pipes.replies):
+    for fd in (*pipes.signals, *pipes.requests, *pipes.replies, pipes.lease):
         os.close(fd)
     for sock in (*pipes.output, *pipes.spared):
         sock.close()
