@@ -202,6 +202,9 @@ class RemoteLink(Link):
         self._note_message()
         try:
             message = messages.for_agent(payload)
+            if isinstance(message, Generation) and not self._lease.left:
+                self._check_lease()  # nothing is begun, nor renewed: the coordinator would wait for this node
+                return
             if self._sequence is not None:
                 self._sequence.check(message)
             if isinstance(message, messages.Ping):
@@ -309,12 +312,11 @@ class RemoteLink(Link):
         error = error or f"the coordinator (node 0) was lost: {reason}"
         if self._has_ended:
             return
-        if not self._how_back or (self._was_to_end and self._stopping is None):
-            self._end(error)
-            return
         self._send(messages.Dropped())  # else the end of the connection would say that no worker lives here
         self._disconnect()
-        if self._stopping is not None:
+        if not self._how_back or (self._was_to_end and self._stopping is None):
+            self._end(error)
+        elif self._stopping is not None:
             self.send(self._stopping)
         else:
             self._wait_for_return(reason, goes_on)

@@ -11,8 +11,8 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
-from ddplaunch.launcher.job.orders import Generation, LookingForCoordinator, NodeEnd, Waits
-from ddplaunch.launcher.job.remote_link import CONNECTION_REFUSED, RemoteLink
+from ddplaunch.launcher.job.orders import Generation, Leased, LookingForCoordinator, NodeEnd, Waits
+from ddplaunch.launcher.job.remote_link import RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.channel.peer import CLOSED
@@ -20,6 +20,7 @@ from ddplaunch.spec.outcome import Traces, Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.test_incoming import HELLO
 
+CONNECTION_REFUSED = "connection refused"
 TOKEN = "wrong token, or another job"
 PROTOCOL = "protocol 2, here 1: install the same ddplaunch on all nodes"
 SILENT = "no answer in 2 s"
@@ -43,7 +44,7 @@ def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said
     link = RemoteLink(loop, key=Key(b"key"), hello=hello, source=None, heartbeat_timeout=30.0, rdzv_timeout=10.0)
     link._queries = (("a", 29501),)
     for port, reason in enumerate(reasons):
-        link._on_refused(f"a:{port}", reason)
+        link._refusals.add(f"a:{port}", reason)
     loop.pass_time(10.0)
     link.close()
     *looking, end = loop.events
@@ -98,8 +99,15 @@ class Bed:
         self.link._dialer = self  # type: ignore[assignment]
         self.link._queries = (("10.0.0.1", 4000),)
         self.handled: list[Any] = []
-        self.loop.handle = self.handled.append
+        self.left = inf  # seconds for which the workers may live, as the front was told
+        self.loop.handle = self.handle
         self.peer = self.open()
+
+    def handle(self, event: Any) -> None:
+        if isinstance(event, Leased):
+            self.left = event.left
+        else:
+            self.handled.append(event)
 
     def set_targets(self, _: Any) -> None:
         self.dialed += 1
@@ -233,6 +241,40 @@ def test_workers_that_have_ended_are_not_killed_later() -> None:
     bed.take_events()
     bed.wait(15.0)
     assert bed.take_events() == []
+    bed.link.close()
+
+
+@pytest.mark.parametrize("how_back", ["for it to come back", ""])
+def test_a_generation_that_comes_after_the_lease_is_refused_and_the_link_is_dropped_at_once(how_back: str) -> None:
+    """The agent was stopped: neither it nor the coordinator has noticed yet."""
+    bed = Bed(how_back=how_back)
+    bed.begin()
+    bed.end_workers()
+    bed.take_events()
+    bed.loop._sleepless.time += 10.5
+    bed.begin(1)
+    killed, *then = bed.take_events()
+    assert isinstance(killed, node.LeaseOver)
+    assert Generation not in map(type, then)
+    assert isinstance(bed.peer.sent[-1], messages.Dropped)
+    assert not bed.peer.is_open
+    assert bed.dialed == bool(how_back)
+    bed.link.close()
+
+
+def test_the_front_is_told_until_when_the_workers_may_live() -> None:
+    bed = Bed()
+    bed.begin()
+    told = [bed.left]
+    bed.wait(4.0)
+    bed.ping()
+    bed.ping()
+    told.append(bed.left)
+    bed.wait(9.5)
+    told.append(bed.left)
+    bed.wait(1.0)
+    told.append(bed.left)
+    assert told == [10.0, 10.0, 10.0, inf]
     bed.link.close()
 
 
