@@ -99,18 +99,21 @@ def test_a_job_waits_for_no_lease_of_a_host_whose_agent_was_killed(job, start):
     job.nothing_left()
 
 
-def test_of_two_hosts_the_second_goes_on_when_the_workers_of_an_agent_that_does_not_run_were_killed(job, start):
-    """Their front does that when their lease is over."""
+@pytest.mark.parametrize("stopped", ["front", "agent"])
+def test_of_two_hosts_the_second_goes_on_when_the_workers_of_the_first_were_killed(job, start, stopped):
+    """One of front and agent does that when their lease is over, if the other one does not run."""
     start(2, "--heartbeat-timeout", "6s")
-    _, agent = over_ssh.relay_and_agent(job.bed, "node0")
+    front, agent = over_ssh.relay_and_agent(job.bed, "node0")
     began = time.monotonic()
-    os.kill(agent, signal.SIGSTOP)
+    os.kill(front if stopped == "front" else agent, signal.SIGSTOP)
     goes_on(job, 2, began)
     assert not over_ssh.workers(job.bed, "node0", "restarts.py")
     job.put("finish")
     result = job.wait(host=LOGIN)
     assert result.status == 0
-    assert "did not respond for 6 s (it is stopped, as by SIGSTOP)" in result.err
+    said = "did not respond for 6 s (it is stopped, as by SIGSTOP)" if stopped == "agent" else "is lost: silent for 6 s"
+    assert said in result.err
+    job.seconds_until_quiet("node0", since=began)  # a front that is stopped is given time, as it has no workers
     job.nothing_left()
 
 
