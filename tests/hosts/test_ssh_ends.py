@@ -72,16 +72,17 @@ def window(job):
 def typed(job, window, program, told):
     """Type the command there, and give the workers when all are ready."""
 
-    def typed(*behaviours):
-        window.runs("--hosts", ",".join(NODES), *told, program("behave"), *behaviours)
+    def typed(*behaviours, flags=()):
+        window.runs("--hosts", ",".join(NODES), *told, *flags, program("behave"), *behaviours)
         job.signs("ready", 6)
         return [worker.pid for node in NODES for worker in over_ssh.workers(job.bed, node)]
 
     return typed
 
 
-def test_in_a_terminal_a_job_can_rest_for_longer_than_the_heartbeat_timeout(job, window, typed):
-    workers = typed()
+@pytest.mark.parametrize("flags", [(), ("--nnodes", "2:3")], ids=["fixed size", "elastic"])
+def test_in_a_terminal_a_job_can_rest_for_longer_than_the_heartbeat_timeout(job, window, typed, flags):
+    workers = typed(flags=flags)
     assert len(workers) == 6
     window.press(CTRL_Z)
     window.sees("Stopped", PROMPT)
