@@ -165,10 +165,6 @@ class OutputPipe(Outgoing):
         if first:
             self._put(first)
 
-    def fileno(self) -> int:
-        """Return the descriptor, which a child of this process has, too."""
-        return self._fd
-
     def attach(self, loop: Loop) -> None:
         """Have the loop send what waits."""
         self._loop = loop
@@ -178,6 +174,12 @@ class OutputPipe(Outgoing):
         """Queue a frame, and send what can be sent at once."""
         if not self.broken:
             self._put(pack(tag, data))
+
+    def close(self) -> None:
+        """Close the descriptor in this process."""
+        if self._loop is not None:
+            self._loop.unwatch(self._fd)
+        os.close(self._fd)
 
 
 def reserve_stdio() -> tuple[InputPipe, OutputPipe]:

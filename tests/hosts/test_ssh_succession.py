@@ -136,16 +136,3 @@ def test_of_two_hosts_that_lose_each_other_the_first_goes_on_alone(job, start, f
     finally:
         job.bed.run("node0", ["ip", "neigh", "del", lost, "dev", "eth0"])
     job.nothing_left()
-
-
-def test_a_job_waits_for_no_lease_of_a_host_whose_agent_has_ended_without_its_front(job, start):
-    start(3, "--heartbeat-timeout", "20s")
-    relay, _ = over_ssh.relay_and_agent(job.bed, "node0")
-    began = time.monotonic()
-    os.kill(relay, signal.SIGKILL)
-    assert goes_on(job, 4, began) < 20
-    job.put("finish")
-    result = job.wait(host=LOGIN)
-    print(result.err)
-    assert result.status == 0
-    job.nothing_left()

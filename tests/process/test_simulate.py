@@ -341,18 +341,6 @@ def test_chaos_breaks_what_it_is_told_to(job, program, chaos, status, words):
         assert text in result.err
 
 
-def test_a_node_whose_front_was_killed_is_waited_for_until_its_processes_have_ended(job, program):
-    """Its lease of 20 s is not."""
-    options = ("--nnodes", "1:2", "--nproc-per-node", 1, "--simulate", "--heartbeat-timeout", "20s")
-    job.start(*options, program("restarts"), "goes_on_until_told")
-    job.signs("place-0", 2)
-    processes(job)["relay"][1].kill()
-    job.sign("place-1-0", patience=18.0)
-    (job.home / "signs" / "finish").touch()
-    result = job.wait().expect(0)
-    assert "ddplaunch: node 1 (node-1) is lost: " in result.err
-
-
 def test_a_slow_worker_stops_and_goes_on(job, start):
     start("all=polite", options=("--chaos", "slow:3@0s"))
     pid = int(job.sign("ready-3"))

@@ -108,7 +108,6 @@ class Dispatcher:
         self._statuses = HostStatuses([agent.host for agent in self._job.agents], self._job.min_nodes)
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._job.agents)
         self._agents: dict[HostConnection, _Agent] = {}
-        self._orphans: list[_Agent] = []  # that have lost their front, and may live
         self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._lead.reporter.print)
         self._startup = Startup(
             loop,
@@ -163,7 +162,6 @@ class Dispatcher:
                 self._startup.disconnect()
             case ChildEnded():
                 reap(keep=self._own)
-                self._look_for_orphans()
             case Generation(number=0, agreed=agreed) if agreed is not None:
                 self._chaos.begun(sum(agent.workers for agent in agreed.agents))
             case JobEnd() if not self._lead.has_begun:
@@ -239,11 +237,7 @@ class Dispatcher:
         error = diagnose.of_host(self._job.starter, self._job.python, host)
         if (agent := self._agents.get(host)) is not None:
             reason = line(error.message.partition("\n")[0].removeprefix("lost: "))
-            has_ended = status is not None
-            agent.lose(reason, has_ended=has_ended)
-            if not has_ended and self._job.starter == "simulate":
-                self._orphans.append(agent)
-                self._look_for_orphans()
+            agent.lose(reason, has_ended=status is not None or self._has_ended(host))
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
         elif status is None and not host.given_up and not self._lead.has_begun:
@@ -267,15 +261,14 @@ class Dispatcher:
         if not self._settle_by.is_set or statuses.may_try_others:
             self._settle_by.set(self._loop.now() + SETTLE_TIME)
 
-    def _look_for_orphans(self) -> None:
-        """Tell the coordinator once nothing is left of simulated nodes that have lost their fronts.
+    def _has_ended(self, host: HostConnection) -> bool:
+        """Whether all that ran on a host is known to have ended, though its agent has not said so: of a simulated one we see it.
 
-        What loses its parent becomes our child. Of other hosts nothing is known: ssh gives the same status if it has lost one.
+        What loses its parent becomes our child.
         """
-        if self._orphans and all(pid in self._own or state_of(pid) in "ZX" for pid in children(os.getpid())):
-            for agent in self._orphans:
-                agent.lose("", has_ended=True)
-            self._orphans.clear()
+        if self._job.starter != "simulate":
+            return False  # ssh gives the same status if it has lost the host
+        return all(pid in self._own or state_of(pid) in "ZX" for pid in children(os.getpid()))
 
     @property
     def _own(self) -> frozenset[int]:

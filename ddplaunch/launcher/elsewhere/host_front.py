@@ -25,7 +25,7 @@ from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.clock import PROCESS_CLOCK
-from ddplaunch.system.process.tree import descendants, ends_within, has_ended
+from ddplaunch.system.process.tree import ends_within, has_ended
 from ddplaunch.system.words import duration
 
 _FULL = (
@@ -95,11 +95,9 @@ class HostFront:
 
         def as_agent(pipes: FrontPipes) -> int:
             self._input.close()
+            self._output.close()
             self._carried.close()
-            status = agent(pipes)
-            if os.getppid() != pipes.front and not any(descendants(os.getpid())):  # nobody else can report it
-                OutputPipe(self._output.fileno()).put(CONTROL, messages.encode(messages.AgentEnded(status)))
-            return status
+            return agent(pipes)
 
         pid, self._pipes = child.start(as_agent, passed, _send_error)
         self.channel.close()

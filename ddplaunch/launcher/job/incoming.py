@@ -81,13 +81,11 @@ class Incoming:
         )
 
     def lose(self, id: int, reason: str, *, has_ended: bool) -> None:
-        """Take an agent for lost whose connection was carried by something that has ended; called again once its end is known."""
+        """Take an agent for lost whose connection was carried by something that has ended."""
         if id in self._connections.ids:
             renewed_at = self._connections.renewed_at(id)
             self._connections.drop(id)
             self._on_lost(id, reason, has_ended, renewed_at)
-        elif has_ended:
-            self._coordinator.feed(job.LostNodeEnded(id, self._loop.now()))
 
     # --- called by Connections
 

@@ -16,7 +16,6 @@ from ddplaunch.launcher.decide.job import (
     Event,
     Joined,
     LeaveJob,
-    LostNodeEnded,
     Member,
     NodeEnded,
     NodeStopping,
@@ -66,19 +65,6 @@ def test_a_lost_node_holds_the_next_generation_back(loss: AgentLost, until: floa
     assert state.deadline == pytest.approx(until)
     assert begun(BY_HAND, *events, DeadlineReached(until - 0.1)) == [(0, 1, 2)]
     assert begun(BY_HAND, *events, DeadlineReached(until)) == [(0, 1, 2), (0, 1)]
-
-
-def test_a_lost_node_holds_nothing_back_any_more_once_its_end_is_known() -> None:
-    events = [*met(), lost(2, 20.0), stopping(0, 20.1), stopping(1, 20.2), LostNodeEnded(2, 21.0)]
-    assert begun(BY_HAND, *events, DeadlineReached(21.0)) == [(0, 1, 2), (0, 1)]
-
-
-def test_the_end_of_a_lost_node_ends_no_other_lease_and_no_pause() -> None:
-    two = [*met(), lost(2, 20.0), lost(1, 20.1), stopping(0, 20.2), LostNodeEnded(2, 21.0)]
-    assert history(BY_HAND, two)[0].deadline == pytest.approx(20.1 + LEASE)
-    early = [*met(), lost(2, 1.0), stopping(0, 1.1), stopping(1, 1.2), DeadlineReached(1.0 + LEASE)]
-    again = [lost(1, 14.0), stopping(0, 14.1), LostNodeEnded(1, 14.2)]
-    assert history(BY_HAND, [*early, *again])[0].deadline == pytest.approx(14.1 + 1.0), "two have failed at once"
 
 
 def test_a_node_that_has_reported_its_end_holds_nothing_back() -> None:

@@ -127,10 +127,10 @@ def _restart(state: State, at: float, *, counts: bool = False) -> Result:
 
 def _pause(state: State, at: float, seconds: float) -> Result:
     """Pause for so many seconds at least, and report the failure of the generation that has ended."""
-    rendezvous = replace(state.rendezvous.not_before(at + seconds), port_deadline=None)
-    until = rendezvous.held_until
-    state = replace(state, phase=Phase.PAUSING, phase_deadline=until, rendezvous=rendezvous)
-    return state, () if state.why in HARMLESS else (actions.ReportFailure(until - at),)
+    wait = max(seconds, state.rendezvous.earliest - at)
+    rendezvous = replace(state.rendezvous, port_deadline=None)
+    state = replace(state, phase=Phase.PAUSING, phase_deadline=at + wait, rendezvous=rendezvous)
+    return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)
 
 
 def leave_job(state: State, signum: int) -> Result:

@@ -26,13 +26,6 @@ class AgentLost(Struct, frozen=True):
     silent: int = 0  # how many other members have not answered lately either, if the workers were running
 
 
-class LostNodeEnded(Struct, frozen=True):
-    """No process is left on a node that was lost before."""
-
-    id: int
-    at: float
-
-
 class OwnUnfit(Struct, frozen=True):
     """The node of this coordinator has failed its health check, and has not begun the generation that runs."""
 
@@ -163,7 +156,7 @@ class DeadlineReached(Struct, frozen=True):
     at: float
 
 
-_OfMembers = Joined | AgentLost | LostNodeEnded | NodeGivenUp | OwnUnfit | Withdrawn
+_OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
 _OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused | Unreached | Unheard
 Event = (
     _OfMembers

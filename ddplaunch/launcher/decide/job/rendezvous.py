@@ -22,9 +22,8 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     given_up: int = 0  # nodes that were given up before they joined
     deadline: float | None = None  # when the job waits no longer for nodes; None: it does not wait
     line_at: float | None = None  # when to print which nodes the job waits for
-    # no generation begins before: it would fail at once again, or a signal to leave may be on its way to further nodes
+    # no generation begins before: workers of a lost node may live, or a signal to leave may be on its way to further nodes
     earliest: float = 0.0
-    leases: tuple[tuple[int, float], ...] = ()  # nor before: until when workers of lost nodes may live, by their ids
     alone_at: float = (
         0.0  # nor the first one, unless all nodes are here: others may follow a coordinator that has just ended
     )
@@ -32,35 +31,22 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
 
     def opened(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits for nodes from this time on."""
-        deadline = max(at + policy.rdzv_timeout, self.held_until, self.alone_at)
+        deadline = max(at + policy.rdzv_timeout, self.earliest, self.alone_at)
         return replace(self, deadline=deadline, line_at=at + FIRST_LINE)
 
     def postponed(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits until it may begin; a node that is lost again and again postpones it no more."""
         if self.deadline is None:
             return self.opened(policy, at)
-        return replace(self, deadline=max(self.deadline, self.held_until))
+        return replace(self, deadline=max(self.deadline, self.earliest))
 
     def closed(self) -> Rendezvous:
         """Return the rendezvous that waits for no nodes: enough are there, or the job has ended."""
-        return replace(self, deadline=None, line_at=None, leases=())
+        return replace(self, deadline=None, line_at=None)
 
     def not_before(self, at: float) -> Rendezvous:
         """Return the rendezvous after which no generation begins before this time."""
         return replace(self, earliest=max(self.earliest, at))
-
-    def with_lease(self, id: int, until: float) -> Rendezvous:
-        """Return the rendezvous after the loss of a node whose workers may live until this time."""
-        return replace(self, leases=(*self.leases, (id, until)))
-
-    def without_lease(self, id: int) -> Rendezvous:
-        """Return the rendezvous after it became known that no worker of this lost node lives."""
-        return replace(self, leases=tuple(lease for lease in self.leases if lease[0] != id))
-
-    @property
-    def held_until(self) -> float:
-        """When a generation may begin at the earliest."""
-        return max(self.earliest, *(until for _, until in self.leases)) if self.leases else self.earliest
 
     def without_port(self, at: float) -> Rendezvous:
         """Return the rendezvous after a generation found another process at its port."""

@@ -126,8 +126,8 @@ class State(Struct, frozen=True, kw_only=True):
         """When the next generation may begin: from then on no worker of another one can be left on any node."""
         rendezvous = self.rendezvous
         if self.generation.number >= 0 or are_all(self.policy, self.members):
-            return rendezvous.held_until
-        return max(rendezvous.held_until, rendezvous.alone_at)
+            return rendezvous.earliest
+        return max(rendezvous.earliest, rendezvous.alone_at)
 
     @property
     def has_time_limit(self) -> bool:

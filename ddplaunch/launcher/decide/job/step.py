@@ -57,8 +57,6 @@ def step(state: State, event: events.Event) -> Result:
             return _on_joined(state, member, at)
         case events.AgentLost(id):
             return _on_agent_lost(state, event) if id in state.members else (state, ())
-        case events.LostNodeEnded(id, at):
-            return _on_lost_node_ended(state, id, at), ()
         case events.NodeGivenUp(at):
             return start_if_complete(with_given_up(state), at)
         case events.Withdrawn():
@@ -144,16 +142,7 @@ def _after_lease(state: State, lost: events.AgentLost) -> State:
         return state
     renewed_at = lost.at if lost.renewed_at is None else lost.renewed_at
     until = lost.at + KILLED_WITHIN if lost.has_ended else renewed_at + state.policy.lease
-    return replace(state, rendezvous=state.rendezvous.with_lease(lost.id, until))
-
-
-def _on_lost_node_ended(state: State, id: int, at: float) -> State:
-    """Wait no longer for the lease of a node that was lost, since it is known now that no worker lives there."""
-    was_held_until = state.may_begin_at
-    state = replace(state, rendezvous=state.rendezvous.without_lease(id))
-    if state.phase in BETWEEN and state.phase_deadline == was_held_until:
-        state = replace(state, phase_deadline=max(at, state.may_begin_at))
-    return state
+    return replace(state, rendezvous=state.rendezvous.not_before(until))
 
 
 def _on_agent_lost(state: State, lost: events.AgentLost) -> Result:
