@@ -113,6 +113,23 @@ def test_a_host_whose_agent_does_not_run_has_no_worker_when_the_others_begin(job
     finish(job, ["node0", "node2"])
 
 
+def test_a_host_all_of_which_was_paused_kills_its_workers_and_comes_back(job, start, places):
+    """As in a container that is frozen: neither front nor agent takes the pause for an agent that does not run."""
+    start(HOSTS)
+    places(0, 6)
+    paused = job.bed.processes("node1")
+    old = {one.pid for one in workers(job, "node1")}
+    for process in paused:
+        os.kill(process.pid, signal.SIGSTOP)
+    places(1, 4)
+    for process in reversed(paused):
+        os.kill(process.pid, signal.SIGCONT)
+    job.commands["node1"].send_signal(signal.SIGCONT)
+    assert who(places(2, 6)) == of_size(6)
+    assert old.isdisjoint(one.pid for one in workers(job, "node1"))
+    finish(job, HOSTS)
+
+
 @pytest.mark.parametrize("fault", ["power_cut", "crash"])
 def test_the_others_wait_for_the_first_host_and_go_on_with_it(job, start, places, fault):
     start(HOSTS)

@@ -72,16 +72,17 @@ def window(job):
 def typed(job, window, program, told):
     """Type the command there, and give the workers when all are ready."""
 
-    def typed(*behaviours):
-        window.runs("--hosts", ",".join(NODES), *told, program("behave"), *behaviours)
+    def typed(*behaviours, flags=()):
+        window.runs("--hosts", ",".join(NODES), *told, *flags, program("behave"), *behaviours)
         job.signs("ready", 6)
         return [worker.pid for node in NODES for worker in over_ssh.workers(job.bed, node)]
 
     return typed
 
 
-def test_in_a_terminal_a_job_can_rest_for_longer_than_the_heartbeat_timeout(job, window, typed):
-    workers = typed()
+@pytest.mark.parametrize("flags", [(), ("--nnodes", "2:3")], ids=["fixed size", "elastic"])
+def test_in_a_terminal_a_job_can_rest_for_longer_than_the_heartbeat_timeout(job, window, typed, flags):
+    workers = typed(flags=flags)
     assert len(workers) == 6
     window.press(CTRL_Z)
     window.sees("Stopped", PROMPT)
@@ -183,19 +184,20 @@ def test_whatever_is_stopped_the_job_ends(job, start, which):
 # --- a host is lost
 
 
-def test_a_spare_takes_the_place_of_a_host_whose_agent_is_killed(job, program, told):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_spare_takes_the_place_of_a_host_whose_agent_is_killed(job, program, told, rank):
     over_ssh.start(job, "--spares", 1, *told, program("restarts"), "goes_on_until_told")
     job.signs("place-0", 4)
-    running = [node for node in NODES[1:] if over_ssh.workers(job.bed, node, "restarts.py")]
-    assert len(running) == 1, "the other one is the spare"
-    os.kill(over_ssh.relay_and_agent(job.bed, running[0])[1], signal.SIGKILL)
+    running = [node for node in NODES if over_ssh.workers(job.bed, node, "restarts.py")]
+    assert len(running) == 2, "the other one, which came last, is the spare"
+    os.kill(over_ssh.relay_and_agent(job.bed, running[rank])[1], signal.SIGKILL)
     places = [json.loads(place) for place in job.signs("place-1", 4)]
     assert [(place["RANK"], place["GROUP_RANK"], place["WORLD_SIZE"]) for place in places] == [
         (str(rank), str(rank // 2), "4") for rank in range(4)
     ]
     job.put("finish")
     result = end(job).expect(0)
-    assert f"({running[0]}) is lost: " in result.err
+    assert f"node {rank} ({running[rank]}) is lost: " in result.err
     job.nothing_left()
 
 
@@ -205,7 +207,7 @@ def test_a_login_host_that_is_cut_off_leaves_no_worker_behind(job, start):
     job.bed.cut(LOGIN)
     quiet(job, *NODES, since=began, within=SILENCE + SOON)
     result = end(job).expect(122)
-    assert all(f"{node}: lost: " in result.err for node in NODES)
+    assert all(f"node {rank} ({node}) is lost: silent for 2 s\n" in result.err for rank, node in enumerate(NODES))
     job.nothing_left()
     job.bed.join(LOGIN)
     job.bed.run(LOGIN, ["ip", "neigh", "flush", "all"])  # else what it asked in vain makes the next question fail too

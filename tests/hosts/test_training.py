@@ -3,6 +3,7 @@
 import pytest
 
 from tests.conftest import PROGRAMS, Job, until
+from tests.hosts import over_ssh
 from tests.torch.example import LIGHT, QUICK
 
 HOSTS = ["node0", "node1", "node2"]
@@ -50,17 +51,37 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("gone", ["node0", "node1"])
-def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_without_it(job, start, undisturbed, gone):
+def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_without_it(job, start, program, undisturbed, gone):
     """Workers in a collective are ended for that: torch itself would have them wait for half an hour."""
-    start("--rdzv-conf", "last_call_timeout=60", nnodes="2:3")
+    if gone == "node0":  # no other node goes on without it, unless another host has started all
+        told = ["--nnodes", "2:3", "--nproc-per-node", 1, "--heartbeat-timeout", f"{SILENCE}s"]
+        over_ssh.start(job, *told, program("exact_training"), STEPS, "ddp", host="node1", env=QUICK)
+    else:
+        start("--rdzv-conf", "last_call_timeout=60", nnodes="2:3")
     are_in_the_last_step(job, 0, 3)
     job.bed.power_cut(gone)
     are_in_the_last_step(job, 1, 2)
     assert [int(job.sign(f"from-1-{rank}")) for rank in range(2)] == [STEPS - 1] * 2
     job.put("go")
-    results = job.wait_each(hosts=[host for host in HOSTS if host != gone])
+    results = job.wait_each(hosts=[host for host in job.commands if host != gone])
     assert {result.status for result in results.values()} == {0}, shown(results)
     assert result(job, 2) == undisturbed
+
+
+def test_a_training_that_loses_node_0_goes_on_from_its_checkpoint_when_that_is_back(job, start, undisturbed):
+    start("--rdzv-conf", "last_call_timeout=60", nnodes="2:3")
+    are_in_the_last_step(job, 0, 3)
+    job.bed.power_cut("node0")
+    until(lambda: "type its command again on node0" in job.err("node1"), "node 1 to wait for node 0")
+    job.bed.boot("node0")
+    job.bed.join("node0")
+    start("--rdzv-conf", "last_call_timeout=60", nnodes="2:3", hosts=["node0"])
+    are_in_the_last_step(job, 1, 3)
+    assert [int(job.sign(f"from-1-{rank}")) for rank in range(3)] == [STEPS - 1] * 3
+    job.put("go")
+    results = job.wait_each()
+    assert {result.status for result in results.values()} == {0}, shown(results)
+    assert result(job, 3) == undisturbed
 
 
 @pytest.mark.slow

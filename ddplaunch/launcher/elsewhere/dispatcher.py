@@ -71,7 +71,6 @@ class _Agent:
         self._lead = lead
         self._streams = Streams(loop, lambda chunk: host.send(STREAM, messages.encode(chunk)))
         ours, its = socket.socketpair()
-        ours.setblocking(False)
         self._streams.add(CHANNEL, its)
         lead.incoming.agents.connections.adopt(ours, str(host), self._on_opened, self._on_failed)
 

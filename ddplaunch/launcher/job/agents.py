@@ -120,8 +120,9 @@ class Agents:
         """
         names, reached = self._terms.names, []
         for id in order:
-            # at the loopback address are agents on this host, which reach its other addresses too
-            if id != SELF_ID and not is_loopback(near := self.connections.local_address(id)):
+            # at the loopback address are agents on this host, which reach its other addresses too; what is carried has none
+            near = "" if id == SELF_ID else self.connections.local_address(id)
+            if near and not is_loopback(near):
                 name = self.hellos[id].reached
                 reached.append(name if name in names else near)
         return Counter(reached or [*names, LOOPBACK][:1]).most_common(1)[0][0]

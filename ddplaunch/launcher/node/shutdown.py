@@ -80,6 +80,7 @@ class Shutdown:
         """Have all files of the run written, and hand over all output."""
         self._end_files()
         self.hand_over(is_stopped=is_stopped)
+        self._signals.see_front_go_on()
 
     def _end_files(self) -> None:
         """Wait until all files of the run are written, unless their disk hangs, or is slow and the user does not wait."""

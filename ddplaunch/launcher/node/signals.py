@@ -243,19 +243,32 @@ class SignalSource:
         """Kill a front that is stopped and shows no sign of life, and report its loss. Called by the loop.
 
         Looks are counted, so a pause of both processes gives nobody up. A front that does not ask for another reason writes to
-        a disk that hangs. One that may go on at any time is left alone: a shell has stopped it, with the workers or as a job in
-        the background, or a batch system has suspended the script that calls it, which may not reach sessions such as ours.
+        a disk that hangs.
         """
         self._look_at.set(self._loop.now() + self._interval)
         self._front_silent += 1
-        if self._front_silent < self._most_silent or not self._goes_on or os.getppid() != self._front:
-            return
-        front = look(self._front)
-        if front is None or front.state != "T" or state_of(front.parent) == "T":
-            return
-        if standing(self._front) is not Standing.BACKGROUND:
+        if self._front_silent >= self._most_silent and self._is_front_stopped:
             os.kill(self._front, signal.SIGKILL)
             self._lose_front()
+
+    @property
+    def _is_front_stopped(self) -> bool:
+        """Whether the front is stopped, and is not to go on.
+
+        One that may go on at any time is left alone: a shell has stopped it, with the workers or as a job in the background, or
+        a batch system has suspended the script that calls it, which may not reach sessions such as ours.
+        """
+        if not self._goes_on or os.getppid() != self._front:
+            return False
+        front = look(self._front)
+        if front is None or front.state != "T" or state_of(front.parent) == "T":
+            return False
+        return standing(self._front) is not Standing.BACKGROUND
+
+    def see_front_go_on(self) -> None:
+        """Wait until the front is not stopped, or is given up: once this process has ended, nobody would end it."""
+        while self._look_at.is_set and self._is_front_stopped:
+            self._loop.run_once()
 
     def _read_front(self) -> bytes | None:
         """Return the signals that the front has passed on: b"" at its end, None if they were read before, with a request."""

@@ -175,6 +175,7 @@ class Greeting:
         failed: Callable[[str], None],
     ) -> None:
         """Begin the handshake on a connected socket; `opened` gets the peer, `failed` the reason why there is none."""
+        sock.setblocking(False)
         self.address = host_of(address)
         self.received_any = False  # whether the other side has sent anything
         self._sock = sock
