@@ -82,10 +82,13 @@ class _Agent:
             self._host.kill(reason)
 
     def take(self, chunk: Chunk) -> None:
-        """Take what the agent has sent. Raises FrameError: it is of no stream that there is."""
+        """Take what the agent has sent, but for the end of its connection: its host says so itself, once no worker is left there.
+
+        Raises FrameError: it is of no stream that there is.
+        """
         if chunk.number != CHANNEL:
             raise FrameError("sent a piece of a stream that it does not have")
-        if not chunk.ends:  # else the agent is ending, and its host tells when it and its workers have ended
+        if not chunk.ends:
             self._streams.take(chunk)
 
     def lose(self, reason: str, *, has_ended: bool) -> None:
