@@ -66,9 +66,9 @@ def _again(bed: Bed, lost: int, options: Sequence[str], how: str) -> float:
             _until(lambda: len(_noted(steps)) > _STEPS)
             if "--spares" in options:  # it imports meanwhile what it will need
                 time.sleep(_SPARE)
-            front = _fronts(command.pid)[lost]
+            agent, front = _agent_and_front(steps, lost, command.pid)
             gone = time.monotonic()
-            for pid in _children(front)[:1] if how == "kill" else reversed(_family(front)):
+            for pid in [agent] if how == "kill" else reversed(_family(front)):
                 os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
             return _stepped(steps, gone, [command])
         finally:
@@ -107,10 +107,13 @@ def _stepped(steps: Path, since: float, commands: Sequence[subprocess.Popen[byte
     return found
 
 
-def _fronts(command: int) -> list[int]:
-    """Return the process of each simulated node whose first child is the agent of that node."""
+def _agent_and_front(steps: Path, rank: int, command: int) -> tuple[int, int]:
+    """Return the agent of the simulated node on which this rank is, and the front of that node."""
     (dispatcher, *_) = _children(command)
-    return [pid for pid in _children(dispatcher) if _children(pid)]
+    above = [int(Path(f"{steps}.{rank}").read_text())]
+    while above[-1] != dispatcher:
+        above.append(int(Path(f"/proc/{above[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+    return above[-3], above[-2]
 
 
 def _family(pid: int) -> list[int]:

@@ -1,5 +1,7 @@
 """Takes a step every 10 ms with all ranks; rank 0 notes when, and in which generation. Ends once FILE.enough is there.
 
+Each rank notes its process in FILE.RANK.
+
 steps_on.py FILE
 """
 
@@ -10,6 +12,8 @@ import time
 import torch
 import torch.distributed as dist
 
+with open(f"{sys.argv[1]}.{os.environ['RANK']}", "w") as file:
+    print(os.getpid(), file=file)
 dist.init_process_group("gloo")
 ends = torch.zeros(1)
 with open(sys.argv[1], "a", buffering=1) as file:

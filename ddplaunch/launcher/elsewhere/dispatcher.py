@@ -238,7 +238,7 @@ class Dispatcher:
         status = self._statuses.ended.get(host.agent.node_rank)
         error = diagnose.of_host(self._job.starter, self._job.python, host)
         if (agent := self._agents.get(host)) is not None:
-            reason = line(error.message.partition("\n")[0].removeprefix("lost: "))
+            reason = line(error.message.partition("\n")[0].removeprefix("lost: ")) if status is None else CLOSED
             agent.lose(reason, has_ended=status is not None or self._has_ended(host))
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
