@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
@@ -97,7 +98,8 @@ def signal_node(signum: int, node: Node) -> None:
     """Send a signal to all processes of a node: its command, its agent, its workers."""
     of_agent = psutil.Process(node.agent)
     for one in (psutil.Process(node.process.pid), of_agent, *of_agent.children(recursive=True)):
-        one.send_signal(signum)
+        with suppress(psutil.NoSuchProcess):  # an agent that goes on may have ended it by then
+            one.send_signal(signum)
 
 
 def finish(nodes: Nodes, *left: Node) -> None:
