@@ -173,6 +173,21 @@ def test_a_node_0_that_leaves_is_waited_for_as_well(nodes, start, node_of, end, 
     finish(nodes, again, second, third)
 
 
+def test_a_node_0_whose_command_is_killed_is_waited_for_once_its_workers_have_saved(nodes, start, node_of):
+    first, second = start(2, "1:2", behaviour="saves_until_told")
+    worker = worker_of(nodes, 0, 0)
+    os.kill(first.process.pid, SIGKILL)
+    nodes.sign("saving-0-0")
+    nodes.sign("saving-0-1")
+    assert "to come back" not in second.err
+    (nodes.home / "signs" / "saved").touch()
+    second.says(f"node 0 (localhost) is lost: its ddplaunch has ended; waiting up to 10 min {TYPE_AGAIN}")
+    assert not lives(worker)
+    again = node_of(0, "1:2")
+    assert generation(nodes, 1, 2) == [again, second]
+    finish(nodes, again, second)
+
+
 @pytest.mark.parametrize(
     ("end", "how", "status"),
     [
