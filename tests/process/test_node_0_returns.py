@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
@@ -97,7 +98,8 @@ def signal_node(signum: int, node: Node) -> None:
     """Send a signal to all processes of a node: its command, its agent, its workers."""
     of_agent = psutil.Process(node.agent)
     for one in (psutil.Process(node.process.pid), of_agent, *of_agent.children(recursive=True)):
-        one.send_signal(signum)
+        with suppress(psutil.NoSuchProcess):  # an agent that goes on may have ended it by then
+            one.send_signal(signum)
 
 
 def finish(nodes: Nodes, *left: Node) -> None:
@@ -169,6 +171,21 @@ def test_a_node_0_that_leaves_is_waited_for_as_well(nodes, start, node_of, end, 
     again = node_of(0, "2:3")
     assert generation(nodes, 1, 3) == [again, second, third]
     finish(nodes, again, second, third)
+
+
+def test_a_node_0_whose_command_is_killed_is_waited_for_once_its_workers_have_saved(nodes, start, node_of):
+    first, second = start(2, "1:2", behaviour="saves_until_told")
+    worker = worker_of(nodes, 0, 0)
+    os.kill(first.process.pid, SIGKILL)
+    nodes.sign("saving-0-0")
+    nodes.sign("saving-0-1")
+    assert "to come back" not in second.err
+    (nodes.home / "signs" / "saved").touch()
+    second.says(f"node 0 (localhost) is lost: its ddplaunch has ended; waiting up to 10 min {TYPE_AGAIN}")
+    assert not lives(worker)
+    again = node_of(0, "1:2")
+    assert generation(nodes, 1, 2) == [again, second]
+    finish(nodes, again, second)
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,13 @@ def test_it_begins_with_the_generation_after_the_last_one_of_any_node() -> None:
     assert [action.generation for action in actions if isinstance(action, BeginGeneration)] == [5, 10]
 
 
+def test_others_wait_for_a_node_0_that_has_lost_its_command_once_its_workers_have_ended() -> None:
+    """Else they might begin beside these with another node 0."""
+    events = [*met(), NodeStopping(0, Why.FRONT_LOST, SIGTERM, 20.0), stopping(1, 20.1), stopping(2, 20.1)]
+    assert not any(isinstance(action, LeaveJob) for action in history(BY_HAND, events)[1])
+    assert LeaveJob(0) in history(BY_HAND, [*events, stopping(0, 30.0)])[1]
+
+
 def test_a_stop_of_the_job_ends_it_and_nobody_waits_for_node_0() -> None:
     events = [*met(), NodeStopping(0, Why.SIGNALLED, SIGINT, 20.0), lost(2, 20.5), *(stopping(id, 21) for id in (0, 1))]
     state, actions = history(BY_HAND, events)

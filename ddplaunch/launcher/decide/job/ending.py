@@ -135,7 +135,8 @@ def _pause(state: State, at: float, seconds: float) -> Result:
 
 def leave_job(state: State, signum: int) -> Result:
     """End this coordinator, whose agent has received the signal, while the other nodes wait until it is started again."""
-    return ended_here(state, exitcodes.of_signal(signum)), (actions.LeaveJob(signum), actions.Release(SELF_ID, signum))
+    leave = actions.LeaveJob(0 if state.end.cut_off else signum)
+    return ended_here(state, exitcodes.of_signal(signum)), (leave, actions.Release(SELF_ID, signum))
 
 
 def ended_here(state: State, status: int) -> State:

@@ -49,6 +49,7 @@ class End(Struct, frozen=True, kw_only=True):
 
     halted: bool = False  # nothing is started again
     abandoned: bool = False  # the user has stopped the job: it is not queued again
+    cut_off: bool = False  # node 0 leaves since the command that started it is lost, not by a signal
     status: int | None = None  # the exit status; None: the job has not ended
     requeue: int = 0  # the notice after which the job should go back into the queue
     without_workers: bool = False  # it has ended between two generations: `State.generation` is the one before

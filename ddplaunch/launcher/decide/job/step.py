@@ -343,7 +343,12 @@ def _on_own_unfit(state: State, reason: str) -> Result:
 
 
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
-    """Have the others wait for node 0, since the command that started this one is lost or was killed; end the job here."""
+    """Have the others wait for node 0, since the command that started this one is lost or was killed; end the job here.
+
+    If they hear of it before the workers here have ended, another node 0 may begin beside these.
+    """
+    if state.members[SELF_ID].runs and not _is_ending(state):
+        return _on_own_leaving(replace(state, end=replace(state.end, cut_off=True)), event)
     # its own workers may have ended with 0 while those of others hang
     why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
     alone = replace(state, members=Members.of([state.members[event.id]]), why=why)
