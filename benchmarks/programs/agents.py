@@ -37,9 +37,7 @@ class Agent:
         self.loop = played
         self.peer: Peer | None = None
         secret = key(None, f"\0\0{port}")
-        self.dialer = Dialer(
-            played.loop, secret, source=None, opened=self.opened, refused=lambda *_: None, user_timeout=60.0
-        )
+        self.dialer = Dialer(played.loop, secret, opened=self.opened, refused=lambda *_: None, user_timeout=60.0)
         self.dialer.set_targets([(socket.AF_INET, ("127.0.0.1", port))])
 
     def opened(self, peer: Peer) -> None:

@@ -49,9 +49,7 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ethertype))
             reject(packet)
 
     loop.watch(wire, on_packet)
-    dialer = Dialer(
-        loop, Key(b""), source=None, opened=print, refused=lambda _, why: reasons.append(why), user_timeout=10
-    )
+    dialer = Dialer(loop, Key(b""), opened=print, refused=lambda _, why: reasons.append(why), user_timeout=10)
     dialer.set_targets([(FAMILY, (THERE, 4242))])
     while not reasons:
         loop.run_once()

@@ -77,7 +77,7 @@ class Bed:
             self.peers.append(peer)
             opened(peer)
 
-        dialer = Dialer(self.loop, KEY, source=None, opened=noted, refused=lambda *_: None, user_timeout=60)
+        dialer = Dialer(self.loop, KEY, opened=noted, refused=lambda *_: None, user_timeout=60)
         self.dialers.append(dialer)
         dialer.set_targets([(socket.AF_INET, ("127.0.0.1", self.agents.port))])
 

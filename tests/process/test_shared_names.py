@@ -12,7 +12,7 @@ import pytest
 
 from ddplaunch.system.process.tidying import end_all, others_by_group, tidies
 from ddplaunch.system.process.tree import descendants, look
-from tests.conftest import PATIENCE, until
+from tests.conftest import PATIENCE, insist, until
 from tests.process.terminal import agent_of
 
 TRACKER = "from multiprocessing.resource_tracker import main;main(0)"
@@ -83,7 +83,7 @@ def test_a_second_stop_signal_kills_at_once_and_leaves_no_name(job, program, nam
     job.signs("ready", 2)
     process.send_signal(signal.SIGINT)
     until(lambda: job.events("stop_sent"), "the stop")
-    process.send_signal(signal.SIGTERM)
+    insist(process)
     job.wait().expect(130)
     assert names(name) == []
 

@@ -39,7 +39,6 @@ class Conditions(Struct, frozen=True, kw_only=True):
     max_nodes: int
     heartbeat_timeout: float  # seconds after which a silent first node counts as lost
     may_shorten_silence: bool = False  # for a host that answers nothing
-    source: str | None = None  # numeric address to connect from; None: any
 
     def key_of(self, meeting: int) -> Key:
         """Return the key for this meeting: nobody takes another port of the job, or one of an earlier meeting, for this one."""
@@ -170,7 +169,6 @@ class _OtherNode:
         self._dialer = Dialer(
             loop,
             conditions.key_of(order.meeting),
-            source=conditions.source,
             opened=self._on_opened,
             refused=self._refusals.add,
             user_timeout=2 * conditions.heartbeat_timeout,  # whether the first node is lost is decided here

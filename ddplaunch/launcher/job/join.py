@@ -118,7 +118,6 @@ def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], l
         loop,
         key=request.key,
         hello=hello,
-        source=request.rendezvous.source,
         heartbeat_timeout=spec.heartbeat_timeout,
         may_shorten_silence=spec.may_shorten_silence,
         rdzv_timeout=spec.rdzv_timeout,
@@ -228,7 +227,6 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
         loop,
         key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
         hello=lambda _: message,
-        source=rendezvous.source,
         heartbeat_timeout=_SILENT,
         rdzv_timeout=_WITHIN,
     )

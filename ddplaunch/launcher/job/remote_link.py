@@ -54,7 +54,6 @@ class RemoteLink(Link):
         *,
         key: Key,
         hello: Callable[[str], messages.FirstMessage],
-        source: str | None,
         heartbeat_timeout: float,
         may_shorten_silence: bool = False,
         rdzv_timeout: float,
@@ -73,7 +72,6 @@ class RemoteLink(Link):
         """
         super().__init__(loop)
         self._key = key
-        self._source = source
         self._max_nodes = max_nodes
         self._hearing: Hearing | None = None  # of the generation's first node
         self._hello = hello
@@ -105,7 +103,6 @@ class RemoteLink(Link):
         self._dialer = Dialer(
             loop,
             key,
-            source=source,
             opened=self._on_opened,
             refused=self._refusals.add,
             user_timeout=2 * heartbeat_timeout,  # whether the coordinator is lost is decided here
@@ -372,7 +369,6 @@ class RemoteLink(Link):
                 max_nodes=self._max_nodes,
                 heartbeat_timeout=self._heartbeat_timeout,
                 may_shorten_silence=self._may_shorten_silence,
-                source=self._source,
             )
             self._hearing = Hearing(self._loop, conditions, self.send)
         self._hearing.take(order)

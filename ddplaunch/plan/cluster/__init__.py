@@ -17,7 +17,6 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     ports: tuple[int, ...]  # candidates, in order: one that is taken is skipped
     coordinator: bool | None  # whether this agent is the coordinator; None: it is if the address is its host's
     listen: str | None = None  # numeric address to listen on; None: all
-    source: str | None = None  # numeric address to connect from; None: any
 
 
 class Task(Struct, frozen=True, kw_only=True):

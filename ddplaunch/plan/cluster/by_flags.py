@@ -46,7 +46,7 @@ def alone(
     )
 
 
-# --- simulated nodes, each with an agent and an address of its own: a job to debug
+# --- simulated nodes, each with an agent of its own: a job to debug
 
 
 def simulated(spec: JobSpec) -> Allocation:

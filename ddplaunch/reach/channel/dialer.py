@@ -56,15 +56,13 @@ class Dialer:
         loop: Loop,
         key: Key,
         *,
-        source: str | None,
         opened: Callable[[Peer], None],
         refused: Callable[[str, str], None],
         user_timeout: float,
     ) -> None:
-        """Prepare to dial from the address `source`; `set_targets` begins. `opened` gets the first peer that proves the key."""
+        """Prepare to dial; `set_targets` begins. `opened` gets the first peer that proves the key."""
         self.loop = loop
         self.key = key
-        self._source = source
         self._opened = opened
         self._refused = refused
         self._user_timeout = user_timeout
@@ -124,8 +122,6 @@ class Dialer:
         try:
             prepare(sock, self._user_timeout)
             keep_rejections(sock, 1)
-            if self._source is not None:
-                sock.bind((self._source, 0))
             sock.connect(address)
         except BlockingIOError:
             return sock
@@ -233,7 +229,7 @@ def answers(key: Key, targets: Sequence[Target]) -> bool:
     """Return whether a coordinator of this job answers at one of these addresses; wait longer where a connection is accepted."""
     found: list[Peer] = []
     loop = Loop()
-    dialer = Dialer(loop, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=1.0)
+    dialer = Dialer(loop, key, opened=found.append, refused=lambda *_: None, user_timeout=1.0)
     dialer.set_targets(targets)
     began = loop.now()
     while not found and loop.now() < (deadline := began + (_PATIENCE if dialer.is_accepted else _LOOK)):

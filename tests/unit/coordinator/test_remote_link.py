@@ -41,7 +41,7 @@ SILENT = "no answer in 2 s"
 def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said: str) -> None:
     hello: Any = None  # nobody is reached
     loop = FakeLoop()
-    link = RemoteLink(loop, key=Key(b"key"), hello=hello, source=None, heartbeat_timeout=30.0, rdzv_timeout=10.0)
+    link = RemoteLink(loop, key=Key(b"key"), hello=hello, heartbeat_timeout=30.0, rdzv_timeout=10.0)
     link._queries = (("a", 29501),)
     for port, reason in enumerate(reasons):
         link._refusals.add(f"a:{port}", reason)
@@ -103,7 +103,6 @@ class Bed:
             self.loop,
             key=Key(b"key"),
             hello=lambda _: HELLO,
-            source=None,
             heartbeat_timeout=10.0,
             rdzv_timeout=60.0,
             lease=Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,

@@ -258,7 +258,6 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
     dialer = Dialer(
         loop,
         key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
-        source=rendezvous.source,
         opened=peers.append,
         refused=reasons.__setitem__,
         user_timeout=_SILENT,
