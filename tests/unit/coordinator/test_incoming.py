@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -63,12 +64,12 @@ def test_who_wants_a_rank_that_is_taken_waits_until_all_others_have_answered() -
     fed = list[Any]()
     incoming = incoming_for(replace(STATE, members=FULL), fed)
     incoming._connections._connections[1] = SimpleNamespace(
-        heartbeat=SimpleNamespace(unanswered=1), peer=SimpleNamespace(close=list)
+        answered=-inf, peer=SimpleNamespace(close=list)
     )
     incoming._on_message(3, HELLO)
     incoming._admit_waiting()
     assert fed == []
-    incoming._connections._connections[1].heartbeat.unanswered = 0
+    incoming._connections._connections[1].answered = inf
     incoming._admit_waiting()
     incoming.agents.close()
     assert len(fed) == 1

@@ -12,7 +12,7 @@ from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
 from ddplaunch.launcher.job.orders import Generation, LookingForCoordinator, NodeEnd, Waits
-from ddplaunch.launcher.job.remote_link import CONNECTION_REFUSED, RemoteLink
+from ddplaunch.launcher.job.remote_link import RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.channel.peer import CLOSED
@@ -23,6 +23,7 @@ from tests.unit.coordinator.test_incoming import HELLO
 TOKEN = "wrong token, or another job"
 PROTOCOL = "protocol 2, here 1: install the same ddplaunch on all nodes"
 SILENT = "no answer in 2 s"
+CONNECTION_REFUSED = "connection refused"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said
     link = RemoteLink(loop, key=Key(b"key"), hello=hello, source=None, heartbeat_timeout=30.0, rdzv_timeout=10.0)
     link._queries = (("a", 29501),)
     for port, reason in enumerate(reasons):
-        link._on_refused(f"a:{port}", reason)
+        link._refusals.add(f"a:{port}", reason)
     loop.pass_time(10.0)
     link.close()
     *looking, end = loop.events

@@ -43,7 +43,7 @@ def go_on_if_ended(state: State, at: float) -> Result:
     generation = state.generation
     no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not generation.lost
     have_started = generation.exits and all(
-        generation.node_exits.get(member.id) for member in state.members.taking_part
+        len(generation.node_exits.get(member.id, ())) == member.workers for member in state.members.taking_part
     )
     if no_failure and have_started and all(exit.stopped_with is None for exit in generation.exits):
         # the reason to stop came when all workers had ended, while processes that they left behind were being swept
