@@ -151,6 +151,9 @@ def scenario(seed: int) -> Scenario:
             faults += [Fault(since + dice.choice((0.5, 3.0, 10.0, 25.0)) * dice.uniform(0.5, 1.2), "return", machine)]
     if where == "by hand" and starts > 2 and dice.random() < 0.3:
         faults += _return(dice, starts)
+    if sum(fault.kind == "join" for fault in faults) > policy.max_nodes:
+        # an arbiter that has just begun cannot tell new nodes that fill the job from the first ones: see the same page
+        faults = [fault for fault in faults if (fault.kind, fault.machine) != ("return", 0)]
     return Scenario(
         seed=seed,
         where=where,

@@ -202,6 +202,9 @@ class RemoteLink(Link):
         self._note_message()
         try:
             message = messages.for_agent(payload)
+            if isinstance(message, Generation) and not self._lease.left:
+                self._check_lease()  # and others may have gone on: nothing begins here
+                return
             if self._sequence is not None:
                 self._sequence.check(message)
             if isinstance(message, messages.Ping):

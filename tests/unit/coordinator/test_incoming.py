@@ -63,9 +63,7 @@ def test_an_agent_for_which_there_is_no_place_does_not_take_the_coordinator_for_
 def test_who_wants_a_rank_that_is_taken_waits_until_all_others_have_answered() -> None:
     fed = list[Any]()
     incoming = incoming_for(replace(STATE, members=FULL), fed)
-    incoming._connections._connections[1] = SimpleNamespace(
-        answered=-inf, peer=SimpleNamespace(close=list)
-    )
+    incoming._connections._connections[1] = SimpleNamespace(answered=-inf, peer=SimpleNamespace(close=list))
     incoming._on_message(3, HELLO)
     incoming._admit_waiting()
     assert fed == []
