@@ -104,7 +104,9 @@ class Agent:
 
     def _on_front(self) -> None:
         machine = self.process.machine
-        if self.process.is_stopped and not machine.is_excused and not self.lease.left:
+        if self.world.now < machine.frozen_until:
+            self.world.at(machine.frozen_until + FRONT_LATE, self._on_front)
+        elif self.process.is_stopped and not machine.is_asleep and not self.lease.left:
             self.process.kill()
 
     # --- what happens, and what follows

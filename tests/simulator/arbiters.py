@@ -56,7 +56,9 @@ class Arbiter(Coordinator):
         scenario, here = self.world.scenario, process.machine.number
         self.has_left = False  # so that the others wait for the next one
         self.left_at: dict[int, float] = {}  # when nodes left the job, by machine
-        self.told: dict[int, int] = {}  # the statuses of those that were told to end while the others go on, by machine
+        self.told: dict[
+            int, set[int]
+        ] = {}  # the statuses of those that were told to end while the others go on, by machine
         self.met: set[int] = set()  # machines whose agents have joined
         self.runs: list[Run] = []
         self.began: dict[int, float] = {}  # when, by the number of the generation
@@ -90,6 +92,9 @@ class Arbiter(Coordinator):
         """Return the number of the machine of a member, from its address."""
         return int(self.incoming.agents.hellos[id].host.rpartition(".")[2]) - 1
 
+    def _tell(self, id: int, status: int) -> None:
+        self.told.setdefault(self._machine(id), set()).add(status)
+
     # --- what it decides
 
     def feed(self, event: job.Event) -> None:
@@ -97,6 +102,8 @@ class Arbiter(Coordinator):
             self.world.note(self, event)
         if isinstance(event, job.NodeStopping):
             self._stopping.add(event.id)
+        if isinstance(event, job.AgentLost) and "malformed" in event.reason:
+            raise Violation(f"nobody is misunderstood: {event.id} {event.reason}")
         if isinstance(event, job.Joined):
             self.met.add(self._machine(event.member.id))
         super().feed(event)
@@ -134,15 +141,15 @@ class Arbiter(Coordinator):
                 if not self._stopping.issuperset(ids):
                     raise Violation(f"a kill reaches nodes that stop, and ends them: {ids}, but {self._stopping} stop")
             case job.Refuse(id, _, status):
-                self.told[self._machine(id)] = status
+                self._tell(id, status)
             case job.Release(id, signum):
-                self.told[self._machine(id)] = exitcodes.of_signal(signum)
+                self._tell(id, exitcodes.of_signal(signum))
             case job.LetGo(id):
-                self.told[self._machine(id)] = exitcodes.NODE_LOST
+                self._tell(id, exitcodes.NODE_LOST)
         super()._carry_out(action)
 
     def release(self, id: int, signum: int) -> None:
-        self.told[self._machine(id)] = exitcodes.of_signal(signum)
+        self._tell(id, exitcodes.of_signal(signum))
         super().release(id, signum)
 
     def _reserve(self) -> int:

@@ -121,7 +121,7 @@ class Simulation:
             case "crash":
                 machine.off_until = world.now + fault.lasts
                 process.kill(power_fails=True)
-            case "stop":
+            case "stop" if not machine.is_asleep:
                 process.pause(fault.lasts)
                 if agent is not None:
                     agent.watch_lease()
@@ -139,7 +139,8 @@ class Simulation:
                 world.cut([(there, fault.machine)], fault.lasts)
             case "between" if fault.machine != fault.other:
                 world.cut([(fault.machine, fault.other), (fault.other, fault.machine)], fault.lasts)
-                world.soon(10.0, self._fail_apart, fault)
+                if world.dice.random() < self.scenario.follows:
+                    world.soon(10.0, self._fail_apart, fault)
             case "reset":
                 for peer in [one for one in world.peers if fault.machine in (one.here, one.there)]:
                     peer.reset()
@@ -155,6 +156,8 @@ class Simulation:
                 self._tell(lambda at: job.StopRequested(Why.SIGNALLED, fault.signum, at))
             case "fail" if mine:
                 mine[0].end(7, None, replace(OWN_ERROR, at=world.now))
+            case "follow" if mine:
+                mine[0].end(1, None, FOLLOWS)
             case "killed" if mine:
                 mine[-1].end(None, int(SIGKILL))
         if agent is None:
@@ -247,12 +250,14 @@ class Simulation:
         kinds = {fault.kind for fault in faults}
         own |= {128 + SIGTERM} if kinds & {"front", "twice"} else set()
         own |= {128 + SIGINT} if "twice" in kinds else set()
-        arbiter = agent.follows
+        arbiter, text = agent.follows, agent.link.end.text if agent.link.end is not None else ""
+        if "malformed" in text:
+            raise Violation(f"nobody is misunderstood: {agent}: {text}")
         if arbiter is None:
             allowed = {exitcodes.RENDEZVOUS, exitcodes.NODE_LOST}
         else:
-            allowed = {arbiter.state.end.status, arbiter.told.get(agent.number)}
-            if agent.link.end is not None and agent.link.end.text.startswith(LOST):
+            allowed = {arbiter.state.end.status} | arbiter.told.get(agent.number, set())
+            if text.startswith(LOST):
                 allowed = {exitcodes.NODE_LOST}
                 if not self._may_lose(agent, arbiter):
                     raise Violation(f"whoever can reach the arbiter goes on with it: {agent} has lost it")
@@ -309,11 +314,8 @@ class Simulation:
             return
         hurt = {fault.machine for fault in found.faults if fault.kind in OF_NODES}
         first = min((fault.at for fault in found.faults if fault.kind in OF_NODES), default=FOREVER)
-        started = {
-            fault.machine
-            for fault in found.faults
-            if fault.kind == "join" and fault.machine < LATE and fault.at + found.delay < first
-        }
+        joins = [one for one in found.faults if one.kind == "join" and one.machine < min(LATE, policy.max_nodes)]
+        started = {one.machine for one in joins if one.at + 3 * found.delay < first}
         home = COMMAND if found.where == "command" else 0
         if home in hurt or len(started - hurt) < policy.min_nodes or len(started) > policy.max_nodes:
             return

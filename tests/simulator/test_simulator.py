@@ -61,18 +61,24 @@ def test_a_broken_decision_is_seen_and_shrunk_to_the_faults_that_it_needs(monkey
 
 def of(where: str, *faults: Fault, least: int = 1, most: int = 3, **fields: Any) -> Scenario:
     """Return a job of so many nodes, which all start at once, with these faults."""
-    spares = fields.pop("spares", 0)
     joins = [Fault(number / 10, "join", number) for number in range(most)]
-    values: dict[str, Any] = {"heartbeat_timeout": 10.0, "grace_period": 4.0, "work": 60.0, "program": "ends", **fields}
+    of_job = {name: fields.pop(name) for name in ("spares", "max_restarts") if name in fields}
+    values: dict[str, Any] = {
+        "heartbeat_timeout": 10.0,
+        "grace_period": 4.0,
+        "work": 60.0,
+        "program": "ends",
+        "delay": 0.05,
+        **fields,
+    }
     return Scenario(
         seed=1,
         where=where,
-        policy=policy_of(where, least, most, 10.0, spares=spares, last_call=2.0, rdzv_timeout=60.0),
+        policy=policy_of(where, least, most, 10.0, last_call=2.0, rdzv_timeout=60.0, **of_job),
         stacks_within=0.0,
         workers=1,
         ranked=False,
         follows=0.0,
-        delay=0.05,
         faults=tuple(sorted([*joins, *faults], key=lambda fault: fault.at)),
         **values,
     )

@@ -146,6 +146,8 @@ class Machine:
 
     def sleep(self, lasts: float) -> None:
         """Stop everything here for so long, while CLOCK_BOOTTIME goes on."""
+        if self.process is not None and self.process.is_stopped:  # the timer of the front counts no sleep
+            self.frozen_until = max(self.frozen_until, self.process.resumes_at)
         self.asleep_until = self._stop(self.asleep_until, lasts)
         self.world.at(self.asleep_until, self.world.heal)
 
@@ -180,7 +182,7 @@ class Process:
         self._timers: dict[Timer, None] = {}
         self._events: deque[Any] = deque()
         self._backlog: deque[Callable[[], object]] = deque()
-        self._resumes_at = self._missed = 0.0
+        self.resumes_at = self._missed = 0.0
         self._paused_for = 0.0
         self._is_busy = self._has_slept = False
         self._wakes_at = inf
@@ -207,14 +209,14 @@ class Process:
         """Each pause is noticed anyway."""
 
     def paused(self, within: float) -> str:
-        was = self._paused_for and self.world.now - self._resumes_at < within
+        was = self._paused_for and self.world.now - self.resumes_at < within
         return f"paused for {self._paused_for:.0f} s" if was else ""
 
     # --- what happens to it
 
     @property
     def is_stopped(self) -> bool:
-        return self.world.now < self._resumes_at
+        return self.world.now < self.resumes_at
 
     def do(self, call: Callable[[], object] = lambda: None) -> None:
         """Have the process do something: now, after what it does, or when it goes on; a dead one does nothing."""
@@ -264,10 +266,10 @@ class Process:
     def pause(self, lasts: float) -> None:
         """Be stopped for so long."""
         until = self.world.now + lasts
-        if self.is_alive and until > self._resumes_at:
-            since = max(self.world.now, self._resumes_at)
+        if self.is_alive and until > self.resumes_at:
+            since = max(self.world.now, self.resumes_at)
             self._missed += max(0.0, until - since - self.world.dice.random() * _LATE)
-            self._resumes_at, self._has_slept, self._paused_for = until, True, lasts
+            self.resumes_at, self._has_slept, self._paused_for = until, True, lasts
             self.world.at(until + 1e-6, self.do)
 
     def act(self) -> None:

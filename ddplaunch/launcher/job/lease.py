@@ -51,6 +51,11 @@ class Lease:
         self._over_at = sent_at + self.seconds
 
     @property
+    def over_at(self) -> float:
+        """When the lease is over, by its clock; inf: none runs."""
+        return self._over_at
+
+    @property
     def left(self) -> float:
         """The seconds until the lease is over; 0.0: it is."""
         return max(0.0, self._over_at - self._clock())

@@ -197,6 +197,11 @@ class RemoteLink(Link):
             return self._hearing.address
         return self._peer.local_address or None if self._peer is not None else super().address
 
+    @property
+    def lease_over_at(self) -> float:
+        """When the workers of this node have to be gone unless the coordinator is heard, by the clock of leases; inf: never."""
+        return self._lease.over_at
+
     def _on_message(self, payload: bytes) -> None:
         """Take an order, or answer a ping; a malformed message loses the coordinator. Called by the peer."""
         self._note_message()

@@ -69,6 +69,7 @@ class Agent:
     def __init__(self, loop: Loop, context: AgentContext, job: AgentJob, pipes: FrontPipes) -> None:
         """Make all parts of the agent. The coordinator is not known yet: `run` connects to it."""
         self._loop = loop
+        self._pipes = pipes
         loop.handle = self.handle
         loop.question_failed = self._question_failed
         self._context = context
@@ -164,6 +165,8 @@ class Agent:
         if not output.muted:
             self._reporter.output_dropped(output.dropped)
         self._generations.before_sleep()
+        if self._link is not None and not self._context.inputs.spec.simulate:  # whose leases run on the clock of the process
+            self._pipes.note_lease(self._link.lease_over_at)
         self._reporter.paused(self._loop.clock.pause)
         self._reporter.report_folder()
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from math import ceil
+from math import ceil, inf
 
 from ddplaunch.launcher.decide.node import TIDY_TIMEOUT
 from ddplaunch.reach.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
@@ -26,6 +26,7 @@ from ddplaunch.system.process.linux import (
 )
 from ddplaunch.system.process.tidying import let_tidy, tidies
 from ddplaunch.system.process.tree import Process, descendants, reap, signal_process, state_of
+from ddplaunch.system.words import duration
 
 INTERVAL = 0.5  # seconds from one question to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
@@ -41,6 +42,7 @@ PATIENCE = 1.5
 # does not answer, as of a file server that starts again
 _COUNTS = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
+LEASE_MARGIN = 0.5  # seconds that an agent has to end the workers at the end of their lease; part of K of the coordinator
 _AT_REST = 3  # times as long while all is well: the kernel tells at once that an agent is stopped
 
 
@@ -151,14 +153,16 @@ def kill(agent: int) -> None:
 class Watch:
     """Asks an agent, all its life, whether it runs, and gives up one that does not; by these questions the agent sees its front.
 
-    Has no timer: its owner calls `look` every `interval` seconds, or `wait` seconds after the last time. Questions are counted,
-    so a pause of both gives nobody up.
+    Has no timer: its owner calls `look` whenever the seconds have passed that `wait` gives. Questions are counted, so a pause of
+    both gives nobody up. An agent that has not ended its workers when their lease is over is given up, whatever it answers.
     """
 
     def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
         """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run."""
         self.interval = watch_interval(heartbeat_timeout)
-        self._waited = self.interval  # before the next look
+        self._waited = self.interval  # before the next question
+        self._asks_at = 0.0  # when that is due; 0.0: now
+        self._overdue = inf  # when a lease was over that still ran at the last look
         self._within = PATIENCE * heartbeat_timeout
         self._agent = agent
         self._pipes = pipes
@@ -172,7 +176,12 @@ class Watch:
         ask(agent, pipes)
 
     def look(self) -> bool:
-        """Take the answers and ask again; False: the agent does not run."""
+        """Take the answers and ask again, if that is due; False: the agent does not run."""
+        if self._is_lease_over():
+            return False
+        if time.monotonic() < self._asks_at:
+            return True
+        self._asks_at = 0.0
         self._replies.take()
         loop_answered, answered = self._replies.has(RUNS), self._replies.has(RUNS + LIVES)
         self._replies.forget(RUNS + LIVES)
@@ -188,19 +197,42 @@ class Watch:
             ask_handler(self._agent)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 
-    def wait(self) -> float:
-        """Return the seconds until `look` is to be called: more while all is well.
+    def _is_lease_over(self) -> bool:
+        """Whether a lease is over, and the agent has had the time to end the workers itself, even after a pause of both."""
+        over_at = self._pipes.lease_over_at
+        if over_at > _boot_time():
+            self._overdue = inf
+            return False
+        was_overdue, self._overdue = self._overdue == over_at, over_at
+        return was_overdue
 
-        The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent.
+    def wait(self, *, is_told: bool = True) -> float:
+        """Return the seconds until `look` is to be called.
+
+        More while all is well, if the owner `is_told` and asks anew: by SIGCHLD the kernel tells of a stopped agent.
         """
-        is_well = not self.silent and not is_stopped(self._agent)
-        self._waited = self.interval * (_AT_REST if is_well else 1)
-        return self._waited
+        is_well = is_told and not self.silent and not is_stopped(self._agent)
+        waits, now = self.interval * (_AT_REST if is_well else 1), time.monotonic()
+        if not self._asks_at or now + waits < self._asks_at:
+            self._waited, self._asks_at = waits, now + waits
+        of_lease = LEASE_MARGIN if self._overdue < inf else self._pipes.lease_over_at - _boot_time()
+        return max(_LOOK_AGAIN, min(self._asks_at - now, of_lease))
+
+    def describe(self) -> str:
+        """Say, as a predicate, why the agent is given up."""
+        state = describe_silence(self._agent)
+        if self._overdue < inf:
+            return f"has not ended the workers in time{state}, and other nodes may go on without this one"
+        return f"did not respond for {duration(self.silent)}{state}"
 
     @property
     def within(self) -> float:
         """The seconds without any answer after which the agent is given up, if its state does not change."""
         return self._within / _COUNTS.get(state_of(self._agent), 1.0)
+
+
+def _boot_time() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def watch_interval(heartbeat_timeout: float) -> float:

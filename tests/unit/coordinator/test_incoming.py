@@ -16,9 +16,10 @@ from ddplaunch.launcher.job.agents import member_of
 from ddplaunch.launcher.job.connections import Terms
 from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.messages import GivenUp, Hello, NodeFacts, Ping, Pong, encode, for_agent
-from ddplaunch.launcher.job.orders import NodeEnd
+from ddplaunch.launcher.job.orders import JobEnd, NodeEnd
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.spec.outcome import Traces, Why
+from ddplaunch.system import exitcodes
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import PlayedCoordinator
 
@@ -172,3 +173,20 @@ def test_each_ping_echoes_the_last_renewal_that_has_come() -> None:
     assert connections.renewed_at(1) == incoming._loop.now()
     incoming.agents.close()
     assert [message.answered for message in sent if isinstance(message, Ping)] == [0.0, 7.0, 8.0]
+
+
+@pytest.mark.parametrize("dispatched", [True, False])
+def test_who_comes_after_the_end_gets_the_end_of_the_job_that_started_it_or_is_refused(dispatched: bool) -> None:
+    fed, sent, peer = list[Any](), list[Any](), PlayedCoordinator()
+    peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
+    incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, dispatched=dispatched)), fed)
+    incoming.agents.end(JobEnd(143, "signalled"), ())
+    incoming._connections._on_opened(peer)
+    incoming._connections._on_payload(1, encode(HELLO))
+    incoming.agents.close()
+    if dispatched:
+        assert (sent[-1], fed) == (JobEnd(143, "signalled"), [])
+    else:
+        assert [type(event) for event in fed] == [job.Joined]
+        ended = replace(STATE, phase=job.Phase.ENDED)
+        assert job.step(ended, fed[0])[1] == (job.Refuse(1, "the job has ended", exitcodes.RENDEZVOUS),)

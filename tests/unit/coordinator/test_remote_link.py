@@ -375,3 +375,14 @@ def test_an_echo_of_what_this_node_has_not_sent_ends_it() -> None:
     assert bed.link.end is not None
     assert "the coordinator sent a malformed message (echoes a renewal that was not sent)" in bed.link.end.text
     bed.link.close()
+
+
+def test_a_generation_that_comes_when_the_lease_is_over_does_not_begin() -> None:
+    """The link is dropped at once, and looks for node 0 again as one without workers."""
+    bed = Bed()
+    bed.loop._sleepless.time += 10.5  # by the clock of the lease, of which the loop has not come to know yet
+    bed.begin()
+    assert [type(event) for event in bed.take_events()] == [node.LeaseOver, Waits, node.StopOrdered]
+    assert isinstance(bed.peer.sent[-1], messages.Dropped)
+    assert (bed.peer.is_open, bed.dialed) == (False, 1)
+    assert bed.open().sent[0].last_generation == -1

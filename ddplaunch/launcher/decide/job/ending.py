@@ -42,7 +42,7 @@ def go_on_if_ended(state: State, at: float) -> Result:
         return state, ()
     generation = state.generation
     no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not generation.lost
-    have_started = generation.exits and all(
+    have_started = all(generation.node_exits.values()) and all(  # also those on nodes that have left
         len(generation.node_exits.get(member.id, ())) == member.workers for member in state.members.taking_part
     )
     if no_failure and have_started and all(exit.stopped_with is None for exit in generation.exits):

@@ -280,8 +280,8 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
 
 
 def _have_finished(member: Member, exits: Sequence[WorkerExit]) -> bool:
-    """Whether all workers of a node were started, and none was stopped: a failure is reported before."""
-    return len(exits) == member.workers and all(end.stopped_with is None for end in exits)
+    """Whether all workers of a node were started, and have ended well: a failure is reported before."""
+    return len(exits) == member.workers and all(end.status == 0 for end in exits)
 
 
 # --- a node that leaves: SIGTERM came to one agent of an elastic job, as before a pod or spot machine is taken, or SIGHUP, since
