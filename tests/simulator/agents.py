@@ -8,7 +8,7 @@ from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any, cast
 
 from ddplaunch.launcher.decide import node
-from ddplaunch.launcher.decide.node import Phase, teardown
+from ddplaunch.launcher.decide.node import Phase
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import Hello, NodeFacts
@@ -27,7 +27,6 @@ AT_WORK = (Phase.RUNNING, Phase.SETTLING)
 STOPS = frozenset({int(SIGINT), int(SIGTERM), int(SIGHUP), int(SIGQUIT)})
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
 FRONT_LATE = 0.2  # seconds from the end of a lease in which its front lets an agent end the workers itself
-_SLACK = 1.0  # seconds by which a clock may take a pause for time
 
 
 class Agent:
@@ -42,15 +41,11 @@ class Agent:
         self._run: Run | None = None
         self._unstarted: frozenset[int] = frozenset()
         self._daemons = 0  # processes that workers left behind
-        self._stopping_since: float | None = None
         scenario = self.world.scenario
         policy = node.Policy(
             ranks=frozenset(range(scenario.workers)),
             stop_signals=STOPS,
             grace_period=scenario.grace_period,
-            stacks_within=scenario.stacks_within,
-            progress_interval=1.5 if scenario.policy.hang_timeout else 0.0,
-            notices=scenario.policy.notices,
         )
         self.state = node.State(policy=policy)
         process.handle = self.handle
@@ -150,22 +145,10 @@ class Agent:
         is_idle = state.phase in AT_WORK and not state.alive and not state.pending
         if (is_stopping or is_idle) and state.deadline is None:
             raise Violation(f"nothing waits without a deadline: {self} in {state.phase.name}")
-        since = self.process.now() if self._stopping_since is None else self._stopping_since
-        self._stopping_since = since if is_stopping else None
-
-    def check_stop(self) -> None:
-        """Raise Violation if what is stopped is not gone in time."""
-        if self._stopping_since is None or self.process.is_stopped or not self.process.is_alive:
-            return
-        policy = self.state.policy
-        limit = policy.grace_period + policy.stacks_within + 2 * teardown.KILL_TIMEOUT + _SLACK
-        limit += teardown.TIDY_TIMEOUT + teardown.SWEEP_GRACE
-        if self.process.now() - self._stopping_since > limit:
-            raise Violation(f"what is stopped is gone in time: {self} stops for more than {limit:g} s")
 
     def _act(self, action: node.Action) -> None:
         """Have workers do what follows from an action, and questions about them answered."""
-        world, dice = self.world, self.world.dice
+        world = self.world
         match action:
             case node.StartWorkers():
                 self._daemons, self._unstarted = 0, self.state.pending
@@ -182,20 +165,6 @@ class Agent:
             case node.ForwardSignal(_, ranks):
                 for worker in self._mine(ranks):
                     world.soon(3.0, worker.end, 0)
-            case node.CaptureStacks(within):
-                if dice.random() < 0.8:
-                    waiting = self.state.alive if dice.random() < 0.5 else frozenset[int]()
-                    self._later(within, lambda at: node.StacksCaptured(at, self.state.alive, waiting))
-            case node.FindStuck(ranks):
-                self._later(1.0, lambda at: node.StuckFound(ranks, at))
-            case node.Observe():
-                self._later(0.3, lambda at: node.Observed(not world.hangs, at))
-            case node.FindRaised():
-                for worker in self._mine():
-                    if worker.has_raised:
-                        error = WorkerError(type="ValueError", message="boom", traceback="", at=worker.born)
-                        raised = partial(node.WorkerRaised, worker.rank, error, lingers=True)
-                        self._later(0.01, lambda at, raised=raised: raised(at=at))
             case node.Sweep(signum):
                 self._sweep(signum)
             case node.ReportEnded():
@@ -210,10 +179,6 @@ class Agent:
             case _ if isinstance(action, SentReport):
                 self.world.note(self, f"reports {action}")
                 self.link.send(action)
-
-    def _later(self, most: float, event: Any) -> None:
-        """Take what `event` gives for a time, within so many seconds."""
-        self.world.soon(most, self.process.do, lambda: self.step(event(self.process.now())))
 
     def soon(self, event: Any) -> None:
         """Take what `event` gives for a time, when the process comes to it."""

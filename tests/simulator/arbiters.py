@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from signal import SIGHUP, SIGTERM
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Phase
-from ddplaunch.launcher.decide.job.step import REGROUP
 from ddplaunch.launcher.job.connections import Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.incoming import Incoming
@@ -17,7 +15,6 @@ from ddplaunch.launcher.job.local_link import LocalLink
 from ddplaunch.launcher.job.orders import SentReport
 from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.handshake import Key
-from ddplaunch.spec.outcome import MAY_RESTART, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.net.port import PortTaken
 from tests.simulator.training import Run, Violation
@@ -55,14 +52,12 @@ class Arbiter(Coordinator):
         self.process, self.world, self.own = process, process.world, own
         scenario, here = self.world.scenario, process.machine.number
         self.has_left = False  # so that the others wait for the next one
-        self.left_at: dict[int, float] = {}  # when nodes left the job, by machine
         self.told: dict[
             int, set[int]
         ] = {}  # the statuses of those that were told to end while the others go on, by machine
         self.met: set[int] = set()  # machines whose agents have joined
         self.runs: list[Run] = []
         self.began: dict[int, float] = {}  # when, by the number of the generation
-        self._stopping: set[int] = set()  # ids of nodes that stop, or were ordered to
         state = job.begin(scenario.policy, process.now(), first_term(self.world.now))
         super().__init__(cast(Any, process), state, _DRAFT, cast(Any, Reporter(self)))
         terms = Terms(
@@ -100,16 +95,14 @@ class Arbiter(Coordinator):
     def feed(self, event: job.Event) -> None:
         if not isinstance(event, job.DeadlineReached | job.NodeIdle):
             self.world.note(self, event)
-        if isinstance(event, job.NodeStopping):
-            self._stopping.add(event.id)
         if isinstance(event, job.AgentLost) and "malformed" in event.reason:
             raise Violation(f"nobody is misunderstood: {event.id} {event.reason}")
         if isinstance(event, job.Joined):
             self.met.add(self._machine(event.member.id))
         super().feed(event)
 
-    def check(self, event: job.Event, before: job.State, after: job.State) -> None:
-        """Raise Violation if nothing would ever happen any more, or a node has left that should not have, or the other way round."""
+    def check(self, _event: job.Event, before: job.State, after: job.State) -> None:
+        """Raise Violation if nothing would ever happen any more."""
         checked(before, (after,))
         stands = {
             Phase.RENDEZVOUS: after.rendezvous.deadline is None and after.phase_deadline is None,
@@ -119,8 +112,6 @@ class Arbiter(Coordinator):
         }
         if stands.get(after.phase):
             raise Violation(f"nothing waits without a deadline: the job in {after.phase.name}")
-        if isinstance(event, job.NodeStopping) and event.id in before.members and before.phase is not Phase.ENDED:
-            self._check_leave(before, after, event)
 
     def take(self, id: int, report: Any) -> None:
         if isinstance(report, SentReport):
@@ -135,11 +126,6 @@ class Arbiter(Coordinator):
                 self._check_begin(number, order)
             case job.LeaveJob():
                 self.has_left = True
-            case job.StopNodes(ids):
-                self._stopping.update(ids)
-            case job.KillNodes(ids):
-                if not self._stopping.issuperset(ids):
-                    raise Violation(f"a kill reaches nodes that stop, and ends them: {ids}, but {self._stopping} stop")
             case job.Refuse(id, _, status):
                 self._tell(id, status)
             case job.Release(id, signum):
@@ -169,8 +155,6 @@ class Arbiter(Coordinator):
             raise Violation(f"a generation has no node twice, and none that leaves: {number} has {order}")
         if self.own is not None and order[0] != SELF_ID:
             raise Violation(f"node 0 is the arbiter's own, if it has one: {number} has {order}")
-        if any(at + REGROUP > self.process.now() + 1e-6 for at in self.left_at.values()):
-            raise Violation(f"a node leaves only where it may: {number} begins at once after {self.left_at}")
 
     def _order_to_begin(
         self, number: int, order: Sequence[int], restarts: int, port: int, address: str | None = None
@@ -178,29 +162,7 @@ class Arbiter(Coordinator):
         world, term = self.world, self.state.generation.term
         if term <= max(world.runs, default=-1):
             raise Violation(f"terms grow: {term} begins after {max(world.runs)}")
-        world.hangs = False
-        self._stopping.clear()
         size = world.scenario.workers * len(order)
         self.runs.append(Run(term, number, self, frozenset(map(self._machine, order)), size))
         world.runs[term], self.began[number] = self.runs[-1], world.now
         super()._order_to_begin(number, order, restarts, port, address)
-
-    def _check_leave(self, before: job.State, after: job.State, event: job.NodeStopping) -> None:
-        """Raise Violation if this node has left although the job should end, or the job ends although the node should leave."""
-        member, policy = before.members[event.id], before.policy
-        if member.is_leaving:
-            return
-        has_left = event.id not in after.members or after.members[event.id].is_leaving
-        staying = sum(one.id != event.id and not one.is_leaving for one in before.members.values())
-        is_ending = before.end.halted or (before.phase is Phase.STOPPING and before.why not in MAY_RESTART)
-        may_leave = policy.may_leave and policy.is_elastic and SIGTERM not in policy.notices
-        may_leave &= event.why is Why.SIGNALLED and event.signum in (SIGTERM, SIGHUP) and not event.by_cluster
-        may_leave &= (policy.replaceable or staying >= policy.min_nodes) and not is_ending
-        may_go = member.node_rank is None and not policy.needs_all and not policy.dispatched  # nobody could miss it
-        may_go |= event.why is Why.FRONT_LOST  # which is a loss
-        if event.id == SELF_ID:
-            may_go, may_leave = False, may_leave and policy.replaceable and len(before.members) > 1
-        if has_left is not (may_leave or may_go):
-            raise Violation(f"a node leaves only where it may: {member.host}, after {event}")
-        if has_left and may_leave and not may_go and event.id != SELF_ID:
-            self.left_at[self._machine(event.id)] = self.process.now()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from signal import SIGINT, SIGKILL, SIGTERM
+from signal import SIGKILL, SIGTERM
 from typing import Any
 from unittest.mock import patch
 
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
-from ddplaunch.launcher.decide.node import Phase
 from ddplaunch.launcher.job import connections, hearing, remote_link
 from ddplaunch.spec.outcome import Why, WorkerError
 from ddplaunch.system import exitcodes
@@ -49,7 +48,6 @@ class Simulation:
             self.world.at(0.0, process.do, lambda: Arbiter(process))
         for fault in scenario.faults:
             self.world.at(fault.at, self._happen, fault)
-        self.world.at(self.world.dice.random(), self._tick)
 
     def run(self) -> None:
         """Let everything happen; raise Violation at the first invariant that does not hold."""
@@ -87,11 +85,6 @@ class Simulation:
     def _is_over(self) -> bool:
         is_all = self._happened == self._joins
         return is_all and not any(process.is_alive for process in self.world.processes)
-
-    def _tick(self) -> None:
-        self.world.at(self.world.now + 1.0, self._tick)
-        for agent in self.agents:
-            agent.check_stop()
 
     # --- faults
 
@@ -148,8 +141,6 @@ class Simulation:
                 world.slow_until[frozenset((fault.machine, there))] = world.now + fault.lasts
             case "port":
                 world.port_taken_until = world.now + fault.lasts
-            case "hang":
-                world.hangs = True
             case "withdraw":
                 self._tell(lambda at: job.Withdrawn("a node", "no such program", "", at))
             case "stop job":
@@ -163,16 +154,11 @@ class Simulation:
         if agent is None:
             return
         match kind:
-            case "sigterm" | "signal" | "notice":
-                self._signal(agent, fault.signum)
-            case "twice":
-                self._signal(agent, fault.signum)
-                world.soon(2.0, self._signal_again, agent, int(world.dice.choice((SIGINT, SIGTERM))))
+            case "sigterm" | "signal":
+                is_decided_here = agent.link.coordinator is not None
+                agent.soon(lambda at: node.SignalReceived(fault.signum, at, is_decided_here=is_decided_here))
             case "front":
                 agent.soon(node.FrontLost)
-            case "raise" if mine:
-                mine[0].has_raised = True
-                agent.soon(node.ErrorRecorded)
             case "start":
                 agent.start_fails = True
 
@@ -193,25 +179,6 @@ class Simulation:
         """Let the command know of an agent that has ended before it has joined."""
         if agent.follows is None:
             self.world.soon(3.0, self._tell, job.NodeGivenUp)
-
-    def _signal(self, agent: Agent, signum: int, *, escalates: bool = False) -> None:
-        agent.soon(
-            lambda at: node.SignalReceived(
-                signum, at, escalates=escalates, is_decided_here=agent.link.coordinator is not None
-            )
-        )
-
-    def _signal_again(self, agent: Agent, signum: int) -> None:
-        """Send a second signal, after which no worker of this node may live for long."""
-        is_second = agent.state.end.signum and agent.state.phase in (Phase.STOPPING, Phase.KILLING)
-        if agent.process.is_alive and not agent.process.is_stopped and is_second:
-            self.world.at(self.world.now + job.KILLED_WITHIN + 0.1, self._check_killed, agent, agent.state.generation)
-        self._signal(agent, signum, escalates=True)
-
-    def _check_killed(self, agent: Agent, generation: int) -> None:
-        machine = agent.process.machine
-        if any(worker.run.number == generation for worker in machine.workers()) and not machine.is_excused:
-            raise Violation(f"a second signal kills at once: workers live after one to {agent}")
 
     def _fail_apart(self, fault: Fault) -> None:
         """Have a worker fail that cannot reach one on another node."""
@@ -247,9 +214,7 @@ class Simulation:
         """Raise Violation if an agent that was not killed has not ended with the status that it was told, or one of its own."""
         faults = [fault for fault in self.scenario.faults if fault.machine == agent.number]
         own = {exitcodes.of_signal(fault.signum) for fault in faults if fault.signum}
-        kinds = {fault.kind for fault in faults}
-        own |= {128 + SIGTERM} if kinds & {"front", "twice"} else set()
-        own |= {128 + SIGINT} if "twice" in kinds else set()
+        own |= {exitcodes.of_signal(SIGTERM)} if any(fault.kind == "front" for fault in faults) else set()
         arbiter, text = agent.follows, agent.link.end.text if agent.link.end is not None else ""
         if "malformed" in text:
             raise Violation(f"nobody is misunderstood: {agent}: {text}")
@@ -291,17 +256,14 @@ class Simulation:
         kinds = {fault.kind for fault in faults}
         is_right = {
             exitcodes.OK: bool(arbiter.runs),
-            exitcodes.NO_PROGRESS: policy.max_no_progress is not None,
             exitcodes.RENDEZVOUS: state.generation.number < 0,
-            exitcodes.HANG: policy.hang_timeout is not None,
             exitcodes.TIMEOUT: policy.timeout is not None,
-            1: self.scenario.follows > 0 or bool(kinds & {"raise", "between"}),
+            1: self.scenario.follows > 0 or bool(kinds & {"follow", "between"}),
             7: "fail" in kinds,
             126: "start" in kinds,
             exitcodes.NODE_LOST: bool(kinds - {"join", "fail", "port", "hang"}) or self.scenario.stuck >= 0,
         }
         signals = {128 + signum for fault in faults if (signum := fault.signum)} | {128 + SIGKILL}
-        signals |= {128 + SIGINT, 128 + SIGTERM} if "twice" in kinds else set()
         if not is_right.get(status, status in signals):
             raise Violation(f"every member ends with the right status: the job with {status} ({state.why})")
 
@@ -309,7 +271,7 @@ class Simulation:
         """Raise Violation if a job that lost few enough nodes, and no arbiter for good, has not finished."""
         found, policy = self.scenario, self.scenario.policy
         kinds = {fault.kind for fault in found.faults}
-        is_bounded = policy.timeout or policy.hang_timeout or found.stuck >= 0 or policy.max_no_progress
+        is_bounded = policy.timeout or found.stuck >= 0
         if kinds - OF_NODES - HARMLESS or not policy.lease or is_bounded:
             return
         hurt = {fault.machine for fault in found.faults if fault.kind in OF_NODES}

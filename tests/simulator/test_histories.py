@@ -122,12 +122,12 @@ MEETING = 1.9  # seconds: all have joined, and not all have answered
 
 
 @pytest.mark.parametrize("machine", [0, 2])
-@pytest.mark.parametrize("kind", ["kill", "reset"])
-def test_a_node_that_is_lost_while_the_nodes_meet_costs_no_lease(kind: str, machine: int) -> None:
-    _, simulation = ended(of("command", Fault(MEETING, kind, machine), delay=0.6))
+def test_a_node_that_is_lost_while_the_nodes_meet_costs_no_lease(machine: int) -> None:
+    _, simulation = ended(of("command", Fault(MEETING, "crash", machine, lasts=FOREVER), delay=0.6))
     (arbiter,) = simulation.world.arbiters
     assert arbiter.runs[0].nodes == {0, 1, 2} - {machine}
-    assert (arbiter._meetings, arbiter.began[0]) == (2, pytest.approx(MEETING, abs=8.0))
+    assert arbiter._meetings == 2
+    assert arbiter.began[0] < MEETING + 10.0 + 5.0, "it was silent, and nothing was waited for after that"
 
 
 def test_a_job_that_is_stopped_while_the_nodes_meet_starts_nothing() -> None:

@@ -72,7 +72,6 @@ class Worker:
         self.born = world.now
         self.first_step = world.storage.load()[1]
         self.stopped: tuple[int, float] | None = None
-        self.has_raised = False
         if rank in run.started:
             raise Violation(f"no rank runs twice: {self} is started again")
         run.started.add(rank)
@@ -102,12 +101,12 @@ class Worker:
             self.world.storage.save(self, self.first_step + int(self.world.now - self.born))
 
     def _train(self) -> None:
-        if self._when_awake(self._train) and not self.world.hangs and self.stopped is None:
+        if self._when_awake(self._train) and self.stopped is None:
             self._save()
             self.world.at(self.world.now + _SAVES_EVERY, self._train)
 
     def _finish(self) -> None:
-        if self._when_awake(self._finish) and not self.world.hangs and not self.has_raised:
+        if self._when_awake(self._finish):
             self.end(0)
 
     def signal(self, signum: int) -> None:
@@ -116,7 +115,7 @@ class Worker:
         slow = {"ends": 0.2, "daemons": 0.2, "slow": 3.0}.get(scenario.program)
         if self.machine.number in scenario.slow:
             slow = scenario.grace_period
-        if slow is not None and not (self.world.hangs and self.world.dice.random() < 0.5):
+        if slow is not None:
             self.world.soon(slow, self._save_and_end, signum)
 
     def _save_and_end(self, signum: int) -> None:

@@ -49,7 +49,6 @@ class World:
         self.cut_until: dict[tuple[int, int], float] = {}  # from the first machine to the second
         self.slow_until: dict[frozenset[int], float] = {}
         self.port_taken_until = 0.0
-        self.hangs = False  # no worker makes progress, until the next generation
         self.quiet_from = scenario.quiet_from
         self._trace = trace
         self._due: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
@@ -167,7 +166,7 @@ class Machine:
 
 
 class Process:
-    """A process of ddplaunch, with what its parts need of their `Loop`: it acts on what comes and is due, unless it is stopped."""
+    """A process of ddplaunch, and the loop of its parts: it acts on what comes and is due, unless it is stopped."""
 
     def __init__(self, world: World, machine: Machine) -> None:
         self.world, self.machine = world, machine

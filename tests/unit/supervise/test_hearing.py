@@ -117,7 +117,8 @@ def test_a_first_node_that_is_silent_may_be_lost_itself_which_is_waited_for() ->
 @pytest.mark.parametrize("unheard_at", [49.9, 50.1])
 def test_a_failure_that_follows_as_the_nodes_part_costs_no_restart(unheard_at: float) -> None:
     """Without a restart, too, the job goes on with those that reach each other."""
-    gloo = WorkerError("RuntimeError", "[gloo/transport/tcp/pair.cc:1] Connection closed by peer", "")
+    closed = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer"
+    gloo = WorkerError(type="RuntimeError", message=closed, traceback="")
     follows = [NodeStopping(2, Why.FAILED, SIGTERM, 50.0), Unheard(2, "connection closed", unheard_at)]
     ends: list[Event] = [ended(2, 51.0, end(2, "c", 50.0, 1, error=gloo)), stopping(1, 51.0), stopping(3, 51.0)]
     events = sorted(follows, key=lambda event: event.at)
