@@ -102,7 +102,7 @@ BREAKS: dict[str, tuple[Scenario, Any, str, Any, str]] = {
         *(step_of_job, "_after_lease", without_wait, "no two generations have living workers"),
     ),
     "no agent ends its workers when their lease is over": (
-        of("by hand", CUT, program="ignores", grace_period=30.0),
+        of("by hand", CUT, slow=(2,), grace_period=30.0),
         *(remote_link.RemoteLink, "_check_lease", lambda _: None, "no two generations have living workers"),
     ),
     "no front ends an agent that is stopped": (
