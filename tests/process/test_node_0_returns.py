@@ -339,7 +339,9 @@ def test_an_agent_that_is_stopped_alone_has_no_workers_when_the_others_begin(nod
     os.kill(third.agent, SIGSTOP)
     assert generation(nodes, 1, 2) == [first, second]
     assert not worker.exists()
-    third.says("has not ended the workers in time (it is stopped, as by SIGSTOP), and other nodes may go on without this")
+    third.says(
+        "has not ended the workers in time (it is stopped, as by SIGSTOP), and other nodes may go on without this"
+    )
     finish(nodes, first, second)
 
 

@@ -219,7 +219,7 @@ class Simulation:
         if "malformed" in text:
             raise Violation(f"nobody is misunderstood: {agent}: {text}")
         if arbiter is None:
-            allowed = {exitcodes.RENDEZVOUS, exitcodes.NODE_LOST}
+            allowed: set[int | None] = {exitcodes.RENDEZVOUS, exitcodes.NODE_LOST}
         else:
             allowed = {arbiter.state.end.status} | arbiter.told.get(agent.number, set())
             if text.startswith(LOST):

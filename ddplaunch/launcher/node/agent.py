@@ -165,7 +165,9 @@ class Agent:
         if not output.muted:
             self._reporter.output_dropped(output.dropped)
         self._generations.before_sleep()
-        if self._link is not None and not self._context.inputs.spec.simulate:  # whose leases run on the clock of the process
+        if (
+            self._link is not None and not self._context.inputs.spec.simulate
+        ):  # whose leases run on the clock of the process
             self._pipes.note_lease(self._link.lease_over_at)
         self._reporter.paused(self._loop.clock.pause)
         self._reporter.report_folder()

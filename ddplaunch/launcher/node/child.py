@@ -42,7 +42,9 @@ PATIENCE = 1.5
 # does not answer, as of a file server that starts again
 _COUNTS = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
-LEASE_MARGIN = 0.5  # seconds that an agent has to end the workers at the end of their lease; part of K of the coordinator
+LEASE_MARGIN = (
+    0.5  # seconds that an agent has to end the workers at the end of their lease; part of K of the coordinator
+)
 _AT_REST = 3  # times as long while all is well: the kernel tells at once that an agent is stopped
 
 
@@ -161,7 +163,8 @@ class Watch:
         """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run."""
         self.interval = watch_interval(heartbeat_timeout)
         self._waited = self.interval  # before the next question
-        self._asks_at = 0.0  # when that is due; 0.0: now
+        self._asks = True  # at the next look, which else is at the end of a lease alone
+        self._left = self._slept = 0.0  # seconds to the next question and to the next look, when `wait` was last called
         self._overdue = inf  # when a lease was over that still ran at the last look
         self._within = PATIENCE * heartbeat_timeout
         self._agent = agent
@@ -179,9 +182,8 @@ class Watch:
         """Take the answers and ask again, if that is due; False: the agent does not run."""
         if self._is_lease_over():
             return False
-        if time.monotonic() < self._asks_at:
+        if not self._asks:
             return True
-        self._asks_at = 0.0
         self._replies.take()
         loop_answered, answered = self._replies.has(RUNS), self._replies.has(RUNS + LIVES)
         self._replies.forget(RUNS + LIVES)
@@ -212,11 +214,15 @@ class Watch:
         More while all is well, if the owner `is_told` and asks anew: by SIGCHLD the kernel tells of a stopped agent.
         """
         is_well = is_told and not self.silent and not is_stopped(self._agent)
-        waits, now = self.interval * (_AT_REST if is_well else 1), time.monotonic()
-        if not self._asks_at or now + waits < self._asks_at:
-            self._waited, self._asks_at = waits, now + waits
+        waits = self.interval * (_AT_REST if is_well else 1)
+        if self._asks:
+            self._waited = self._left = waits
+        else:
+            self._left = min(waits, self._left - self._slept)
         of_lease = LEASE_MARGIN if self._overdue < inf else self._pipes.lease_over_at - _boot_time()
-        return max(_LOOK_AGAIN, min(self._asks_at - now, of_lease))
+        self._slept = max(_LOOK_AGAIN, min(self._left, of_lease))
+        self._asks = self._slept >= self._left
+        return self._slept
 
     def describe(self) -> str:
         """Say, as a predicate, why the agent is given up."""

@@ -119,12 +119,12 @@ def test_a_failure_that_follows_as_the_nodes_part_costs_no_restart(unheard_at: f
     """Without a restart, too, the job goes on with those that reach each other."""
     closed = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer"
     gloo = WorkerError(type="RuntimeError", message=closed, traceback="")
-    follows = [NodeStopping(2, Why.FAILED, SIGTERM, 50.0), Unheard(2, "connection closed", unheard_at)]
+    fails, unheard = NodeStopping(2, Why.FAILED, SIGTERM, 50.0), Unheard(2, "connection closed", unheard_at)
     ends: list[Event] = [ended(2, 51.0, end(2, "c", 50.0, 1, error=gloo)), stopping(1, 51.0), stopping(3, 51.0)]
-    events = sorted(follows, key=lambda event: event.at)
+    events: list[Event] = [unheard, fails] if unheard_at < 50.0 else [fails, unheard]
     state, done = played(ELASTIC, 3, *events, *ends, DeadlineReached(60.0))
     assert (state.phase, BeginGeneration(1, (1, 2, 3), 0) in done) == (Phase.RUNNING, True)
-    state, done = played(ELASTIC, 3, follows[0], *ends, DeadlineReached(60.0))
+    state, done = played(ELASTIC, 3, fails, *ends, DeadlineReached(60.0))
     assert done[-1] == EndJob(1)
 
 

@@ -413,7 +413,7 @@ def test_a_node_that_comes_when_all_have_finished_starts_nothing() -> None:
 def test_a_node_that_comes_when_a_worker_was_not_started_yet_has_it_started_again() -> None:
     one, two = member(0), replace(member(1), workers=2)  # of the two workers there, one is started, and finishes
     finished = [ended(id, 41, end(id, "abcdef"[id], 39)) for id in range(2)]
-    met_with_two = [Joined(one, 1), Joined(two, 1.1), DeadlineReached(31.1)]
+    met_with_two: list[Event] = [Joined(one, 1), Joined(two, 1.1), DeadlineReached(31.1)]
     state, _ = history(ELASTIC, [*met_with_two, Joined(member(2), 40), *finished])
     assert (state.phase, state.end.status) == (Phase.PAUSING, None)
 
