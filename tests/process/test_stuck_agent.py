@@ -350,7 +350,7 @@ def agent(pipes):
     os.write(2, b"ready\\n")
     os.kill(os.getpid(), signal.SIGSTOP)
 
-sys.exit(HostFront(InputPipe(0), OutputPipe(1), 60.0, "host", reports_job=True).serve(agent, (), ()))
+sys.exit(HostFront(InputPipe(0), OutputPipe(1), 60.0, "host").serve(agent, (), ()))
 """
 
 

@@ -14,6 +14,7 @@ from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import Hello, NodeFacts
 from ddplaunch.launcher.job.orders import Generation, JobEnd, LookingForCoordinator, NodeEnd, SentReport, Waits
 from ddplaunch.launcher.job.remote_link import RemoteLink
+from ddplaunch.launcher.node.child import LEASE_MARGIN
 from ddplaunch.launcher.tell.causes import NO_TRACES
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerError
 from tests.simulator.arbiters import KEY, PORT, Arbiter
@@ -26,7 +27,6 @@ from tests.unit.supervise.phases import node_step
 AT_WORK = (Phase.RUNNING, Phase.SETTLING)
 STOPS = frozenset({int(SIGINT), int(SIGTERM), int(SIGHUP), int(SIGQUIT)})
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
-FRONT_LATE = 0.2  # seconds from the end of a lease in which its front lets an agent end the workers itself
 
 
 class Agent:
@@ -95,12 +95,12 @@ class Agent:
     def watch_lease(self) -> None:
         """Have the front of an agent that is stopped now kill it, with its workers, when the lease is over."""
         if isinstance(self.link, RemoteLink) and self.lease.left < inf:
-            self.world.at(self.world.now + self.lease.left + FRONT_LATE, self._on_front)
+            self.world.at(self.world.now + self.lease.left + LEASE_MARGIN, self._on_front)
 
     def _on_front(self) -> None:
         machine = self.process.machine
         if self.world.now < machine.frozen_until:
-            self.world.at(machine.frozen_until + FRONT_LATE, self._on_front)
+            self.world.at(machine.frozen_until + LEASE_MARGIN, self._on_front)
         elif self.process.is_stopped and not machine.is_asleep and not self.lease.left:
             self.process.kill()
 
@@ -113,10 +113,6 @@ class Agent:
             case Generation():
                 self._run = self.world.runs[event.term]
                 self.step(node.GenerationBegun(event.number, event.ranks, now, event.alone))
-            case node.KillOrdered():
-                self.step(event)
-                if self.state.phase in (*AT_WORK, Phase.STOPPING):
-                    raise Violation(f"a kill reaches nodes that stop, and ends them: {self} in {self.state.phase.name}")
             case JobEnd(status):
                 self.step(node.JobEnded(status, now))
             case LookingForCoordinator(text) | Waits(text):
@@ -162,9 +158,6 @@ class Agent:
                 self._unstarted = frozenset()
                 for worker in self._mine(ranks):
                     worker.kill()
-            case node.ForwardSignal(_, ranks):
-                for worker in self._mine(ranks):
-                    world.soon(3.0, worker.end, 0)
             case node.Sweep(signum):
                 self._sweep(signum)
             case node.ReportEnded():

@@ -49,7 +49,7 @@ class Storage:
     def save(self, worker: Worker, step: int) -> None:
         """Add a checkpoint; raise Violation if a worker of an older generation writes that should have been gone."""
         is_leased = bool(self._world.scenario.policy.lease)
-        if is_leased and worker.run.term < self.greatest[0] and not worker.is_excused:
+        if is_leased and worker.run.term < self.greatest[0] and not worker.machine.is_excused:
             raise Violation(f"no older term is written after a newer one: {worker} saves after {self.greatest}")
         self.newest = (worker.run.term, step)
         self._greatest = max(self._greatest, self.newest)
@@ -82,10 +82,6 @@ class Worker:
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.run} on {self.machine.number}"
-
-    @property
-    def is_excused(self) -> bool:
-        return self.machine.is_excused
 
     def _when_awake(self, call: Callable[..., object], *arguments: Any) -> bool:
         """Return whether this worker lives and runs now; have it do this when its machine goes on, if it sleeps."""
@@ -128,7 +124,7 @@ class Worker:
         if self.stopped is None or self.stopped[0] != 9:
             self.stopped = (9, self.world.now)
         if not self.machine.is_stuck:
-            self.world.soon(0.9 * KILLED_WITHIN, self.end, None, 9)
+            self.world.soon(0.7 * KILLED_WITHIN, self.end, None, 9)
 
     def end(self, code: int | None, signum: int | None = None, error: WorkerError | None = None) -> None:
         """End, unless it has; its agent learns of it, and workers that it was connected to may fail."""

@@ -113,7 +113,7 @@ class World:
         """
         if not self.scenario.policy.lease:
             return
-        living = [worker for worker in self.workers if not worker.is_excused]
+        living = [worker for worker in self.workers if not worker.machine.is_excused]
         if len({worker.run.term for worker in living}) > 1:
             first, last = living[0], living[-1]
             raise Violation(f"no two generations have living workers: {first} lives beside {last}")
@@ -229,8 +229,7 @@ class Process:
                 self._backlog.appendleft(self.woke)
             while self._backlog and self.is_alive:
                 self._backlog.popleft()()
-                while self._events and self.is_alive:
-                    self.handle(self._events.popleft())
+                self._hand_over()
         except Killed:
             self.kill()
         self._is_busy = False
@@ -258,9 +257,20 @@ class Process:
         if at != self._wakes_at:
             return
         self._wakes_at = inf
-        for timer in sorted((one for one in self._timers if one.at <= self.now()), key=lambda one: one.at):
-            self.do(partial_call(timer, self.now()))
-        self.do()
+        self.do(self._ring)
+
+    def _ring(self) -> None:
+        """Make the calls that are due, with what follows from each; an earlier one may have moved a later one."""
+        now = self.now()
+        for timer in sorted((one for one in self._timers if one.at <= now), key=lambda one: one.at):
+            if timer.at <= now:
+                timer.cancel()
+                timer.call()
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._events and self.is_alive:
+            self.handle(self._events.popleft())
 
     def pause(self, lasts: float) -> None:
         """Be stopped for so long."""
@@ -297,14 +307,3 @@ class Process:
         for peer in [one for one in self.world.peers if one.process is self]:
             peer.vanish() if silently else peer.close()
         self.ended()
-
-
-def partial_call(timer: Timer, now: float) -> Callable[[], None]:
-    """Return the call of a timer that is due, unless an earlier call has moved it."""
-
-    def call() -> None:
-        if timer.at <= now:
-            timer.cancel()
-            timer.call()
-
-    return call
