@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import ExitStack
+from math import inf
 from signal import SIGINT, SIGKILL, SIGTERM, SIGWINCH
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,7 @@ class Agent:
             while self._state.phase is not Phase.ENDED or not link.is_over:
                 self._before_sleep()
                 self._loop.run_once()
+            self._pipes.note_lease(inf)
             self._shutdown.wait_for(self._outward)
         assert self._state.end.status is not None
         assert link.end is not None
@@ -165,12 +167,15 @@ class Agent:
         if not output.muted:
             self._reporter.output_dropped(output.dropped)
         self._generations.before_sleep()
-        if (
-            self._link is not None and not self._context.inputs.spec.simulate
-        ):  # whose leases run on the clock of the process
-            self._pipes.note_lease(self._link.lease_over_at)
+        self._pipes.note_lease(self._lease_over_at)
         self._reporter.paused(self._loop.clock.pause)
         self._reporter.report_folder()
+
+    @property
+    def _lease_over_at(self) -> float:
+        """When the front is to end the workers, by CLOCK_BOOTTIME; inf: never, as with --simulate, which has another clock."""
+        is_simulated = self._context.inputs.spec.simulate
+        return inf if self._link is None or self._workers is None or is_simulated else self._link.lease_over_at
 
     @property
     def _coordinator(self) -> Coordinator | None:

@@ -15,7 +15,7 @@ from ddplaunch.launcher.decide.node import ReportStopping
 from ddplaunch.launcher.job.agents import member_of
 from ddplaunch.launcher.job.connections import Terms
 from ddplaunch.launcher.job.incoming import Incoming
-from ddplaunch.launcher.job.messages import GivenUp, Hello, NodeFacts, Ping, Pong, encode, for_agent
+from ddplaunch.launcher.job.messages import Dropped, GivenUp, Hello, NodeFacts, Ping, Pong, encode, for_agent
 from ddplaunch.launcher.job.orders import JobEnd, NodeEnd
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.spec.outcome import Traces, Why
@@ -190,3 +190,15 @@ def test_who_comes_after_the_end_gets_the_end_of_the_job_that_started_it_or_is_r
         assert [type(event) for event in fed] == [job.Joined]
         ended = replace(STATE, phase=job.Phase.ENDED)
         assert job.step(ended, fed[0])[1] == (job.Refuse(1, "the job has ended", exitcodes.RENDEZVOUS),)
+
+
+def test_an_agent_that_drops_its_coordinator_may_have_workers_until_its_lease_is_over() -> None:
+    """It loses a host that is silent earlier than that, and its workers may save meanwhile."""
+    fed, peer = list[Any](), PlayedCoordinator()
+    incoming = incoming_for(STATE, fed)
+    incoming._connections._on_opened(peer)
+    for message in (HELLO, Dropped()):
+        incoming._connections._on_payload(1, encode(message))
+    incoming.agents.close()
+    assert isinstance(fed[-1], job.AgentLost)
+    assert not fed[-1].has_ended
