@@ -64,7 +64,9 @@ class World:
         return next((one for one in reversed(self.arbiters) if one.process.is_alive), None)
 
     def machine(self, number: int) -> Machine:
-        return self.machines.setdefault(number, Machine(self, number))
+        if number not in self.machines:
+            self.machines[number] = Machine(self, number)
+        return self.machines[number]
 
     def at(self, when: float, call: Callable[..., object], *arguments: Any) -> None:
         self._count += 1
