@@ -11,7 +11,6 @@ import signal
 import socket
 import struct
 from contextlib import suppress
-from math import inf
 from mmap import mmap
 
 from msgspec import Struct
@@ -75,11 +74,11 @@ class FrontPipes(Struct, frozen=True):
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
         spared = socket.socketpair()
         pipes = cls(os.getpid(), signals, requests, replies, (reader, writer), start, spared, mmap(-1, _TIME.size))
-        pipes.note_lease(inf)
+        pipes.note_lease(0.0)
         return pipes
 
     def note_lease(self, over_at: float) -> None:
-        """From the agent, note until when its workers may live, on CLOCK_BOOTTIME; inf: no lease runs."""
+        """From the agent, note until when its workers may live, on CLOCK_BOOTTIME; 0.0: no lease runs; inf: none ever will."""
         _TIME.pack_into(self.lease, 0, over_at)
 
     @property

@@ -52,8 +52,8 @@ class Lease:
 
     @property
     def over_at(self) -> float:
-        """When the lease is over, by its clock; inf: none runs."""
-        return self._over_at
+        """When the lease is over, by its clock; 0.0: it does not run; inf: it never ends."""
+        return self._over_at if self._over_at < inf or self.seconds == inf else 0.0
 
     @property
     def left(self) -> float:

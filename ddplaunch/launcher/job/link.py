@@ -59,7 +59,7 @@ class Link(ABC):
 
     @property
     def lease_over_at(self) -> float:
-        """When the workers of this node have to be gone unless the coordinator is heard, by the clock of leases; inf: never."""
+        """When the workers of this node have to be gone unless the coordinator is heard: see `Lease.over_at`."""
         return inf
 
     @property

@@ -199,7 +199,7 @@ class RemoteLink(Link):
 
     @property
     def lease_over_at(self) -> float:
-        """When the workers of this node have to be gone unless the coordinator is heard, by the clock of leases; inf: never."""
+        """When the workers of this node have to be gone unless the coordinator is heard: see `Lease.over_at`."""
         return self._lease.over_at
 
     def _on_message(self, payload: bytes) -> None:

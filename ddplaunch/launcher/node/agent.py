@@ -173,9 +173,9 @@ class Agent:
 
     @property
     def _lease_over_at(self) -> float:
-        """When the front is to end the workers, by CLOCK_BOOTTIME; inf: never, as with --simulate, which has another clock."""
-        is_simulated = self._context.inputs.spec.simulate
-        return inf if self._link is None or self._workers is None or is_simulated else self._link.lease_over_at
+        """When the front is to end the workers; see `FrontPipes.note_lease`. With --simulate leases run on another clock."""
+        over_at = inf if self._link is None or self._context.inputs.spec.simulate else self._link.lease_over_at
+        return over_at if self._workers is not None or over_at == inf else 0.0
 
     @property
     def _coordinator(self) -> Coordinator | None:

@@ -202,7 +202,7 @@ class Watch:
     def _is_lease_over(self) -> bool:
         """Whether a lease is over, and the agent has had the time to end the workers itself, even after a pause of both."""
         over_at = self._pipes.lease_over_at
-        if over_at > _boot_time():
+        if not over_at or over_at > _boot_time():
             self._overdue = inf
             return False
         was_overdue, self._overdue = self._overdue == over_at, over_at
@@ -219,7 +219,11 @@ class Watch:
             self._waited = self._left = waits
         else:
             self._left = min(waits, self._left - self._slept)
-        of_lease = LEASE_MARGIN if self._overdue < inf else self._pipes.lease_over_at - _boot_time()
+        over_at = self._pipes.lease_over_at
+        # a lease that begins meanwhile lasts for longer than an interval
+        of_lease = self.interval if not over_at else over_at - _boot_time()
+        if self._overdue < inf:
+            of_lease = LEASE_MARGIN
         self._slept = max(_LOOK_AGAIN, min(self._left, of_lease))
         self._asks = self._slept >= self._left
         return self._slept
