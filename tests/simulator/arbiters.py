@@ -56,6 +56,7 @@ class Arbiter(Coordinator):
             int, set[int]
         ] = {}  # the statuses of those that were told to end while the others go on, by machine
         self.met: set[int] = set()  # machines whose agents have joined
+        self.refused: set[int] = set()  # machines for which the job had no place
         self.runs: list[Run] = []
         self.began: dict[int, float] = {}  # when, by the number of the generation
         state = job.begin(scenario.policy, process.now(), first_term(self.world.now))
@@ -127,6 +128,7 @@ class Arbiter(Coordinator):
             case job.LeaveJob():
                 self.has_left = True
             case job.Refuse(id, _, status):
+                self.refused.add(self._machine(id))
                 self._tell(id, status)
             case job.Release(id, signum):
                 self._tell(id, exitcodes.of_signal(signum))

@@ -278,6 +278,7 @@ class Simulation:
         first = min((fault.at for fault in found.faults if fault.kind in OF_NODES), default=FOREVER)
         joins = [one for one in found.faults if one.kind == "join" and one.machine < min(LATE, policy.max_nodes)]
         started = {one.machine for one in joins if one.at + 3 * found.delay < first}
+        started -= self.world.arbiters[-1].refused
         home = COMMAND if found.where == "command" else 0
         if home in hurt or len(started - hurt) < policy.min_nodes or len(started) > policy.max_nodes:
             return
