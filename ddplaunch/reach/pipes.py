@@ -9,9 +9,7 @@ import os
 import selectors
 import signal
 import socket
-import struct
 from contextlib import suppress
-from mmap import mmap
 
 from msgspec import Struct
 
@@ -46,9 +44,6 @@ LIVES = b"l"  # to the signal ASKS, from its handler
 UNREAD_TIMEOUT = 2.0
 
 
-_TIME = struct.Struct("d")
-
-
 class FrontPipes(Struct, frozen=True):
     """Both ends of all pipes, before the fork that leaves each process its own."""
 
@@ -60,7 +55,6 @@ class FrontPipes(Struct, frozen=True):
     start: tuple[int, int]  # pipe with one byte, see `child.decide_start`
     # a line for each process that is to outlive the agent; no worker has a copy
     spared: tuple[socket.socket, socket.socket]
-    lease: mmap  # memory of both: what `note_lease` has noted
 
     @classmethod
     def make(cls) -> FrontPipes:
@@ -73,19 +67,7 @@ class FrontPipes(Struct, frozen=True):
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
         spared = socket.socketpair()
-        pipes = cls(os.getpid(), signals, requests, replies, (reader, writer), start, spared, mmap(-1, _TIME.size))
-        pipes.note_lease(0.0)
-        return pipes
-
-    def note_lease(self, over_at: float) -> None:
-        """From the agent, note until when its workers may live, on CLOCK_BOOTTIME; 0.0: no lease runs; inf: none ever will."""
-        _TIME.pack_into(self.lease, 0, over_at)
-
-    @property
-    def lease_over_at(self) -> float:
-        """On the front's side, what the agent has noted last."""
-        found: float = _TIME.unpack_from(self.lease)[0]
-        return found
+        return cls(os.getpid(), signals, requests, replies, (reader, writer), start, spared)
 
     def pass_on(self, signum: int) -> None:
         """From the front, pass a signal on to the agent, if it lives."""

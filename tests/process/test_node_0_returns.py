@@ -332,19 +332,6 @@ def test_a_node_that_is_paused_for_longer_than_its_lease_kills_its_workers_and_c
     finish(nodes, first, second, third)
 
 
-def test_an_agent_that_is_stopped_alone_has_no_workers_when_the_others_begin(nodes, start):
-    """Its front ends it with its workers when their lease is over; else the front would ask it twice more."""
-    first, second, third = start(3, "1:3", "--heartbeat-timeout", "6s")
-    worker = worker_of(nodes, 0, 2)
-    os.kill(third.agent, SIGSTOP)
-    assert generation(nodes, 1, 2) == [first, second]
-    assert not worker.exists()
-    third.says(
-        "has not ended the workers in time (it is stopped, as by SIGSTOP), and other nodes may go on without this"
-    )
-    finish(nodes, first, second)
-
-
 def test_a_node_0_that_is_paused_finds_the_others_again(nodes, start):
     first, second, third = start(3, "1:3")
     signal_node(SIGSTOP, first)

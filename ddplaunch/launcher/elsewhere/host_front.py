@@ -26,6 +26,7 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.clock import PROCESS_CLOCK
 from ddplaunch.system.process.tree import ends_within, has_ended
+from ddplaunch.system.words import duration
 
 _FULL = (
     1 << 16
@@ -103,7 +104,7 @@ class HostFront:
         self._agent = pid
         self._replies = Replies(self._pipes.replies[0])
         self._watch = child.Watch(pid, self._pipes, self._replies, self._heartbeat_timeout)
-        self._look_at.set(self._loop.now() + self._watch.wait(is_told=False))
+        self._look_at.set(self._loop.now() + self._watch.interval)
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
@@ -149,11 +150,11 @@ class HostFront:
         """Give the agent up if it does not run. Called by the loop."""
         if self._agent is None or self._watch is None:
             return
+        self._look_at.set(self._loop.now() + self._watch.interval)
         if self._question is None and not self._watch.look():
             self._is_stuck = True
-            silence = self._watch.describe()
+            silence = f"did not respond for {duration(self._watch.silent)}{child.describe_silence(self._agent)}"
             self._output.put(OURS, f"ddplaunch: the agent on {self._host} (pid {self._agent}) {silence}\n".encode())
-        self._look_at.set(self._loop.now() + self._watch.wait(is_told=False))
 
     def _look_whether_stuck(self) -> None:
         """Find out whether the agent still answers; once the dispatcher is lost, ask again and again until the agent ends."""

@@ -51,11 +51,6 @@ class Lease:
         self._over_at = sent_at + self.seconds
 
     @property
-    def over_at(self) -> float:
-        """When the lease is over, by its clock; 0.0: it does not run; inf: it never ends."""
-        return self._over_at if self._over_at < inf or self.seconds == inf else 0.0
-
-    @property
     def left(self) -> float:
         """The seconds until the lease is over; 0.0: it is."""
         return max(0.0, self._over_at - self._clock())

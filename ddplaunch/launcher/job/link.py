@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -56,11 +55,6 @@ class Link(ABC):
     def address(self) -> str | None:
         """The address of this node that the others reach, as far as it is known."""
         return None if self.coordinator is None else self.coordinator.reached_at
-
-    @property
-    def lease_over_at(self) -> float:
-        """When the workers of this node have to be gone unless the coordinator is heard: see `Lease.over_at`."""
-        return inf
 
     @property
     def is_over(self) -> bool:

@@ -197,19 +197,11 @@ class RemoteLink(Link):
             return self._hearing.address
         return self._peer.local_address or None if self._peer is not None else super().address
 
-    @property
-    def lease_over_at(self) -> float:
-        """When the workers of this node have to be gone unless the coordinator is heard: see `Lease.over_at`."""
-        return self._lease.over_at
-
     def _on_message(self, payload: bytes) -> None:
         """Take an order, or answer a ping; a malformed message loses the coordinator. Called by the peer."""
         self._note_message()
         try:
             message = messages.for_agent(payload)
-            if isinstance(message, Generation) and not self._lease.left:
-                self._check_lease()  # and others may have gone on: nothing begins here
-                return
             if self._sequence is not None:
                 self._sequence.check(message)
             if isinstance(message, messages.Ping):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import ExitStack
-from math import inf
 from signal import SIGINT, SIGKILL, SIGTERM, SIGWINCH
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +69,6 @@ class Agent:
     def __init__(self, loop: Loop, context: AgentContext, job: AgentJob, pipes: FrontPipes) -> None:
         """Make all parts of the agent. The coordinator is not known yet: `run` connects to it."""
         self._loop = loop
-        self._pipes = pipes
         loop.handle = self.handle
         loop.question_failed = self._question_failed
         self._context = context
@@ -128,7 +126,6 @@ class Agent:
             while self._state.phase is not Phase.ENDED or not link.is_over:
                 self._before_sleep()
                 self._loop.run_once()
-            self._pipes.note_lease(inf)
             self._shutdown.wait_for(self._outward)
         assert self._state.end.status is not None
         assert link.end is not None
@@ -167,15 +164,8 @@ class Agent:
         if not output.muted:
             self._reporter.output_dropped(output.dropped)
         self._generations.before_sleep()
-        self._pipes.note_lease(self._lease_over_at)
         self._reporter.paused(self._loop.clock.pause)
         self._reporter.report_folder()
-
-    @property
-    def _lease_over_at(self) -> float:
-        """When the front is to end the workers; see `FrontPipes.note_lease`. With --simulate leases run on another clock."""
-        over_at = inf if self._link is None or self._context.inputs.spec.simulate else self._link.lease_over_at
-        return over_at if self._workers is not None or over_at == inf else 0.0
 
     @property
     def _coordinator(self) -> Coordinator | None:

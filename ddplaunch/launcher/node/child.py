@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from math import ceil, inf
+from math import ceil
 
 from ddplaunch.launcher.decide.node import TIDY_TIMEOUT
 from ddplaunch.reach.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
@@ -26,7 +26,6 @@ from ddplaunch.system.process.linux import (
 )
 from ddplaunch.system.process.tidying import let_tidy, tidies
 from ddplaunch.system.process.tree import Process, descendants, reap, signal_process, state_of
-from ddplaunch.system.words import duration
 
 INTERVAL = 0.5  # seconds from one question to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
@@ -42,9 +41,6 @@ PATIENCE = 1.5
 # does not answer, as of a file server that starts again
 _COUNTS = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
-LEASE_MARGIN = (
-    0.5  # seconds that an agent has to end the workers at the end of their lease; part of K of the coordinator
-)
 _AT_REST = 3  # times as long while all is well: the kernel tells at once that an agent is stopped
 
 
@@ -155,17 +151,14 @@ def kill(agent: int) -> None:
 class Watch:
     """Asks an agent, all its life, whether it runs, and gives up one that does not; by these questions the agent sees its front.
 
-    Has no timer: its owner calls `look` whenever the seconds have passed that `wait` gives. Questions are counted, so a pause of
-    both gives nobody up. An agent that has not ended its workers when their lease is over is given up, whatever it answers.
+    Has no timer: its owner calls `look` every `interval` seconds, or `wait` seconds after the last time. Questions are counted,
+    so a pause of both gives nobody up.
     """
 
     def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
         """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run."""
         self.interval = watch_interval(heartbeat_timeout)
-        self._waited = self.interval  # before the next question
-        self._asks = True  # at the next look, which else is at the end of a lease alone
-        self._left = self._slept = 0.0  # seconds to the next question and to the next look, when `wait` was last called
-        self._overdue = inf  # when a lease was over that still ran at the last look
+        self._waited = self.interval  # before the next look
         self._within = PATIENCE * heartbeat_timeout
         self._agent = agent
         self._pipes = pipes
@@ -179,11 +172,7 @@ class Watch:
         ask(agent, pipes)
 
     def look(self) -> bool:
-        """Take the answers and ask again, if that is due; False: the agent does not run."""
-        if self._is_lease_over():
-            return False
-        if not self._asks:
-            return True
+        """Take the answers and ask again; False: the agent does not run."""
         self._replies.take()
         loop_answered, answered = self._replies.has(RUNS), self._replies.has(RUNS + LIVES)
         self._replies.forget(RUNS + LIVES)
@@ -199,50 +188,19 @@ class Watch:
             ask_handler(self._agent)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 
-    def _is_lease_over(self) -> bool:
-        """Whether a lease is over, and the agent has had the time to end the workers itself, even after a pause of both."""
-        over_at = self._pipes.lease_over_at
-        if not over_at or over_at > _boot_time():
-            self._overdue = inf
-            return False
-        was_overdue, self._overdue = self._overdue == over_at, over_at
-        return was_overdue
+    def wait(self) -> float:
+        """Return the seconds until `look` is to be called: more while all is well.
 
-    def wait(self, *, is_told: bool = True) -> float:
-        """Return the seconds until `look` is to be called.
-
-        More while all is well, if the owner `is_told` and asks anew: by SIGCHLD the kernel tells of a stopped agent.
+        The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent.
         """
-        is_well = is_told and not self.silent and not is_stopped(self._agent)
-        waits = self.interval * (_AT_REST if is_well else 1)
-        if self._asks:
-            self._waited = self._left = waits
-        else:
-            self._left = min(waits, self._left - self._slept)
-        over_at = self._pipes.lease_over_at
-        # a lease that begins meanwhile lasts for longer than an interval
-        of_lease = self.interval if not over_at else over_at - _boot_time()
-        if self._overdue < inf:
-            of_lease = LEASE_MARGIN
-        self._slept = max(_LOOK_AGAIN, min(self._left, of_lease))
-        self._asks = self._slept >= self._left
-        return self._slept
-
-    def describe(self) -> str:
-        """Say, as a predicate, why the agent is given up."""
-        state = describe_silence(self._agent)
-        if self._overdue < inf:
-            return f"has not ended the workers in time{state}, and other nodes may go on without this one"
-        return f"did not respond for {duration(self.silent)}{state}"
+        is_well = not self.silent and not is_stopped(self._agent)
+        self._waited = self.interval * (_AT_REST if is_well else 1)
+        return self._waited
 
     @property
     def within(self) -> float:
         """The seconds without any answer after which the agent is given up, if its state does not change."""
         return self._within / _COUNTS.get(state_of(self._agent), 1.0)
-
-
-def _boot_time() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def watch_interval(heartbeat_timeout: float) -> float:

@@ -234,7 +234,7 @@ class _Front:
             self._look_at_answer(self._question)
         elif not self._watch.look():
             self.killed_agent = True
-            silence = self._watch.describe()
+            silence = f"did not respond for {duration(self._watch.silent)}{child.describe_silence(self._agent)}"
             raise _Unresponsive(f"error: ddplaunch's agent (pid {self._agent}) {silence}: killed, with its workers")
         self.watch_time()
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from math import inf
 
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.launcher.node.child import LEASE_MARGIN, Question, Watch
+from ddplaunch.launcher.node.child import Question, Watch
 from ddplaunch.reach.pipes import ASKS, GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
 from ddplaunch.system.process import clock
 from ddplaunch.system.process.tree import Process
@@ -105,41 +104,10 @@ def test_a_watched_agent_gets_a_signal_only_if_its_loop_has_not_answered(pipes, 
 
 
 def test_a_watched_agent_is_asked_less_often_while_it_answers(pipes, watch):
-    pipes.note_lease(inf)
     waited = [watch.wait()]
     while watch.look():
         waited.append(watch.wait())
     assert (waited, watch.silent) == ([15, 5, 5], 25)
-
-
-def boot_time() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def test_an_agent_that_may_get_a_lease_is_looked_at_before_that_can_be_over(pipes, watch):
-    assert watch.wait() == watch.interval == 5
-    pipes.note_lease(boot_time() + 9.0)
-    assert watch.wait() == pytest.approx(9.0, abs=0.5)
-
-
-def test_an_agent_is_given_up_half_a_second_after_the_end_of_a_lease_unless_it_has_ended_the_workers(pipes, watch):
-    pipes.note_lease(boot_time() - 1.0)
-    os.write(pipes.replies[1], RUNS)
-    assert (watch.look(), watch.wait(), watch.look()) == (True, LEASE_MARGIN, False)
-    assert watch.describe().startswith("has not ended the workers in time")
-    for over_at in (0.0, inf, boot_time() + 9.0):
-        pipes.note_lease(over_at)
-        assert watch.look()
-
-
-def test_a_look_at_a_lease_is_no_question(pipes, watch):
-    pipes.note_lease(boot_time() + 2.0)
-    assert watch.wait() == pytest.approx(2.0, abs=0.5)
-    assert (watch.look(), watch.silent) == (True, 0.0)
-    pipes.note_lease(inf)
-    assert watch.wait() == pytest.approx(13.0, abs=0.5), "what is left of the time to the next question"
-    os.write(pipes.replies[1], RUNS)
-    assert (watch.look(), watch.wait()) == (True, 15)
 
 
 @pytest.mark.parametrize("reply", [RUNS, RUNS + LIVES])

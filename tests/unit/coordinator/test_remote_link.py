@@ -12,7 +12,7 @@ from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
 from ddplaunch.launcher.job.orders import Generation, LookingForCoordinator, NodeEnd, Waits
-from ddplaunch.launcher.job.remote_link import RemoteLink
+from ddplaunch.launcher.job.remote_link import CONNECTION_REFUSED, RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.channel.peer import CLOSED
@@ -23,7 +23,6 @@ from tests.unit.coordinator.test_incoming import HELLO
 TOKEN = "wrong token, or another job"
 PROTOCOL = "protocol 2, here 1: install the same ddplaunch on all nodes"
 SILENT = "no answer in 2 s"
-CONNECTION_REFUSED = "connection refused"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said
     link = RemoteLink(loop, key=Key(b"key"), hello=hello, source=None, heartbeat_timeout=30.0, rdzv_timeout=10.0)
     link._queries = (("a", 29501),)
     for port, reason in enumerate(reasons):
-        link._refusals.add(f"a:{port}", reason)
+        link._on_refused(f"a:{port}", reason)
     loop.pass_time(10.0)
     link.close()
     *looking, end = loop.events
@@ -375,14 +374,3 @@ def test_an_echo_of_what_this_node_has_not_sent_ends_it() -> None:
     assert bed.link.end is not None
     assert "the coordinator sent a malformed message (echoes a renewal that was not sent)" in bed.link.end.text
     bed.link.close()
-
-
-def test_a_generation_that_comes_when_the_lease_is_over_does_not_begin() -> None:
-    """The link is dropped at once, and looks for node 0 again as one without workers."""
-    bed = Bed()
-    bed.loop._sleepless.time += 10.5  # by the clock of the lease, of which the loop has not come to know yet
-    bed.begin()
-    assert [type(event) for event in bed.take_events()] == [node.LeaseOver, Waits, node.StopOrdered]
-    assert isinstance(bed.peer.sent[-1], messages.Dropped)
-    assert (bed.peer.is_open, bed.dialed) == (False, 1)
-    assert bed.open().sent[0].last_generation == -1
