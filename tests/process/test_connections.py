@@ -100,6 +100,20 @@ def test_hundreds_are_pinged_once_a_beat_and_what_else_there_is_comes_in_between
     assert len(crowd.connections.ids) == AGENTS - 1
 
 
+def test_many_pings_out_of_turn_make_nobody_look_dead(crowd: Crowd) -> None:
+    """As many nodes as the job has no place for say hello within a round trip, and each wants to know who is there."""
+    crowd.silent.update(crowd.peers)
+    for number in range(2, 12):
+        crowd.connections.ping_all()
+        assert not crowd.connections.all_answered
+        crowd.loop.until(lambda number=number: set(crowd.pings.values()) == {number})  # type: ignore[misc]
+    assert not crowd.lost
+    for beat in range(12, 15):
+        crowd.loop.advance(1.0)
+        crowd.loop.until(lambda beat=beat: bool(crowd.lost) or set(crowd.pings.values()) == {beat})  # type: ignore[misc]
+        assert not crowd.lost
+
+
 HOST_LIMIT = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
 
 

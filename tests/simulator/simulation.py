@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from signal import SIGINT, SIGKILL, SIGTERM
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from signal import SIGKILL, SIGTERM
+from typing import Any
+from unittest.mock import patch
 
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
-from ddplaunch.launcher.decide.node import Phase
+from ddplaunch.launcher.job import connections, hearing, remote_link
 from ddplaunch.spec.outcome import Why, WorkerError
 from ddplaunch.system import exitcodes
+from ddplaunch.system.net.port import PortTaken
 from tests.simulator.agents import Agent
 from tests.simulator.arbiters import Arbiter
-from tests.simulator.scenario import COMMAND, LATE, Fault, Scenario, scenario
-from tests.simulator.world import FOLLOWS, Machine, Process, Violation, World
+from tests.simulator.network import Dialer, Listener, Reservation
+from tests.simulator.scenario import COMMAND, FOREVER, LATE, Fault, Scenario, scenario
+from tests.simulator.training import FOLLOWS, Violation
+from tests.simulator.world import Machine, Process, World
 
 PATIENCE = 400.0  # seconds from the last fault in which every job ends: several generations, and a rendezvous in vain
 OWN_ERROR = WorkerError(type="ValueError", message="boom", traceback="")
 # faults by which only the machines that they name lose the arbiter
 OF_NODES = frozenset({"kill", "crash", "stop", "freeze", "sleep", "cut", "to arbiter", "from arbiter", "reset", "slow"})
 HARMLESS = frozenset({"join", "port"})
+LOST = (
+    "error: the coordinator (node 0) was lost",
+    "error: this node was",
+    "error: node 0 (",
+)  # how an agent says that it lost it
 
 
 class Simulation:
@@ -35,34 +45,46 @@ class Simulation:
         self._happened = 0
         if scenario.where == "command":
             process = Process(self.world, self.world.machine(COMMAND))
-            arbiter = Arbiter(process, None)
-            process.exits = lambda: arbiter.state.end.status if arbiter.is_over else None
-            process.do()
+            self.world.at(0.0, process.do, lambda: Arbiter(process))
         for fault in scenario.faults:
             self.world.at(fault.at, self._happen, fault)
-        self.world.at(self.world.dice.random(), self._tick)
-
-    @property
-    def arbiter(self) -> Arbiter | None:
-        """The one that decides now."""
-        return next((one for one in reversed(self.world.arbiters) if one.process.is_alive), None)
 
     def run(self) -> None:
         """Let everything happen; raise Violation at the first invariant that does not hold."""
+        with ExitStack() as patched:
+            for module, name, stand_in in self._stand_ins():
+                patched.enter_context(patch.object(module, name, stand_in))
+            self._run()
+
+    def _stand_ins(self) -> Iterable[tuple[Any, str, Any]]:
+        """Return what stands for clock and sockets, and where."""
+        for module in (connections, remote_link):
+            yield module, "time", self.world
+        for module, stand_in in (
+            (connections, Listener),
+            (hearing, Listener),
+            (remote_link, Dialer),
+            (hearing, Dialer),
+        ):
+            yield module, stand_in.__name__, stand_in
+        yield hearing, "reserve", self._reserve
+        yield hearing, "own_addresses", lambda: ()
+
+    def _reserve(self, _port: int, _origin: str, *, again: bool) -> Reservation:
+        if again and self.world.now < self.world.port_taken_until:
+            raise PortTaken
+        return Reservation()
+
+    def _run(self) -> None:
         if not self.world.run(PATIENCE, self._is_over):
             left = [f"{one}: {one.state.phase.name}" for one in self.agents if one.process.is_alive]
-            phase = self.arbiter.state.phase.name if self.arbiter is not None else ""
+            phase = self.world.arbiter.state.phase.name if self.world.arbiter is not None else ""
             raise Violation(f"nothing waits for ever: after {PATIENCE:g} s there are {left}, {phase}")
         self._judge()
 
     def _is_over(self) -> bool:
         is_all = self._happened == self._joins
         return is_all and not any(process.is_alive for process in self.world.processes)
-
-    def _tick(self) -> None:
-        self.world.at(self.world.now + 1.0, self._tick)
-        for agent in self.agents:
-            agent.check_stop()
 
     # --- faults
 
@@ -77,7 +99,7 @@ class Simulation:
                 self._start(machine)
             return
         world.quiet_from = max(world.quiet_from, world.now + min(fault.lasts, 100.0))
-        process, arbiter = machine.process, self.arbiter
+        process, arbiter = machine.process, self.world.arbiter
         there = arbiter.process.machine.number if arbiter is not None else 0
         if process is None or not process.is_alive:
             return
@@ -92,8 +114,10 @@ class Simulation:
             case "crash":
                 machine.off_until = world.now + fault.lasts
                 process.kill(power_fails=True)
-            case "stop":
+            case "stop" if not machine.is_asleep:
                 process.pause(fault.lasts)
+                if agent is not None:
+                    agent.watch_lease()
             case "freeze":
                 machine.freeze(fault.lasts)
             case "sleep":
@@ -108,38 +132,33 @@ class Simulation:
                 world.cut([(there, fault.machine)], fault.lasts)
             case "between" if fault.machine != fault.other:
                 world.cut([(fault.machine, fault.other), (fault.other, fault.machine)], fault.lasts)
-                world.soon(10.0, self._fail_apart, fault)
+                if world.dice.random() < self.scenario.follows:
+                    world.soon(10.0, self._fail_apart, fault)
             case "reset":
-                for end in world.ends:
-                    if fault.machine in end.pair:
-                        end.reset()
+                for peer in [one for one in world.peers if fault.machine in (one.here, one.there)]:
+                    peer.reset()
             case "slow":
                 world.slow_until[frozenset((fault.machine, there))] = world.now + fault.lasts
             case "port":
                 world.port_taken_until = world.now + fault.lasts
-            case "hang":
-                world.hangs = True
             case "withdraw":
                 self._tell(lambda at: job.Withdrawn("a node", "no such program", "", at))
             case "stop job":
                 self._tell(lambda at: job.StopRequested(Why.SIGNALLED, fault.signum, at))
             case "fail" if mine:
                 mine[0].end(7, None, replace(OWN_ERROR, at=world.now))
+            case "follow" if mine:
+                mine[0].end(1, None, FOLLOWS)
             case "killed" if mine:
                 mine[-1].end(None, int(SIGKILL))
         if agent is None:
             return
         match kind:
-            case "sigterm" | "signal" | "notice":
-                self._signal(agent, fault.signum)
-            case "twice":
-                self._signal(agent, fault.signum)
-                world.soon(2.0, self._signal_again, agent, int(world.dice.choice((SIGINT, SIGTERM))))
+            case "sigterm" | "signal":
+                is_decided_here = agent.link.coordinator is not None
+                agent.soon(lambda at: node.SignalReceived(fault.signum, at, is_decided_here=is_decided_here))
             case "front":
-                agent._soon(node.FrontLost)
-            case "raise" if mine:
-                mine[0].has_raised = True
-                agent._soon(node.ErrorRecorded)
+                agent.soon(node.FrontLost)
             case "start":
                 agent.start_fails = True
 
@@ -149,12 +168,10 @@ class Simulation:
         agent = Agent(process)
         self.agents.append(agent)
         if machine.number == 0 and self.scenario.where != "command":
-            arbiter = Arbiter(process, agent)
-            process.exits = lambda: _status(agent) if arbiter.is_over else None
-            process.do(partial(arbiter.join, agent))
+            process.do(lambda: Arbiter(process, agent))
         else:
-            process.exits = lambda: _status(agent)
-            process.do()
+            process.do(agent.connect)
+        process.exits = lambda: agent.status
         if self.scenario.where == "command":
             process.ended = lambda: self._give_up(agent)
 
@@ -162,23 +179,6 @@ class Simulation:
         """Let the command know of an agent that has ended before it has joined."""
         if agent.follows is None:
             self.world.soon(3.0, self._tell, job.NodeGivenUp)
-
-    def _signal(self, agent: Agent, signum: int, *, escalates: bool = False) -> None:
-        agent._soon(
-            lambda at: node.SignalReceived(signum, at, escalates=escalates, is_decided_here=agent.own is not None)
-        )
-
-    def _signal_again(self, agent: Agent, signum: int) -> None:
-        """Send a second signal, after which no worker of this node may live for long."""
-        is_second = agent.state.end.signum and agent.state.phase in (Phase.STOPPING, Phase.KILLING)
-        if agent.process.is_alive and not agent.process.is_stopped and is_second:
-            self.world.at(self.world.now + job.KILLED_WITHIN + 0.1, self._check_killed, agent, agent.last_generation)
-        self._signal(agent, signum, escalates=True)
-
-    def _check_killed(self, agent: Agent, generation: int) -> None:
-        machine = agent.process.machine
-        if any(worker.run.number == generation for worker in machine.workers()) and not machine.is_excused:
-            raise Violation(f"a second signal kills at once: workers live after one to {agent}")
 
     def _fail_apart(self, fault: Fault) -> None:
         """Have a worker fail that cannot reach one on another node."""
@@ -189,7 +189,7 @@ class Simulation:
                     return
 
     def _tell(self, event: Callable[[float], job.Event]) -> None:
-        if (arbiter := self.arbiter) is not None:
+        if (arbiter := self.world.arbiter) is not None:
             arbiter.process.do(lambda: arbiter.feed(event(arbiter.process.now())))
 
     def _cut_off(self, numbers: set[int], lasts: float) -> None:
@@ -203,7 +203,7 @@ class Simulation:
     def _judge(self) -> None:
         """Raise Violation if a process has ended with a wrong status, or a node that could go on has not."""
         for arbiter in self.world.arbiters:
-            if arbiter.process.status is not None and arbiter.state.end.status is not None and arbiter.listens:
+            if arbiter.process.status is not None and arbiter.state.end.status is not None and not arbiter.has_left:
                 self._judge_job(arbiter, arbiter.state.end.status)
         for agent in self.agents:
             if agent.process.status is not None:
@@ -212,27 +212,29 @@ class Simulation:
 
     def _judge_agent(self, agent: Agent, status: int) -> None:
         """Raise Violation if an agent that was not killed has not ended with the status that it was told, or one of its own."""
-        own = {exitcodes.of_signal(agent.state.end.signum)} if agent.state.end.signum else set()
-        if agent.told is not None and agent.told.why == "ended":
-            arbiter = agent.own or agent.follows
-            assert arbiter is not None
-            allowed = {arbiter.state.end.status, *({exitcodes.OK} if self.scenario.policy.spares else ())}
-        elif agent.told is not None:
-            allowed = {agent.told.status}
-        elif agent.follows is None:
-            allowed = {exitcodes.RENDEZVOUS, exitcodes.NODE_LOST}
+        faults = [fault for fault in self.scenario.faults if fault.machine == agent.number]
+        own = {exitcodes.of_signal(fault.signum) for fault in faults if fault.signum}
+        own |= {exitcodes.of_signal(SIGTERM)} if any(fault.kind == "front" for fault in faults) else set()
+        arbiter, text = agent.follows, agent.link.end.text if agent.link.end is not None else ""
+        if "malformed" in text:
+            raise Violation(f"nobody is misunderstood: {agent}: {text}")
+        if arbiter is None:
+            allowed: set[int | None] = {exitcodes.RENDEZVOUS, exitcodes.NODE_LOST}
         else:
-            allowed = {exitcodes.NODE_LOST}
-            if not own and not self._may_lose(agent):
-                raise Violation(f"whoever can reach the arbiter goes on with it: {agent} has lost it")
+            allowed = {arbiter.state.end.status} | arbiter.told.get(agent.number, set())
+            if text.startswith(LOST):
+                allowed = {exitcodes.NODE_LOST}
+                if not self._may_lose(agent, arbiter):
+                    raise Violation(f"whoever can reach the arbiter goes on with it: {agent} has lost it")
+            elif self.scenario.policy.spares:
+                allowed |= {exitcodes.OK}
         if status not in allowed | own:
             raise Violation(f"every member ends with the right status: {agent} with {status}, not {allowed | own}")
 
-    def _may_lose(self, agent: Agent) -> bool:
-        """Whether an agent may have lost the last arbiter that it followed."""
-        assert agent.follows is not None
-        there = agent.follows.process
-        is_gone = there.status is None or not agent.follows.listens or agent.number not in agent.follows.met
+    def _may_lose(self, agent: Agent, arbiter: Arbiter) -> bool:
+        """Whether an agent may have lost this arbiter, the last one that it followed."""
+        there = arbiter.process
+        is_gone = there.status is None or arbiter.has_left or agent.number not in arbiter.met
         return is_gone or bool({agent.number, there.machine.number} & self._hurt)
 
     @property
@@ -254,17 +256,14 @@ class Simulation:
         kinds = {fault.kind for fault in faults}
         is_right = {
             exitcodes.OK: bool(arbiter.runs),
-            exitcodes.NO_PROGRESS: policy.max_no_progress is not None,
             exitcodes.RENDEZVOUS: state.generation.number < 0,
-            exitcodes.HANG: policy.hang_timeout is not None,
             exitcodes.TIMEOUT: policy.timeout is not None,
-            1: self.scenario.follows > 0 or bool(kinds & {"raise", "between"}),
+            1: self.scenario.follows > 0 or bool(kinds & {"follow", "between"}),
             7: "fail" in kinds,
             126: "start" in kinds,
             exitcodes.NODE_LOST: bool(kinds - {"join", "fail", "port", "hang"}) or self.scenario.stuck >= 0,
         }
         signals = {128 + signum for fault in faults if (signum := fault.signum)} | {128 + SIGKILL}
-        signals |= {128 + SIGINT, 128 + SIGTERM} if "twice" in kinds else set()
         if not is_right.get(status, status in signals):
             raise Violation(f"every member ends with the right status: the job with {status} ({state.why})")
 
@@ -272,11 +271,14 @@ class Simulation:
         """Raise Violation if a job that lost few enough nodes, and no arbiter for good, has not finished."""
         found, policy = self.scenario, self.scenario.policy
         kinds = {fault.kind for fault in found.faults}
-        is_bounded = policy.timeout or policy.hang_timeout or found.stuck >= 0 or policy.max_no_progress
+        is_bounded = policy.timeout or found.stuck >= 0
         if kinds - OF_NODES - HARMLESS or not policy.lease or is_bounded:
             return
         hurt = {fault.machine for fault in found.faults if fault.kind in OF_NODES}
-        started = {fault.machine for fault in found.faults if fault.kind == "join" and fault.machine < LATE}
+        first = min((fault.at for fault in found.faults if fault.kind in OF_NODES), default=FOREVER)
+        joins = [one for one in found.faults if one.kind == "join" and one.machine < min(LATE, policy.max_nodes)]
+        started = {one.machine for one in joins if one.at + 3 * found.delay < first}
+        started -= self.world.arbiters[-1].refused
         home = COMMAND if found.where == "command" else 0
         if home in hurt or len(started - hurt) < policy.min_nodes or len(started) > policy.max_nodes:
             return
@@ -284,10 +286,6 @@ class Simulation:
         # a process that the loss of others kills costs restarts, until the loss is known
         if status != exitcodes.OK and not (found.follows and status == 1):
             raise Violation(f"whoever can reach the arbiter goes on with it: {started - hurt} end with {status}")
-
-
-def _status(agent: Agent) -> int | None:
-    return agent.state.end.status if agent.state.phase is Phase.ENDED else None
 
 
 def failure_of(found: Scenario, trace: list[str] | None = None) -> str:

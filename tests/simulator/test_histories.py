@@ -87,3 +87,50 @@ def test_17_of_40_nodes_are_lost_at_once_and_23_go_on(where: str) -> None:
     faults: Any = [Fault(30.0, "cut", number, lasts=FOREVER) for number in range(23, FORTY)]
     statuses, _ = ended(of(where, *faults, most=FORTY))
     assert [statuses[number] for number in range(FORTY)] == [0] * 23 + [122] * 17
+
+
+# --- the nodes meet, and hear each other
+
+
+def between(*pairs: tuple[int, int]) -> list[Fault]:
+    return [Fault(20.0, "between", one, other=other, lasts=FOREVER) for one, other in pairs]
+
+
+@pytest.mark.parametrize(("pairs", "stay"), [([(0, 2)], {0, 1}), ([(0, 1), (0, 2)], {1, 2}), ([(1, 2)], {0, 1, 2})])
+def test_the_larger_part_goes_on_when_the_command_hears_all_nodes(pairs: list[tuple[int, int]], stay: set[int]) -> None:
+    """A node keeps a connection to the first one alone."""
+    statuses, simulation = ended(of("command", *between(*pairs)))
+    assert simulation.world.arbiters[0].runs[-1].nodes == stay
+    assert statuses == {COMMAND: 0, **{number: 0 if number in stay else 122 for number in range(3)}}
+
+
+def test_a_tie_keeps_the_first_node_if_that_lives() -> None:
+    assert ended(of("command", *between((0, 1)), most=2))[0] == {COMMAND: 0, 0: 0, 1: 122}
+    assert ended(of("command", Fault(20.0, "reset"), most=2))[0] == {COMMAND: 0, 0: 122, 1: 0}
+
+
+def test_a_worker_that_fails_as_the_nodes_part_costs_no_restart() -> None:
+    """It may fail before its agent says that the first node is not heard, and is not the first to end then."""
+    follows = Fault(20.0, "follow", 2)
+    reset = Fault(20.0, "reset", 0)
+    statuses, simulation = ended(of("command", follows, reset))
+    assert simulation.world.arbiters[0].runs[-1].nodes == {1, 2}
+    assert statuses == {COMMAND: 0, 0: 122, 1: 0, 2: 0}
+
+
+MEETING = 1.9  # seconds: all have joined, and not all have answered
+
+
+@pytest.mark.parametrize("machine", [0, 2])
+def test_a_node_that_is_lost_while_the_nodes_meet_costs_no_lease(machine: int) -> None:
+    _, simulation = ended(of("command", Fault(MEETING, "crash", machine, lasts=FOREVER), delay=0.6))
+    (arbiter,) = simulation.world.arbiters
+    assert arbiter.runs[0].nodes == {0, 1, 2} - {machine}
+    assert arbiter._meetings == 2
+    assert arbiter.began[0] < MEETING + 10.0 + 5.0, "it was silent, and nothing was waited for after that"
+
+
+def test_a_job_that_is_stopped_while_the_nodes_meet_starts_nothing() -> None:
+    statuses, simulation = ended(of("command", Fault(MEETING, "stop job", signum=15), delay=0.6))
+    assert (simulation.world.arbiters[0]._meetings, simulation.world.arbiters[0].runs) == (1, [])
+    assert set(statuses.values()) == {143}

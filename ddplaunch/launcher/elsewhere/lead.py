@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from math import inf
 from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,7 @@ class Lead:
         self._job = lead
         inputs, spec, allocation = lead.inputs, lead.inputs.spec, lead.inputs.allocation
         files.attach(loop)
+        pipes.note_lease(inf)  # no worker is here
         self.context = AgentContext(loop, inputs, files, OutputQueue(loop, pipes.output[1]))
         self.reporter = self.context.reporter
         self.signals = SignalSource(

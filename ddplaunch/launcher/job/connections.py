@@ -27,7 +27,7 @@ class Heartbeat:
     """Counts pings without an answer, and measures the offset between two clocks as NTP does."""
 
     def __init__(self) -> None:
-        self.unanswered = 0  # pings since the last message
+        self.unanswered = 0  # pings since the last message, but for those out of turn
         self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (round trip, offset), seconds
 
     def pong_received(self, sent: float, at: float, now: float) -> None:
@@ -78,6 +78,7 @@ class _Connection:
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
         self.pings: deque[float] = deque()  # when those were sent that have no answer yet, in their order
+        self.answered = -inf  # when the last ping was sent that it has answered
         self.renewal = -inf  # the number of the last renewal of its lease: when it was sent, by the agent's clock
         self.renewed_at = -inf  # when that came: the lease began no later
         self.heard_at = -inf  # when that or another message came
@@ -90,6 +91,7 @@ class _Connection:
         if isinstance(message, messages.Pong):
             if not self.pings or self.pings.popleft() != message.sent:
                 raise Malformed("an answer to a ping that was not sent")
+            self.answered = message.sent
             if message.at < self.renewal:
                 raise Malformed("a renewal from before the last one")
         self.renewal, self.renewed_at = message.at, at
@@ -132,6 +134,8 @@ class Connections:
         self._beat_at = loop.timer(None, self._send_heartbeats)
         self._next_beat = 0.0
         self._unpinged: list[int] = []  # in this beat, last first
+        self._is_in_turn = True  # whether this one was due, and not only wanted
+        self._asked_at = -inf  # when a ping of all was last wanted
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
         self._most = max(64, 2 * terms.max_nodes)
@@ -169,14 +173,15 @@ class Connections:
             connection.peer.admit()
 
     def ping_all(self) -> None:
-        """Ping all peers now."""
+        """Ping all peers now, out of turn: many who want that within a round trip make nobody look dead."""
+        self._asked_at = time.monotonic()
         if self._connections:
             self._beat_at.set(self._loop.now())
 
     @property
     def all_answered(self) -> bool:
-        """Whether no pong is outstanding."""
-        return all(connection.heartbeat.unanswered == 0 for connection in self._connections.values())
+        """Whether each peer has answered a ping that was sent since `ping_all` was last called."""
+        return all(connection.answered >= self._asked_at for connection in self._connections.values())
 
     def offset(self, id: int) -> tuple[float, float]:
         """Return what has to be added to this peer's times to get ours, in seconds, and how wrong that may be."""
@@ -332,7 +337,9 @@ class Connections:
         now = self._loop.now()
         if not self._unpinged:
             self._unpinged = list(reversed(self._connections))
-            self._next_beat = now + self._beat
+            self._is_in_turn = now >= self._next_beat
+            if self._is_in_turn:
+                self._next_beat = now + self._beat
         due, self._unpinged = self._unpinged[-_PINGS:], self._unpinged[:-_PINGS]
         if self._unpinged:
             self._beat_at.set(now)
@@ -342,17 +349,20 @@ class Connections:
             connection = self._connections.get(id)
             if connection is None:
                 continue
+            if not self._is_in_turn:
+                self._ping(id)
+                continue
             agent, host = connection.heartbeat.unanswered * self._beat, connection.peer.host_silence()
             self._silence.observe(connection.host_silence, host)
             connection.host_silence = host
             if self._silence.seconds_left(agent, host, self._beat) == 0:
                 self.expel(id, self._silence.describe(agent), may_return=True)
             else:
+                connection.heartbeat.unanswered += 1
                 self._ping(id)
 
     def _ping(self, id: int) -> None:
         connection = self._connections[id]
         ping = messages.Ping(time.monotonic(), self._silence.host_limit, max(connection.renewal, 0.0))
-        connection.heartbeat.unanswered += 1
         connection.pings.append(ping.sent)
         connection.peer.send(messages.encode(ping))

@@ -67,7 +67,7 @@ class Coordinator:
         self._explaining: Pending[Whereabouts] | None = None  # where the workers were, the last time
         self._explaining_end: Pending[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state = state
-        self._deadline = loop.timer(None, lambda: self.feed(job.DeadlineReached(loop.now())))  # of the state
+        self._deadline = loop.timer(None, self._on_deadline)  # of the state
         self._take_order: Callable[
             [Order], None
         ]  # of the coordinator's own agent, or of the command that has started all
@@ -104,6 +104,9 @@ class Coordinator:
 
     def feed(self, event: job.Event) -> None:
         """Take an event of the job: decide on the next state, then carry out the actions that follow."""
+        if self._meeting is not None and isinstance(event, job.AgentLost) and event.id in self._meeting.order:
+            self._meeting = None  # no worker runs yet, there or elsewhere: nothing is waited for
+            self.feed(job.Unreached((), event.at))
         before = self.state
         if isinstance(event, job.NodeEscalated):
             self._report_now()
@@ -124,6 +127,14 @@ class Coordinator:
         for asked in (self._questions, self._streams):
             if asked is not None and len(self.state.members) < len(before.members):
                 asked.drop_departed(self.state.members)
+
+    def _on_deadline(self) -> None:
+        """Feed that the deadline of the state has come. Called by the loop."""
+        is_silent = False
+        if self.state.parted.due is not None and self._agents is not None:
+            first = next((member.id for member in self.state.members.values() if member.node_rank == 0), SELF_ID)
+            is_silent = self._agents.connections.is_silent(first)
+        self.feed(job.DeadlineReached(self._loop.now(), is_silent))
 
     def take(self, id: int, report: Report) -> None:
         """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,10 +15,11 @@ from ddplaunch.launcher.decide.node import ReportStopping
 from ddplaunch.launcher.job.agents import member_of
 from ddplaunch.launcher.job.connections import Terms
 from ddplaunch.launcher.job.incoming import Incoming
-from ddplaunch.launcher.job.messages import GivenUp, Hello, NodeFacts, Ping, Pong, encode, for_agent
-from ddplaunch.launcher.job.orders import NodeEnd
+from ddplaunch.launcher.job.messages import Dropped, GivenUp, Hello, NodeFacts, Ping, Pong, encode, for_agent
+from ddplaunch.launcher.job.orders import JobEnd, NodeEnd
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.spec.outcome import Traces, Why
+from ddplaunch.system import exitcodes
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import PlayedCoordinator
 
@@ -62,13 +64,11 @@ def test_an_agent_for_which_there_is_no_place_does_not_take_the_coordinator_for_
 def test_who_wants_a_rank_that_is_taken_waits_until_all_others_have_answered() -> None:
     fed = list[Any]()
     incoming = incoming_for(replace(STATE, members=FULL), fed)
-    incoming._connections._connections[1] = SimpleNamespace(
-        heartbeat=SimpleNamespace(unanswered=1), peer=SimpleNamespace(close=list)
-    )
+    incoming._connections._connections[1] = SimpleNamespace(answered=-inf, peer=SimpleNamespace(close=list))
     incoming._on_message(3, HELLO)
     incoming._admit_waiting()
     assert fed == []
-    incoming._connections._connections[1].heartbeat.unanswered = 0
+    incoming._connections._connections[1].answered = inf
     incoming._admit_waiting()
     incoming.agents.close()
     assert len(fed) == 1
@@ -174,3 +174,32 @@ def test_each_ping_echoes_the_last_renewal_that_has_come() -> None:
     assert connections.renewed_at(1) == incoming._loop.now()
     incoming.agents.close()
     assert [message.answered for message in sent if isinstance(message, Ping)] == [0.0, 7.0, 8.0]
+
+
+@pytest.mark.parametrize("dispatched", [True, False])
+def test_who_comes_after_the_end_gets_the_end_of_the_job_that_started_it_or_is_refused(dispatched: bool) -> None:
+    fed, sent, peer = list[Any](), list[Any](), PlayedCoordinator()
+    peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
+    incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, dispatched=dispatched)), fed)
+    incoming.agents.end(JobEnd(143, "signalled"), ())
+    incoming._connections._on_opened(peer)
+    incoming._connections._on_payload(1, encode(HELLO))
+    incoming.agents.close()
+    if dispatched:
+        assert (sent[-1], fed) == (JobEnd(143, "signalled"), [])
+    else:
+        assert [type(event) for event in fed] == [job.Joined]
+        ended = replace(STATE, phase=job.Phase.ENDED)
+        assert job.step(ended, fed[0])[1] == (job.Refuse(1, "the job has ended", exitcodes.RENDEZVOUS),)
+
+
+def test_an_agent_that_drops_its_coordinator_may_have_workers_until_its_lease_is_over() -> None:
+    """It loses a host that is silent earlier than that, and its workers may save meanwhile."""
+    fed, peer = list[Any](), PlayedCoordinator()
+    incoming = incoming_for(STATE, fed)
+    incoming._connections._on_opened(peer)
+    for message in (HELLO, Dropped()):
+        incoming._connections._on_payload(1, encode(message))
+    incoming.agents.close()
+    assert isinstance(fed[-1], job.AgentLost)
+    assert not fed[-1].has_ended

@@ -31,7 +31,7 @@ TOO_FEW = EndJob(
 
 
 def member(id: int, wanted: int | None = None, **fields: Any) -> Member:
-    return Member(id=id, host="abcdef"[id], workers=2, requested_rank=wanted, **fields)
+    return Member(id=id, host="abcdef"[id], workers=1, requested_rank=wanted, **fields)
 
 
 def end(rank: int, host: str, at: float, code: int | None = 0, **fields: Any) -> WorkerExit:

@@ -1,7 +1,10 @@
 """Who goes on when nodes lose each other, though the coordinator hears all of them."""
 
 from collections.abc import Sequence
+from signal import SIGTERM
 from typing import Any
+
+import pytest
 
 from ddplaunch.launcher.decide.job import (
     AgentLost,
@@ -11,6 +14,7 @@ from ddplaunch.launcher.decide.job import (
     Event,
     Joined,
     LetGo,
+    NodeStopping,
     Phase,
     Policy,
     Print,
@@ -19,9 +23,9 @@ from ddplaunch.launcher.decide.job import (
     Unheard,
     Unreached,
 )
-from ddplaunch.spec.outcome import Why
+from ddplaunch.spec.outcome import Why, WorkerError
 from ddplaunch.system import exitcodes
-from tests.unit.supervise.job_histories import ended, history, member, silent, stopping
+from tests.unit.supervise.job_histories import end, ended, history, member, silent, stopping
 
 SILENT = "silent for 10 s"
 ELASTIC = Policy(min_nodes=1, max_nodes=5, dispatched=True, lease=12.0, last_call=30.0)
@@ -98,6 +102,30 @@ def test_the_smaller_part_is_kept_where_only_that_is_impossible_otherwise() -> N
     assert not [action for action in done if isinstance(action, LetGo)]
     assert done[-1] == EndJob(exitcodes.NODE_LOST)
     assert state.generation.lost == ("node 2 (d): it does not hear node 0 (b): silent for 10 s",)
+
+
+def test_a_first_node_that_is_silent_may_be_lost_itself_which_is_waited_for() -> None:
+    unheard: list[Event] = [Unheard(2, "connection reset", 50.0), DeadlineReached(52.0, is_first_silent=True)]
+    state, done = played(ELASTIC, 2, *unheard)
+    assert (done, state.deadline) == ([], 54.0)
+    lost: list[Event] = [*unheard, AgentLost(1, "connection reset", 53.0), stopping(2, 53.5), DeadlineReached(70.0)]
+    state, done = played(ELASTIC, 2, *lost)
+    assert sorted(state.members) == [2]
+    assert BeginGeneration(1, (2,), 0) in done
+
+
+@pytest.mark.parametrize("unheard_at", [49.9, 50.1])
+def test_a_failure_that_follows_as_the_nodes_part_costs_no_restart(unheard_at: float) -> None:
+    """Without a restart, too, the job goes on with those that reach each other."""
+    closed = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer"
+    gloo = WorkerError(type="RuntimeError", message=closed, traceback="")
+    fails, unheard = NodeStopping(2, Why.FAILED, SIGTERM, 50.0), Unheard(2, "connection closed", unheard_at)
+    ends: list[Event] = [ended(2, 51.0, end(2, "c", 50.0, 1, error=gloo)), stopping(1, 51.0), stopping(3, 51.0)]
+    events: list[Event] = [unheard, fails] if unheard_at < 50.0 else [fails, unheard]
+    state, done = played(ELASTIC, 3, *events, *ends, DeadlineReached(60.0))
+    assert (state.phase, BeginGeneration(1, (1, 2, 3), 0) in done) == (Phase.RUNNING, True)
+    state, done = played(ELASTIC, 3, fails, *ends, DeadlineReached(60.0))
+    assert done[-1] == EndJob(1)
 
 
 def test_a_job_of_fixed_size_ends() -> None:

@@ -410,6 +410,14 @@ def test_a_node_that_comes_when_all_have_finished_starts_nothing() -> None:
     assert (state.phase, state.end.status) == (Phase.ENDED, 0)
 
 
+def test_a_node_that_comes_when_a_worker_was_not_started_yet_has_it_started_again() -> None:
+    one, two = member(0), replace(member(1), workers=2)  # of the two workers there, one is started, and finishes
+    finished = [ended(id, 41, end(id, "abcdef"[id], 39)) for id in range(2)]
+    met_with_two: list[Event] = [Joined(one, 1), Joined(two, 1.1), DeadlineReached(31.1)]
+    state, _ = history(ELASTIC, [*met_with_two, Joined(member(2), 40), *finished])
+    assert (state.phase, state.end.status) == (Phase.PAUSING, None)
+
+
 @pytest.mark.parametrize(("number", "status"), [(1, 137), (3, 122)])
 def test_to_other_nodes_a_killed_command_is_a_lost_node(number: int, status: int) -> None:
     killed = [*met(number), NodeStopping(0, Why.FRONT_LOST, SIGTERM, 4), *(stopping(id, 5) for id in range(number))]

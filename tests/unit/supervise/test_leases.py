@@ -28,7 +28,7 @@ from ddplaunch.launcher.decide.job import (
     step,
 )
 from ddplaunch.spec.outcome import Why
-from tests.unit.supervise.job_histories import ended, history, member, met, stopping
+from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 
 LEASE = 10.0 + KILLED_WITHIN
 BY_HAND = Policy(min_nodes=1, max_nodes=3, lease=LEASE, last_call=5.0, replaceable=True, may_leave=True)
@@ -313,3 +313,17 @@ def test_a_job_of_which_some_nodes_had_no_workers_yet_has_not_finished() -> None
         DeadlineReached(14.1),
     ]
     assert begun(policy, *events) == [(0, 1, 2), (0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize("others_ended", [False, True])
+def test_a_node_whose_workers_were_ended_without_a_word_before_has_not_finished(others_ended: bool) -> None:
+    """Its lease was over, and what it says of that is still heard."""
+    others = [ended(0, 19.0), ended(1, 19.0)]
+    rest = [] if others_ended else [stopping(0, 20.1), stopping(1, 20.1)]
+    for exits in ([], [end(2, "c", 20.0, None, signal=9, stopped_with=9)], [end(2, "c", 20.0, 1)]):
+        over: list[Event] = [*(others if others_ended else []), NodeEnded(2, tuple(exits), None, 20.0), *rest]
+        state, actions = history(BY_HAND, [*met(), *over, DeadlineReached(20.2)])
+        assert state.end.status is None
+        said = "node 2 (c) is lost: its workers were ended there, as when it is not heard for too long"
+        assert Print(said) in actions
+        assert isinstance(actions[-1], BeginGeneration)

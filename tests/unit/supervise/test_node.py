@@ -271,7 +271,9 @@ def test_a_start_that_crosses_the_report_of_a_stop_starts_nothing(event):
 
 def test_a_coordinator_that_has_not_had_the_report_of_a_signal_starts_nothing_here():
     stopped = (*FIRST, StopOrdered(SIGTERM, 1.0), SignalReceived(SIGTERM, 1.1), *ENDS, NOTHING_LEFT)
-    assert after(*stopped, GenerationBegun(1, ALL, 9.0))[1] == [ReportEnded()]
+    state, actions = after(*stopped, GenerationBegun(1, ALL, 9.0))
+    assert actions == [ReportEnded()]
+    assert (state.generation, state.exits, state.start_failure) == (1, (), None), "nothing of the last one"
 
 
 def test_signals_that_do_not_stop_reach_nobody_while_nothing_runs():

@@ -42,8 +42,8 @@ def go_on_if_ended(state: State, at: float) -> Result:
         return state, ()
     generation = state.generation
     no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not generation.lost
-    have_started = generation.exits and all(
-        generation.node_exits.get(member.id) for member in state.members.taking_part
+    have_started = all(generation.node_exits.values()) and all(  # also those on nodes that have left
+        len(generation.node_exits.get(member.id, ())) == member.workers for member in state.members.taking_part
     )
     if no_failure and have_started and all(exit.stopped_with is None for exit in generation.exits):
         # the reason to stop came when all workers had ended, while processes that they left behind were being swept
@@ -69,7 +69,8 @@ def _why_in_the_end(state: State) -> Why | None:
     if start_failure is not None:
         return Why.FAILED if state.why in HARMLESS else state.why  # else another generation would follow
     only_follows = failure is None or follows(failure)
-    return Why.NODE_LOST if state.why is Why.FAILED and state.generation.lost and only_follows else state.why
+    have_parted = bool(state.generation.lost or state.parted.nodes)
+    return Why.NODE_LOST if state.why is Why.FAILED and have_parted and only_follows else state.why
 
 
 def _restart_after_failure(state: State, at: float) -> Result:

@@ -12,7 +12,7 @@ from ddplaunch.launcher.decide.job import actions, events
 from ddplaunch.launcher.decide.job.ending import Result, end_job, go_on_if_ended, halt, stop
 from ddplaunch.launcher.decide.job.members import Member, Members
 from ddplaunch.launcher.decide.job.starting import take_back
-from ddplaunch.launcher.decide.job.state import Parted, State
+from ddplaunch.launcher.decide.job.state import SETTLE, Parted, State
 from ddplaunch.spec.outcome import Why
 
 _MOST_NAMED = 8  # nodes
@@ -25,8 +25,13 @@ def on_unheard(state: State, event: events.Unheard) -> State:
     return replace(state, parted=state.parted.with_node(event.id, event.reason, event.at))
 
 
-def on_parted_due(state: State, at: float) -> Result:
-    """Stop all workers; let the smaller part go, or end the job if no part is large enough."""
+def on_parted_due(state: State, at: float, *, is_first_silent: bool) -> Result:
+    """Stop all workers; let the smaller part go, or end the job if no part is large enough.
+
+    A first node that is silent may be lost itself, which will show.
+    """
+    if is_first_silent:
+        return replace(state, parted=replace(state.parted, due=at + SETTLE)), ()
     parted = {id: reason for id, reason in state.parted.nodes if state.members.runs(id)}
     state = replace(state, parted=Parted())
     parting = _part(state, parted, "hear")

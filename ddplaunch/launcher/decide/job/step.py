@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from signal import SIGHUP, SIGINT, SIGTERM
 
 from msgspec.structs import replace
@@ -33,11 +34,12 @@ from ddplaunch.launcher.decide.job.starting import (
     with_given_up,
 )
 from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
-from ddplaunch.spec.outcome import CUT_OFF, MAY_RESTART, OWN_END, Why
+from ddplaunch.spec.outcome import CUT_OFF, MAY_RESTART, OWN_END, Why, WorkerExit
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.deadline import is_due
 from ddplaunch.system.words import signal_name
 
+_ENDED_THERE = "its workers were ended there, as when it is not heard for too long"
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
 
 # seconds from SIGTERM to a node until the next generation: somebody who deletes the whole job does not reach all nodes at
@@ -79,7 +81,7 @@ def step(state: State, event: events.Event) -> Result:
             return _on_limits_paused(state, id, paused=paused) if state.members.runs(id) else (state, ())
         case events.Unreached() if state.phase is Phase.RUNNING:
             return on_unreached(state, event)
-        case events.Unheard(id) if state.phase is Phase.RUNNING and state.members.runs(id):
+        case events.Unheard(id) if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.members.runs(id):
             return on_unheard(state, event), ()
         case events.Unreached() | events.Unheard():
             return state, ()
@@ -97,8 +99,8 @@ def step(state: State, event: events.Event) -> Result:
         case events.JobResumed(at):
             return _on_resumed(state, at), ()
         # time
-        case events.DeadlineReached(at):
-            return _on_deadline(state, at)
+        case events.DeadlineReached(at, is_first_silent):
+            return _on_deadline(state, at, is_first_silent=is_first_silent)
 
 
 def _note(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
@@ -262,6 +264,11 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         state = halt(state)  # the next generation would run beside these processes
     if member.let_go:
         return on_let_go_ended(state, member, event.at)
+    if state.phase is Phase.RUNNING and not _have_finished(member, event.exits):
+        # as at the end of its lease: its agent has stopped them, and lives without this coordinator
+        state = replace(state, generation=generation.with_lost(f"{member}: {_ENDED_THERE}"))
+        state, then = stop(state, Why.NODE_LOST, SIGTERM, event.at)
+        return state, (actions.Print(f"{member} is lost: {_ENDED_THERE}"), *then)
     is_first_after_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT and len(generation.node_exits) == 1
     if is_first_after_ctrl_c and not state.members.have_ended:
         # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
@@ -269,6 +276,11 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     if state.phase is Phase.RUNNING and generation.early_exits_at is None:
         generation = replace(generation, early_exits_at=event.at + EARLY_EXIT_WARNING)
     return go_on_if_ended(replace(state, generation=generation), event.at)
+
+
+def _have_finished(member: Member, exits: Sequence[WorkerExit]) -> bool:
+    """Whether all workers of a node were started, and have ended well: a failure is reported before."""
+    return len(exits) == member.workers and all(end.status == 0 for end in exits)
 
 
 # --- a node that leaves: SIGTERM came to one agent of an elastic job, as before a pod or spot machine is taken, or SIGHUP, since
@@ -392,7 +404,7 @@ def _on_resumed(state: State, at: float) -> State:
     return replace(state, limits=state.limits.resumed(at), phase_deadline=deadline)
 
 
-def _on_deadline(state: State, at: float) -> Result:
+def _on_deadline(state: State, at: float, *, is_first_silent: bool) -> Result:
     """Do what is due at this time: stop the job, start, end a rendezvous in vain, or print what the job waits for."""
     if not is_due(state.deadline, at):
         return state, ()
@@ -405,7 +417,7 @@ def _on_deadline(state: State, at: float) -> Result:
     if state.phase is Phase.RENDEZVOUS:
         return on_rendezvous_due(state, at)
     if state.phase is Phase.RUNNING and is_due(state.parted.due, at):
-        return on_parted_due(state, at)
+        return on_parted_due(state, at, is_first_silent=is_first_silent)
     return _on_early_exits_due(state)
 
 

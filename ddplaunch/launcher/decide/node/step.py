@@ -31,7 +31,7 @@ def step(state: State, event: events.Event) -> Result:
         # the coordinator orders
         case events.GenerationBegun(generation) if state.why in _NO_FURTHER or (state.end.halted and state.end.signum):
             # the order crossed our report, or comes from a coordinator that has not had it
-            return replace(state, generation=generation), (actions.ReportEnded(),)
+            return replace(state, generation=generation, exits=(), start_failure=None), (actions.ReportEnded(),)
         case events.GenerationBegun():
             return _on_generation_begun(state, event)
         case events.StopOrdered():
