@@ -14,7 +14,7 @@ from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import Hello, NodeFacts
 from ddplaunch.launcher.job.orders import Generation, JobEnd, LookingForCoordinator, NodeEnd, SentReport, Waits
 from ddplaunch.launcher.job.remote_link import RemoteLink
-from ddplaunch.launcher.node.child import LEASE_MARGIN
+from ddplaunch.launcher.node.child import INTERVAL
 from ddplaunch.launcher.tell.causes import NO_TRACES
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerError
 from tests.simulator.arbiters import KEY, PORT, Arbiter
@@ -26,6 +26,7 @@ from tests.unit.supervise.phases import node_step
 
 AT_WORK = (Phase.RUNNING, Phase.SETTLING)
 STOPS = frozenset({int(SIGINT), int(SIGTERM), int(SIGHUP), int(SIGQUIT)})
+FRONT_KILLS_WITHIN = 2 * INTERVAL  # seconds from the end of a lease: the front sees it at three looks
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
 
 
@@ -77,12 +78,10 @@ class Agent:
             cast(Any, self.process),
             key=KEY,
             hello=self.hello,
-            source=None,
             heartbeat_timeout=scenario.heartbeat_timeout,
             rdzv_timeout=policy.rdzv_timeout,
             lease=self.lease,
             how_back="for it" if policy.lease and scenario.where == "by hand" else "",
-            max_restarts=policy.max_restarts,
             max_nodes=policy.max_nodes,
         )
         link.aim([address_of(COMMAND if scenario.where == "command" else 0)], [PORT])
@@ -95,12 +94,12 @@ class Agent:
     def watch_lease(self) -> None:
         """Have the front of an agent that is stopped now kill it, with its workers, when the lease is over."""
         if isinstance(self.link, RemoteLink) and self.lease.left < inf:
-            self.world.at(self.world.now + self.lease.left + LEASE_MARGIN, self._on_front)
+            self.world.at(self.world.now + self.lease.left + FRONT_KILLS_WITHIN, self._on_front)
 
     def _on_front(self) -> None:
         machine = self.process.machine
         if self.world.now < machine.frozen_until:
-            self.world.at(machine.frozen_until + LEASE_MARGIN, self._on_front)
+            self.world.at(machine.frozen_until + FRONT_KILLS_WITHIN, self._on_front)
         elif self.process.is_stopped and not machine.is_asleep and not self.lease.left:
             self.process.kill()
 

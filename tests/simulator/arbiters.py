@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ from ddplaunch.launcher.job.local_link import LocalLink
 from ddplaunch.launcher.job.orders import SentReport
 from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.channel.peer import CLOSED
 from ddplaunch.system import exitcodes
 from ddplaunch.system.net.port import PortTaken
 from tests.simulator.training import Run, Violation
@@ -23,6 +25,7 @@ from tests.unit.supervise.phases import checked
 
 if TYPE_CHECKING:
     from tests.simulator.agents import Agent
+    from tests.simulator.network import Peer
 
 PORT = 29_500
 KEY = Key(b"of the job")
@@ -52,9 +55,9 @@ class Arbiter(Coordinator):
         self.process, self.world, self.own = process, process.world, own
         scenario, here = self.world.scenario, process.machine.number
         self.has_left = False  # so that the others wait for the next one
-        self.told: dict[
-            int, set[int]
-        ] = {}  # the statuses of those that were told to end while the others go on, by machine
+        # the statuses of those that were told to end while the others go on, by machine
+        self.told: dict[int, set[int]] = {}
+        self.ending: set[int] = set()  # those with which the job was being stopped, which all agents are told
         self.met: set[int] = set()  # machines whose agents have joined
         self.refused: set[int] = set()  # machines for which the job had no place
         self.runs: list[Run] = []
@@ -76,7 +79,7 @@ class Arbiter(Coordinator):
         self.world.arbiters.append(self)
         if own is None:
             process.exits = lambda: self.state.end.status if self.is_over else None
-            self.lead(self.link.take, self.incoming.agents)
+            self.lead(self.link.take, self.incoming.agents, is_one_host=False)
         else:
             own.link = self.link
             self.join(self.link.take, self.incoming.agents.join(own.hello("")), self.incoming.agents)
@@ -90,6 +93,17 @@ class Arbiter(Coordinator):
 
     def _tell(self, id: int, status: int) -> None:
         self.told.setdefault(self._machine(id), set()).add(status)
+
+    def on_agent_ended(self, peer: Peer) -> None:
+        """Take an agent for ended once no worker is left there, which its host says then, over the pipe of the command."""
+        if not peer.is_open:
+            return
+        if self.world.machine(peer.there).workers():
+            self.world.at(self.world.now + 0.2, self.process.do, partial(self.on_agent_ended, peer))
+            return
+        connections: Any = self.incoming._connections
+        (id,) = [id for id, connection in connections._connections.items() if connection.peer is peer]
+        self.incoming.lose(id, CLOSED, has_ended=True)
 
     # --- what it decides
 
@@ -105,6 +119,8 @@ class Arbiter(Coordinator):
     def check(self, _event: job.Event, before: job.State, after: job.State) -> None:
         """Raise Violation if nothing would ever happen any more."""
         checked(before, (after,))
+        if (status := job.status_if_ending(before, after, self.process.now())) is not None:
+            self.ending.add(status)
         stands = {
             Phase.RENDEZVOUS: after.rendezvous.deadline is None and after.phase_deadline is None,
             Phase.PAUSING: after.phase_deadline is None,

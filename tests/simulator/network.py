@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ddplaunch.reach.channel.peer import CLOSED, RESET
+from tests.simulator.scenario import COMMAND
 from tests.simulator.world import Process, address_of
 
 _SLOW = 6.0  # seconds that a message takes at most over a slow link, or the news that a connection is broken
@@ -89,7 +90,9 @@ class Peer:
     def _hand_over(self, item: Any) -> None:
         if not self.is_open:
             return
-        if isinstance(item, str):
+        if item == CLOSED and self.here == COMMAND and self._world.arbiter is not None:
+            self._world.arbiter.on_agent_ended(self)
+        elif isinstance(item, str):
             self._shut()
             self.closed(item)
         else:

@@ -223,7 +223,7 @@ class Simulation:
         else:
             allowed = {arbiter.state.end.status} | arbiter.told.get(agent.number, set())
             if text.startswith(LOST):
-                allowed = {exitcodes.NODE_LOST}
+                allowed = {exitcodes.NODE_LOST, *arbiter.ending}
                 if not self._may_lose(agent, arbiter):
                     raise Violation(f"whoever can reach the arbiter goes on with it: {agent} has lost it")
             elif self.scenario.policy.spares:

@@ -61,7 +61,7 @@ def test_by_hand_a_node_0_that_is_lost_for_good_ends_the_job_with_122() -> None:
 def test_nobody_waits_for_a_node_0_that_was_stopping_the_job() -> None:
     ctrl_c = Fault(20.0, "signal", 0, signum=2)
     statuses, _ = ended(of("by hand", ctrl_c, replace(KILLED, at=20.5), program="slow"))
-    assert statuses == {0: None, 1: 122, 2: 122}
+    assert statuses == {0: None, 1: 130, 2: 130}
 
 
 def test_a_node_0_that_leaves_in_order_is_waited_for() -> None:

@@ -126,7 +126,7 @@ BREAKS: dict[str, tuple[Scenario, Any, str, Any, str]] = {
         *(arbiters, "first_term", lambda _: 1, "terms grow"),
     ),
     "the last checkpoint is loaded, whatever its term": (
-        of("command", Fault(20.0, "freeze", 2, lasts=40.0), Fault(45.0, "kill", 1), work=90.0),
+        of("command", Fault(20.0, "freeze", 2, lasts=40.0), Fault(44.0, "kill", 1), work=90.0),
         *(Storage, "greatest", property(last_written), "a checkpoint never goes back"),
     ),
 }

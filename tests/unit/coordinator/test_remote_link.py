@@ -58,7 +58,7 @@ def test_what_was_said_is_replaced_by_what_comes_then() -> None:
     """Once the cable of this node is in again, "no route to host" is no longer why node 0 is not reached."""
     hello: Any = None
     loop = FakeLoop()
-    link = RemoteLink(loop, key=Key(b"key"), hello=hello, source=None, heartbeat_timeout=30.0, rdzv_timeout=60.0)
+    link = RemoteLink(loop, key=Key(b"key"), hello=hello, heartbeat_timeout=30.0, rdzv_timeout=60.0)
     link._queries = (("a", 29501),)
     link._refusals.add("a:0", "no route to host")
     loop.pass_time(3.0)
