@@ -181,7 +181,11 @@ class Connections:
     @property
     def all_answered(self) -> bool:
         """Whether each peer has answered a ping that was sent since `ping_all` was last called."""
-        return all(connection.answered >= self._asked_at for connection in self._connections.values())
+        return all(map(self.has_answered, self._connections))
+
+    def has_answered(self, id: int) -> bool:
+        """Return whether a peer has answered a ping that was sent since `ping_all` was last called."""
+        return id in self._connections and self._connections[id].answered >= self._asked_at
 
     def offset(self, id: int) -> tuple[float, float]:
         """Return what has to be added to this peer's times to get ours, in seconds, and how wrong that may be."""

@@ -133,7 +133,7 @@ class Coordinator:
         is_silent = False
         if self.state.parted.due is not None and self._agents is not None:
             first = next((member.id for member in self.state.members.values() if member.node_rank == 0), SELF_ID)
-            is_silent = self._agents.connections.is_silent(first)
+            is_silent = not self._agents.connections.has_answered(first)
         self.feed(job.DeadlineReached(self._loop.now(), is_silent))
 
     def take(self, id: int, report: Report) -> None:
@@ -395,7 +395,8 @@ class Coordinator:
         """Take what a node has come to in the last meeting, or, once that is over, that the node does not hear the first one."""
         meeting, now = self._meeting, self._loop.now()
         if meeting is None:
-            if isinstance(report, Unheard):
+            if isinstance(report, Unheard) and self._agents is not None:
+                self._agents.connections.ping_all()  # whether the first node lives, see `_on_deadline`
                 self.feed(job.Unheard(id, below(report.reason), now))
             return
         if isinstance(report, CannotLead):

@@ -154,7 +154,7 @@ class DeadlineReached(Struct, frozen=True):
     """The state's deadline may have come."""
 
     at: float
-    is_first_silent: bool = False  # whether node 0 has not answered lately, if nodes do not hear it
+    is_first_silent: bool = False  # whether node 0 has not answered since nodes said that they do not hear it
 
 
 _OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
