@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.simulator.scenario import COMMAND, FOREVER, Fault, Scenario
-from tests.simulator.simulation import Simulation
+from tests.simulator.scenario import COMMAND, FOREVER, Fault, Scenario, scenario
+from tests.simulator.simulation import Simulation, failure_of
 from tests.simulator.test_simulator import BACK, KILLED, of
 
 FORTY = 40
@@ -134,3 +134,8 @@ def test_a_job_that_is_stopped_while_the_nodes_meet_starts_nothing() -> None:
     statuses, simulation = ended(of("command", Fault(MEETING, "stop job", signum=15), delay=0.6))
     assert (simulation.world.arbiters[0]._meetings, simulation.world.arbiters[0].runs) == (1, [])
     assert set(statuses.values()) == {143}
+
+
+def test_nodes_part_in_a_meeting_only_if_the_first_one_lives() -> None:
+    """In this history the others say that they do not reach it before the command knows that it is lost."""
+    assert not failure_of(scenario(288_627))

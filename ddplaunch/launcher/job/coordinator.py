@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.system.loop.loop import Pending
 
 _EXPLAINED_WITHIN = 5.0  # seconds
+_ANSWERS_AGAIN = 0.2  # seconds from one look whether the first node has answered to the next
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
     "hint: is ddplaunch running there, with the same address and token? Type `--node-rank` on all nodes or on none. "
@@ -393,10 +394,12 @@ class Coordinator:
 
     def _take_about_meeting(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
         """Take what a node has come to in the last meeting, or, once that is over, that the node does not hear the first one."""
-        meeting, now = self._meeting, self._loop.now()
+        meeting, agents, now = self._meeting, self._agents, self._loop.now()
+        if agents is None:
+            return
         if meeting is None:
-            if isinstance(report, Unheard) and self._agents is not None:
-                self._agents.connections.ping_all()  # whether the first node lives, see `_on_deadline`
+            if isinstance(report, Unheard):
+                agents.connections.ping_all()  # whether the first node lives, see `_on_deadline`
                 self.feed(job.Unheard(id, below(report.reason), now))
             return
         if isinstance(report, CannotLead):
@@ -407,13 +410,25 @@ class Coordinator:
         meeting.take(id, report)
         if not meeting.is_over:
             return
-        self._meeting = None
         if meeting.unreached:
-            self.feed(job.Unreached(tuple((id, below(why)) for id, why in meeting.unreached.items()), now))
-        else:
-            assert meeting.leads is not None
-            number, restarts = self.state.generation.number, self.state.restarts.number
-            self._order_to_begin(number, meeting.order, restarts, meeting.leads.port, meeting.address)
+            agents.connections.ping_all()
+            self._part_once_first_answers(meeting, agents)
+            return
+        self._meeting = None
+        assert meeting.leads is not None
+        number, restarts = self.state.generation.number, self.state.restarts.number
+        self._order_to_begin(number, meeting.order, restarts, meeting.leads.port, meeting.address)
+
+    def _part_once_first_answers(self, meeting: Meeting, agents: Agents) -> None:
+        """Feed which nodes do not reach the first one, once that has shown that it lives; its loss ends the meeting before."""
+        if self._meeting is not meeting:
+            return
+        if not agents.connections.has_answered(meeting.order[0]):
+            self._loop.timer(self._loop.now() + _ANSWERS_AGAIN, partial(self._part_once_first_answers, meeting, agents))
+            return
+        self._meeting = None
+        unreached = tuple((id, below(why)) for id, why in meeting.unreached.items())
+        self.feed(job.Unreached(unreached, self._loop.now()))
 
     def _on_not_led(self, id: int, report: CannotLead, *, again: bool) -> None:
         """Feed that the generation cannot begin, since the first node cannot make ready for it."""
