@@ -62,7 +62,7 @@ soak: .venv/test ## train under random faults for MINUTES=30, each training with
 simulate: .venv/test ## run the decisions of all nodes under random faults, without processes: SEEDS=1000; SEED=N shows one history
 	.venv/bin/python -m tests.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))
 
-breaks: .venv/test ## break the code in thirty places, one after the other: the tests must catch each; 3 minutes
+breaks: .venv/test ## break the code in many places, one after the other: the tests must catch each; 3 minutes
 	.venv/bin/python -m tests.breaks
 
 test-torch: ## run the tests that touch torch with another one: TORCH=2.4.1 PYTHON=python3.11; in an environment of its own
