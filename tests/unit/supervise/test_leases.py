@@ -327,3 +327,10 @@ def test_a_node_whose_workers_were_ended_without_a_word_before_has_not_finished(
         said = "node 2 (c) is lost: its workers were ended there, as when it is not heard for too long"
         assert Print(said) in actions
         assert isinstance(actions[-1], BeginGeneration)
+
+
+def test_its_term_is_greater_than_that_of_any_node_though_its_own_clock_is_behind() -> None:
+    state, _ = history(BY_HAND, [*back(104, 107), DeadlineReached(12.0)], first_term=50)
+    assert state.generation.term == 108
+    state, _ = history(BY_HAND, [*back(4, 7), DeadlineReached(12.0)], first_term=50)
+    assert state.generation.term == 50
