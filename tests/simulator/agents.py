@@ -14,7 +14,7 @@ from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import Hello, NodeFacts
 from ddplaunch.launcher.job.orders import Generation, JobEnd, LookingForCoordinator, NodeEnd, SentReport, Waits
 from ddplaunch.launcher.job.remote_link import RemoteLink
-from ddplaunch.launcher.node.child import INTERVAL
+from ddplaunch.launcher.node.child import LOOK_AT_LAPSE
 from ddplaunch.launcher.tell.causes import NO_TRACES
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerError
 from tests.simulator.arbiters import KEY, PORT, Arbiter
@@ -26,7 +26,7 @@ from tests.unit.supervise.phases import node_step
 
 AT_WORK = (Phase.RUNNING, Phase.SETTLING)
 STOPS = frozenset({int(SIGINT), int(SIGTERM), int(SIGHUP), int(SIGQUIT)})
-FRONT_KILLS_WITHIN = 2 * INTERVAL  # seconds from the end of a lease: the front sees it at three looks
+FRONT_KILLS_WITHIN = 2 * LOOK_AT_LAPSE  # seconds from the end of a lease: the front sees it at three looks
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
 
 

@@ -164,6 +164,8 @@ class Simulation:
 
     def _start(self, machine: Machine) -> None:
         """Start an agent; that of node 0 has the arbiter, unless the command has."""
+        if (arbiter := self.world.arbiter) is not None:
+            arbiter.met.discard(machine.number)
         process = Process(self.world, machine)
         agent = Agent(process)
         self.agents.append(agent)
@@ -264,6 +266,7 @@ class Simulation:
             exitcodes.NODE_LOST: bool(kinds - {"join", "fail", "port", "hang"}) or self.scenario.stuck >= 0,
         }
         signals = {128 + signum for fault in faults if (signum := fault.signum)} | {128 + SIGKILL}
+        signals |= {128 + SIGTERM} if "front" in kinds else set()
         if not is_right.get(status, status in signals):
             raise Violation(f"every member ends with the right status: the job with {status} ({state.why})")
 

@@ -42,9 +42,10 @@ PATIENCE = 1.5
 _COUNTS = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
 _AT_REST = 2  # times as long while all is well: the kernel tells at once that an agent is stopped
-# looks, INTERVAL apart, at which a lease is over before the agent is killed: one that runs kills its workers itself, or says
+# looks at which a lease is over before the agent is killed, half a second in all: one that runs kills its workers itself, or says
 # after a pause of both that the lease goes on
 _LAPSED = 3
+LOOK_AT_LAPSE = 0.25  # seconds from one of them to the next: the rest of `KILLED_WITHIN` is for the kernel
 
 
 def start(
@@ -207,7 +208,7 @@ class Watch:
         The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent; else it `may_rest` no longer than usual.
         """
         is_well = may_rest and not self.silent and not is_stopped(self._agent)
-        self._waited = min(self.interval * (_AT_REST if is_well else 1), self._pipes.lease_left() or INTERVAL)
+        self._waited = min(self.interval * (_AT_REST if is_well else 1), self._pipes.lease_left() or LOOK_AT_LAPSE)
         return self._waited
 
     @property

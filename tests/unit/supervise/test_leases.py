@@ -334,3 +334,9 @@ def test_its_term_is_greater_than_that_of_any_node_though_its_own_clock_is_behin
     assert state.generation.term == 108
     state, _ = history(BY_HAND, [*back(4, 7), DeadlineReached(12.0)], first_term=50)
     assert state.generation.term == 50
+
+
+def test_a_job_has_not_finished_while_it_is_unknown_how_workers_of_a_lost_node_that_left_have_ended() -> None:
+    leaves = [*met(), NodeStopping(2, Why.SIGNALLED, SIGTERM, 20.0), lost(2, 20.1, has_ended=True)]
+    done = [ended(0, 20.2), ended(1, 20.2)]
+    assert begun(BY_HAND, *leaves, *done, DeadlineReached(22.0)) == [(0, 1, 2), (0, 1)]

@@ -164,8 +164,9 @@ def _on_agent_lost(state: State, lost: events.AgentLost) -> Result:
         how = "has left" if reason == OWN_END else f"is lost: {reason}"
         return state, (actions.Print(f"{member.host}, a spare, {how}"), *then) if was_spare else then
     state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
-    if member.is_leaving:
-        return go_on_if_ended(state, at)
+    if member.is_leaving:  # how its workers have ended is not known
+        unknown = replace(state.generation, node_exits=state.generation.node_exits.with_item(lost.id, ()))
+        return go_on_if_ended(replace(state, generation=unknown), at)
     state = replace(state, generation=state.generation.with_lost(f"{member}: {reason}"))
     if state.phase is Phase.RUNNING:
         state, then = stop(state, Why.NODE_LOST, SIGTERM, at)
