@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ddplaunch.launcher.job.orders import MAX_ADDRESSES, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.system.net.addresses import is_loopback
 
 
@@ -61,6 +62,6 @@ class Meeting:
         return self.leads is not None and not self._missing
 
     @property
-    def address(self) -> str | None:
-        """The address under which most have reached the first node; None: there is no other node."""
-        return Counter(self._reached.values()).most_common(1)[0][0] if self._reached else None
+    def address(self) -> str:
+        """The address under which most have reached the first node; of a node alone, that of its loopback interface."""
+        return Counter(self._reached.values() or [LOOPBACK]).most_common(1)[0][0]
