@@ -176,11 +176,14 @@ def test_a_meeting_is_over_once_all_have_answered_and_takes_no_address_that_was_
     assert meeting.unreached == {6: "at 10.6.6.6, which is none of its addresses"}
 
 
-def test_nodes_of_one_machine_reach_each_other_at_its_loopback_address_alone() -> None:
+def test_who_is_called_by_a_loopback_address_is_reached_from_other_hosts_all_the_same() -> None:
+    """As with `--hosts 127.0.0.1,gpu02`: the other node finds itself at that address, and nobody who has the key."""
     asked: list[tuple[int, Any]] = []
-    meeting = Meeting(1, (1, 2), ("127.0.0.1", "sim"), lambda id, order: asked.append((id, order)))
+    meeting = Meeting(1, (1, 2), ("127.0.0.1",), lambda id, order: asked.append((id, order)))
     meeting.take(1, Leads(1, 29500, ("10.0.0.1",), 4711))
-    assert asked == [(2, Reach(1, ("127.0.0.1",), 4711))]
+    assert asked == [(2, Reach(1, ("127.0.0.1", "10.0.0.1"), 4711))]
+    meeting.take(2, Reached(1, "10.0.0.1"))
+    assert (meeting.address, meeting.unreached) == ("10.0.0.1", {})
 
 
 def test_a_node_alone_meets_at_its_loopback_address_whatever_address_of_the_command_it_has_reached() -> None:

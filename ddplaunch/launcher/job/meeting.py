@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch.launcher.job.orders import MAX_ADDRESSES, Lead, Leads, Reach, Reached, Unheard
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
-from ddplaunch.system.net.addresses import is_loopback
 
 
 class Meeting:
@@ -41,9 +40,7 @@ class Meeting:
         match report:
             case Leads() if id == self.order[0] and self.leads is None:
                 self.leads = report
-                is_one_host = is_loopback(self._names[0])
-                known = self._names[:1] if is_one_host else (*self._names, *report.addresses)
-                self._addresses = tuple(dict.fromkeys(known))[:MAX_ADDRESSES]
+                self._addresses = tuple(dict.fromkeys((*self._names, *report.addresses)))[:MAX_ADDRESSES]
                 for other in self.order[1:]:
                     self._ask(other, Reach(self.number, self._addresses, report.heard_at))
             case Reached(address=address, reason=reason) if id in self._missing and self.leads is not None:
