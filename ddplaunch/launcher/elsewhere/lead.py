@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from math import inf
 from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +110,6 @@ class Lead:
         self._job = lead
         inputs, spec, allocation = lead.inputs, lead.inputs.spec, lead.inputs.allocation
         files.attach(loop)
-        pipes.note_lease(inf)  # no worker is here
         self.context = AgentContext(loop, inputs, files, OutputQueue(loop, pipes.output[1]))
         self.reporter = self.context.reporter
         self.signals = SignalSource(
@@ -148,7 +146,7 @@ class Lead:
             may_shorten_silence=spec.may_shorten_silence,
         )
         self.incoming = Incoming(loop, terms, self.coordinator, self.reporter.print)
-        self.link = LocalLink(loop, self.coordinator)
+        self.link = LocalLink(loop, self.coordinator, has_workers=False)
         self.coordinator.lead(self.link.take, self.incoming.agents, is_one_host=spec.simulate is not None)
         self.shutdown = Shutdown(loop, self.context, self.signals, pipes, lead.requeue)
         self.reporter.tell_all = self.coordinator.say
