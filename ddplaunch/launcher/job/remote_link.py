@@ -264,6 +264,8 @@ class RemoteLink(Link):
     def _on_given_up(self, reason: str, *, may_return: bool) -> None:
         """Lose a coordinator that goes on without this node."""
         when = self._loop.clock.paused(self._heartbeat_timeout)
+        if when and self._lease.seconds < inf:  # its clock may have stood still, as with --simulate
+            self._loop.handle(node.LeaseOver(self._loop.now()))
         said = f"this node was {when}, and {self._coordinator} goes on without this node: {reason}"
         error = said if when else f"{self._coordinator} was lost: it goes on without this node: {reason}"
         if may_return:
