@@ -375,8 +375,7 @@ root, name, go = sys.argv[1:]
 print("ready", flush=True)
 while not os.path.exists(go):
     time.sleep(0.001)
-folder, _ = folders.make(root, name)
-events = os.open(folder + "/events.jsonl", os.O_WRONLY | os.O_CREAT)
+_, _, events = folders.make(root, name)
 folders.lock(events)
 for _ in old_runs.tidy(root, 30):
     pass
