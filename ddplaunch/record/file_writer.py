@@ -143,11 +143,10 @@ class _Writer:
     def _make(self, root: str, name: str, runs: str | None, keep: int) -> None:
         """Make the folder of this run; those in `runs` are kept for so many days."""
         try:
-            self._path, self._folder = folders.make(root, name)
+            self._path, self._folder, self._events = folders.make(root, name)
             unsafe = folders.replaceable_by(self._path)
-            self._events = self._create("events.jsonl", os.O_APPEND)
         except OSError as error:
-            self._folder = -1
+            self._folder = self._events = -1
             self.reply(none=f"no logs are kept: {error.strerror}: {error.filename}")
             return
         folders.lock(self._events)

@@ -66,24 +66,37 @@ def bad_nodes_file(env: Mapping[str, str]) -> str:
     return "" if state is None else f"{state}/ddplaunch/nodes.jsonl"
 
 
-def make(root: str, name: str) -> tuple[str, int]:
-    """Make the folder `name` below `root`, or one with a number behind its name if there is such a one.
+def make(root: str, name: str) -> tuple[str, int, int]:
+    """Make the folder `name` below `root`, or one with a number behind its name if a run has it, and its events.jsonl.
 
-    Give its path, and a descriptor: what is done by that is done in this folder, whatever has its name by then.
+    Give its path and descriptors of both: what is done by that of the folder is done there, whatever has its name by then.
 
     Raises OSError.
     """
     make_all(root)
     for number in count():
         path = f"{root}/{name}.{number}" if number else f"{root}/{name}"
-        try:
+        is_new = False
+        with suppress(FileExistsError):  # a node of this run may have made it on its way to a folder of its own
             os.mkdir(path, 0o700)
-        except FileExistsError:
-            # a node of this run may have made it on its way to a folder of its own
-            if not os.path.isdir(path) or os.path.lexists(f"{path}/events.jsonl"):
-                continue
-        return path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            is_new = True
+        try:
+            return path, *_claim(path)
+        except OSError as error:
+            if is_new and not isinstance(error, FileExistsError):  # else another run was quicker
+                raise
     raise AssertionError
+
+
+def _claim(path: str) -> tuple[int, int]:
+    """Return descriptors of a folder that no run has yet, and of its new events.jsonl. Raises OSError: one has it."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        new = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return folder, os.open("events.jsonl", new, 0o600, dir_fd=folder)
+    except OSError:
+        os.close(folder)
+        raise
 
 
 def make_all(path: str) -> None:

@@ -15,13 +15,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count as counted
 from typing import Any
 
 from ddplaunch.plan import Plan
 from ddplaunch.record.events import VERSION, Event
 from ddplaunch.record.file_queue import EVENT, HOLD, JSON, MAKE, REMOVE, REPLACE, SAMPLE, FileQueue, Log, pack
-from ddplaunch.record.folders import runs_folder
+from ddplaunch.record.folders import run_id_of, runs_folder
 from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count
 
 SAMPLES, COLLECTIVES = "samples.jsonl", "collectives.jsonl"
@@ -190,15 +193,13 @@ def folder_of_run(
     if spec.log_dir == os.devnull:  # torchrun's value for none
         return RunFolder.none(files)
     if spec.log_dir:
-        root, run_id = os.path.abspath(spec.log_dir), spec.rdzv_id or plan.run_id
+        root = os.path.abspath(spec.log_dir)
         if is_part or not plan.workers:
-            from hashlib import sha256  # few jobs need it
-
-            # all processes of the job know this name, though none tells another
-            shared = f"{run_id}_{sha256(plan.run_id.encode()).hexdigest()[:8]}"
+            shared = _shared_name(spec, plan.run_id)
             root, name = (f"{root}/{shared}", f"node-{plan.node_rank}") if is_part else (root, shared)
         else:
-            name = f"{run_id}_{os.urandom(4).hex()}"  # a second run with an equal id gets a name of its own
+            # a second run with an equal id gets a name of its own
+            name = f"{spec.rdzv_id or plan.run_id}_{os.urandom(4).hex()}"
         return RunFolder(files, root, name, runs=None, torchrun_layout=True)
     if (runs := runs_folder(env)) is None:
         return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
@@ -208,3 +209,31 @@ def folder_of_run(
         node = f"rank-{plan.workers[0].rank}"  # a command was started for each rank
     root, name = (runs, plan.run_id) if node is None else (f"{runs}/{plan.run_id}", node)
     return RunFolder(files, root, name, runs=runs, torchrun_layout=False, keep=spec.keep_runs)
+
+
+def run_id_with_nodes(spec: JobSpec, env: Mapping[str, str]) -> str:
+    """Return the name of a run whose nodes lay their folders into its own; one that was asked for and is taken gets a number.
+
+    All nodes know it then. Where the disk hangs, the name is taken as it was asked for.
+    """
+    asked, runs = run_id_of(spec), runs_folder(env)
+    if spec.run_id is None or spec.log_dir == os.devnull or (runs is None and not spec.log_dir):
+        return asked
+    from ddplaunch.system.process import disk  # few jobs need it
+
+    def folder(run_id: str) -> str:
+        return f"{os.path.abspath(spec.log_dir)}/{_shared_name(spec, run_id)}" if spec.log_dir else f"{runs}/{run_id}"
+
+    with suppress(LaunchError):
+        for number in counted():
+            run_id = f"{asked}.{number}" if number else asked
+            if not disk.exists([folder(run_id)], "the folder of runs"):
+                return run_id
+    return asked
+
+
+def _shared_name(spec: JobSpec, run_id: str) -> str:
+    """Return the name of a folder in that of --log-dir which all processes of the job know, though none tells another."""
+    from hashlib import sha256  # few jobs need it
+
+    return f"{spec.rdzv_id or run_id}_{sha256(run_id.encode()).hexdigest()[:8]}"

@@ -17,7 +17,6 @@ from ddplaunch.system.fields import Duration, Keyword, Line, Number, Piece, Seco
 # `ClusterEnding.text` where the table of causes has a row for it
 PREEMPTED = "preempted"
 OUT_OF_WALLTIME = "out of walltime"
-CUT_OFF = "cut off from the command that started it"  # a node, by ssh or the like
 OWN_END = "its ddplaunch has ended"  # that of a node which somebody started there
 
 

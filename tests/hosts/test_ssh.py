@@ -180,6 +180,15 @@ def test_hosts_behind_tunnels_that_end_on_their_loopback_meet_where_they_reach_e
     job.wait(host=LOGIN).expect(0)
 
 
+def test_a_host_that_is_called_by_a_loopback_address_is_reached_from_the_others_at_another(
+    job, bed, ssh_config, program
+):
+    ssh_config.write_text("Host 127.0.0.1\n HostKeyAlias node0\n")
+    over_ssh.start(job, program("place"), nodes="127.0.0.1:1,node1:1", host="node0")
+    job.wait(host="node0").expect(0)
+    assert {place["MASTER_ADDR"] for place in places(job, 2)} == {bed.address("node0")}
+
+
 # --- real work
 
 

@@ -103,6 +103,22 @@ def test_where_nobody_answers_the_reason_is_said_in_time(nodes: Nodes) -> None:
     assert nodes.loop.now() - began == pytest.approx(REACHED_WITHIN, abs=1.5)
 
 
+def test_a_name_that_is_looked_up_for_ever_keeps_nobody_from_an_address(nodes: Nodes) -> None:
+    nodes.meet("gpu01", "127.0.0.1")  # no name server answers
+    nodes.until(lambda: bool(nodes.other.reports))
+    assert nodes.other.reports == [Reached(1, "127.0.0.1")]
+    (asked,) = nodes.loop.questions
+    assert not asked.pid  # nobody waits for the name any more
+
+
+def test_a_name_that_is_known_in_time_is_where_the_first_node_is_reached(nodes: Nodes) -> None:
+    nodes.meet("localhost", "127.0.0.1")
+    (asked,) = nodes.loop.questions
+    asked.answer_with(asked.question())
+    nodes.until(lambda: bool(nodes.other.reports))
+    assert nodes.other.reports == [Reached(1, "localhost")]
+
+
 def test_a_node_of_another_meeting_is_not_the_first_one(nodes: Nodes) -> None:
     nodes.first.hearing.take(LEAD)
     nodes.other.hearing.take(Reach(2, ("127.0.0.1",), nodes.first.reports[0].heard_at))
@@ -160,8 +176,18 @@ def test_a_meeting_is_over_once_all_have_answered_and_takes_no_address_that_was_
     assert meeting.unreached == {6: "at 10.6.6.6, which is none of its addresses"}
 
 
-def test_nodes_of_one_machine_reach_each_other_at_its_loopback_address_alone() -> None:
+def test_who_is_called_by_a_loopback_address_is_reached_from_other_hosts_all_the_same() -> None:
+    """As with `--hosts 127.0.0.1,gpu02`: the other node finds itself at that address, and nobody who has the key."""
     asked: list[tuple[int, Any]] = []
-    meeting = Meeting(1, (1, 2), ("127.0.0.1", "sim"), lambda id, order: asked.append((id, order)))
+    meeting = Meeting(1, (1, 2), ("127.0.0.1",), lambda id, order: asked.append((id, order)))
     meeting.take(1, Leads(1, 29500, ("10.0.0.1",), 4711))
-    assert asked == [(2, Reach(1, ("127.0.0.1",), 4711))]
+    assert asked == [(2, Reach(1, ("127.0.0.1", "10.0.0.1"), 4711))]
+    meeting.take(2, Reached(1, "10.0.0.1"))
+    assert (meeting.address, meeting.unreached) == ("10.0.0.1", {})
+
+
+def test_a_node_alone_meets_at_its_loopback_address_whatever_address_of_the_command_it_has_reached() -> None:
+    meeting = Meeting(1, (7,), ("gpu01",), lambda id, order: None)
+    meeting.take(7, Leads(1, 29500, ("10.0.0.1",), 4711))
+    assert meeting.is_over
+    assert meeting.address == "127.0.0.1"

@@ -319,6 +319,18 @@ def runs(job) -> Path:
     return Path(job.home, "state/ddplaunch/runs")
 
 
+def test_the_nodes_of_a_second_run_of_one_name_do_not_lay_their_folders_into_the_first(job, program, runs):
+    nodes = ("--simulate", "--nnodes", 2, "--nproc-per-node", 1, "--run-id", "baseline")
+    for number in range(2):
+        job.run(*nodes, "--log-dir", job.home / "logs", program("behave"), "all=done").expect(0)
+        result = job.run(*nodes, program("behave"), "all=done").expect(0)
+        name = "baseline.1" if number else "baseline"
+        assert f"ddplaunch: logs in {runs / name}\n" in result.err
+        assert {path.name for path in (runs / name).glob("*/rank-*.out")} == {"rank-0.out", "rank-1.out"}
+    assert {path.name for path in runs.glob("*/node-*")} == {"node-0", "node-1"}
+    assert len(list(job.home.glob("logs/baseline_*"))) == len(list(job.home.glob("logs/baseline.1_*"))) == 1
+
+
 def test_the_run_of_a_job_goes_once_it_is_old_and_its_logs_are_said_to_be_removed(tmp_path, job, program, runs):
     assert job.run("--run-id", "single", "--nproc-per-node", 2, program("writes"), "both").status == 0
     assert job.run("--run-id", "simulated", "--simulate", "--nnodes", 2, program("writes"), "both").status == 0
@@ -363,8 +375,7 @@ root, name, go = sys.argv[1:]
 print("ready", flush=True)
 while not os.path.exists(go):
     time.sleep(0.001)
-folder, _ = folders.make(root, name)
-events = os.open(folder + "/events.jsonl", os.O_WRONLY | os.O_CREAT)
+_, _, events = folders.make(root, name)
 folders.lock(events)
 for _ in old_runs.tidy(root, 30):
     pass

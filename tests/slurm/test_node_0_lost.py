@@ -1,5 +1,6 @@
 """Node 0 of an elastic job in Slurm is lost: another node becomes node 0, for the command that has started all knows the job."""
 
+import json
 import os
 from signal import SIGINT, SIGKILL
 
@@ -68,3 +69,20 @@ def test_a_job_that_has_lost_node_0_goes_back_into_the_queue_after_a_notice(job:
     words = f"ddplaunch: job {running.id} is requeued after SIGUSR1 (requeue 1 of at most 10)"
     assert (running.output().count(words), running.restarts()) == (1, 1), running.output()
     running.cancel()
+
+
+def test_the_last_node_meets_itself_and_not_the_host_of_the_command(job: SlurmJob) -> None:
+    command = job.start_salloc(
+        f"{job.ddplaunch} --nnodes 1:2 --nproc-per-node 2 --heartbeat-timeout 2 {BEHAVE} all=done_when_told",
+        "--nodes=2",
+    )
+    job.signs("ready", 4)
+    os.kill(agent(job, "node1"), SIGKILL)
+    job.signs("restart-1", 2)
+    (job.home / "signs" / "go").touch()
+    assert job.wait(command=command).status == 0
+    (run,) = job.home.glob("**/runs/*/events.jsonl")
+    rows = [json.loads(line) for line in run.read_text().splitlines()]
+    began = [row["master_addr"] for row in rows if row["event"] == "generation_started"]
+    assert len(began) == 2
+    assert began[1] == "127.0.0.1"

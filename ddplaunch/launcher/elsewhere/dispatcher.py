@@ -158,12 +158,13 @@ class Dispatcher:
 
     def _on_event(self, event: object) -> None:
         """Take one event of the loop."""
+        was_stopped = bool(self._lead.signum)
         self._lead.handle(event)
         match event:
             case node.SignalReceived(signum) if not event.is_copy:
                 self._console.note_signal(signum)
                 if signum in self._spec.ending_signals:
-                    self._on_stop(event)
+                    self._on_stop(at_once=was_stopped and event.escalates)
             case node.FrontLost():
                 self._startup.disconnect()
             case ChildEnded():
@@ -177,11 +178,11 @@ class Dispatcher:
                 limits = self._spec.grace_period, 2 * self._spec.heartbeat_timeout, QUIT_TIMEOUT
                 self._startup.end_within(sum(limits))
 
-    def _on_stop(self, event: node.SignalReceived) -> None:
+    def _on_stop(self, *, at_once: bool) -> None:
         """Start no further hosts; at a second signal to stop, wait no longer than it takes to kill all."""
         self._console.limit_wait()
         self._startup.stop_starting()
-        if event.escalates and self._lead.signals.stop_signals > 1:
+        if at_once:
             self._startup.end_within(KILL_TIMEOUT)
 
     # --- from the hosts

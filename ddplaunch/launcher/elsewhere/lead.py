@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from math import inf
 from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +110,6 @@ class Lead:
         self._job = lead
         inputs, spec, allocation = lead.inputs, lead.inputs.spec, lead.inputs.allocation
         files.attach(loop)
-        pipes.note_lease(inf)  # no worker is here
         self.context = AgentContext(loop, inputs, files, OutputQueue(loop, pipes.output[1]))
         self.reporter = self.context.reporter
         self.signals = SignalSource(
@@ -139,7 +137,8 @@ class Lead:
         terms = Terms(
             max_nodes=most,
             run_id=inputs.draft.run_id,
-            address=spec.master_addr or (LOOPBACK if most == 1 or spec.simulate else spec.local_addr),
+            # --local-addr is one of this host, which need not be that of any node
+            address=spec.master_addr or (LOOPBACK if most == 1 or spec.simulate else None),
             key=lead.key,
             listen=None,
             ports=lead.ports,
@@ -147,7 +146,7 @@ class Lead:
             may_shorten_silence=spec.may_shorten_silence,
         )
         self.incoming = Incoming(loop, terms, self.coordinator, self.reporter.print)
-        self.link = LocalLink(loop, self.coordinator)
+        self.link = LocalLink(loop, self.coordinator, has_workers=False)
         self.coordinator.lead(self.link.take, self.incoming.agents, is_one_host=spec.simulate is not None)
         self.shutdown = Shutdown(loop, self.context, self.signals, pipes, lead.requeue)
         self.reporter.tell_all = self.coordinator.say
@@ -250,7 +249,7 @@ class Lead:
         self.reporter.emit("notice", text=notice.option)
         self.reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers")
         self.coordinator.feed(job.Abandoned())
-        self.signals.received(notice.signum, SignalOrigin.FRONT)
+        self.signals.received(notice.signum, SignalOrigin.PROCESS)  # no second request of a user
 
     # --- generations, and the end
 
@@ -262,11 +261,19 @@ class Lead:
         if self.context.folder is None:
             self.context.make_folder(plan)
             assert self.context.folder is not None
+        self._report_generation()
         self.reporter.use(plan, self.context.folder)
         self._unreported = generation
 
+    def _report_generation(self) -> None:
+        """Report the generation that has begun, unless that was done."""
+        if (generation := self._unreported) is not None:
+            self._unreported = None
+            self.reporter.generation_started(generation.number, generation.term, generation.port)
+
     def _on_end(self, end: JobEnd) -> None:
         """Record how the job has ended, and tell those who wait for it."""
+        self._report_generation()  # wherever the folder lies: what has ended has begun before
         if self.has_begun:
             self.shutdown.conclude(self._ended(end), self.link, time.monotonic())
         elif self.signum in self._job.inputs.spec.requeue_on and not end.requeue:
@@ -293,10 +300,8 @@ class Lead:
 
     def before_sleep(self) -> None:
         """Say what there is to be said of generations, pauses and the folder, of which it is known later where it lies."""
-        folder, generation = self.context.folder, self._unreported
-        if generation is not None and folder is not None and folder.is_settled:
-            self._unreported = None
-            self.reporter.generation_started(generation.number, generation.term, generation.port)
+        if self.context.folder is not None and self.context.folder.is_settled:
+            self._report_generation()
         self.reporter.paused(self._loop.clock.pause)
         self.reporter.report_folder()
 

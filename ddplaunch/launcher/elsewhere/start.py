@@ -20,7 +20,7 @@ from ddplaunch.plan.cluster.endpoints import job_name
 from ddplaunch.reach.agents import agents
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.connections import RemoteJob
-from ddplaunch.record.folders import run_id_of
+from ddplaunch.record.run_folder import run_id_with_nodes
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options import token as secret
 from ddplaunch.system.errors import LaunchError
@@ -42,7 +42,7 @@ def run_over_ssh(
             hint="debug it in a job of one node, on that host; or start ddplaunch on each node yourself, with --node-rank",
         )
     python, token = spec.remote_python or sys.executable, os.urandom(32).hex()
-    signals, run_id = passed_on(spec.signals), run_id_of(spec)
+    signals, run_id = passed_on(spec.signals), run_id_with_nodes(spec, env)
     hosts = RemoteJob(
         spec=spec,
         agents=agents(spec, env, allocation, python, run_id, token=token),

@@ -219,6 +219,11 @@ class Connections:
         if (connection := self._connections.pop(id, None)) is not None:
             connection.peer.close()
 
+    def receive_rest(self, id: int) -> None:
+        """Take what a peer has sent that has ended."""
+        if (connection := self._connections.get(id)) is not None:
+            connection.peer.receive_rest()
+
     def renewed_at(self, id: int) -> float:
         """Return when the last answer of a peer came, unless it has left."""
         return self._connections[id].renewed_at

@@ -1,6 +1,6 @@
-"""What the agent of node 0 is besides: `launcher.decide.job` decides for all nodes, and this carries it out.
+"""What decides for all nodes, by `launcher.decide.job`, and carries that out: in the agent of node 0, or in a command.
 
-It knows its own agent; the others, if there are any, are reached through `agents`.
+It knows the agent of node 0 if it is in that; all others are reached through `agents`.
 """
 
 from __future__ import annotations
@@ -257,7 +257,8 @@ class Coordinator:
 
     def refuse(self, id: int, reason: str, status: int, hint: str = "") -> None:
         """Tell an agent that it cannot take part, with which its node ends; and the user."""
-        text = LaunchError(f"node 0 refused this node: {reason}", hint=hint).render()
+        who = "the command" if self.state.policy.dispatched else "node 0"
+        text = LaunchError(f"{who} refused this node: {reason}", hint=hint).render()
         self._order((id,), JobEnd(status=status, why="refused", text=text))
         if self._agents is not None:
             self._agents.refused(id, reason)

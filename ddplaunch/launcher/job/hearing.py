@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -23,11 +23,12 @@ from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS, Silence
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import line, piece
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.addresses import is_loopback, usable_addresses
+from ddplaunch.system.net.addresses import is_loopback, is_numeric, usable_addresses
 from ddplaunch.system.net.port import PortTaken, reserve
 from ddplaunch.system.net.resolver import Answer, Resolver
 
 REACHED_WITHIN = 15.0  # seconds: names that are looked up, and a packet that is lost on the way, take a part of that
+LOOKED_UP_WITHIN = 3.0  # seconds in which names are looked up before the numeric addresses are tried alone
 _NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
 _LEAST_PEERS = 64
 
@@ -166,6 +167,7 @@ class _OtherNode:
         self._unanswered = 0  # pings since the last answer: a pause of this process makes nobody look dead
         self._host_silence = 0.0  # seconds, as last measured
         self._due = loop.timer(None, self._on_due)
+        self._numeric_at = loop.timer(None, self._dial_numeric)
         self._dialer = Dialer(
             loop,
             conditions.key_of(order.meeting),
@@ -177,11 +179,21 @@ class _OtherNode:
     def look(self) -> None:
         """Look for the first node at all of its addresses."""
         self._due.set(self._loop.now() + REACHED_WITHIN)
-        queries = [(address, self._order.heard_at) for address in self._order.addresses]
-        self._resolver = Resolver(self._loop, queries, self._on_resolved)
+        self._numeric_at.set(self._loop.now() + LOOKED_UP_WITHIN)
+        self._resolver = Resolver(self._loop, self._queries(self._order.addresses), self._on_resolved)
+
+    def _queries(self, addresses: Iterable[str]) -> list[tuple[str, int]]:
+        return [(address, self._order.heard_at) for address in addresses]
+
+    def _dial_numeric(self) -> None:
+        """Dial the addresses that are no names: those of a dead name server are known too late. Called by the loop."""
+        numeric = self._queries(filter(is_numeric, self._order.addresses))
+        if numeric:
+            Resolver(self._loop, numeric, self._on_resolved)
 
     def _on_resolved(self, answers: Sequence[Answer]) -> None:
         """Dial the addresses that were found. Called by the resolver."""
+        self._numeric_at.cancel()
         for answer in answers:
             for _, sockaddr in answer.targets:
                 self._names.setdefault(str(sockaddr[0]), answer.host)
@@ -192,6 +204,7 @@ class _OtherNode:
 
     def _on_opened(self, peer: Peer) -> None:
         """Report that the first node is reached, and ping it from now on. Called by the dialer."""
+        self._stop_looking()
         self._peer = peer
         peer.received, peer.closed = self._on_answer, self._on_closed
         self._report(Reached(self._order.meeting, self._names.get(peer.address, peer.address)))
@@ -225,6 +238,12 @@ class _OtherNode:
         self.close()
         self._report(Unheard(self._order.meeting, line(reason)))
 
+    def _stop_looking(self) -> None:
+        self._numeric_at.cancel()
+        self._dialer.stop()
+        if self._resolver is not None:
+            self._resolver.close()
+
     @property
     def address(self) -> str | None:
         """The address from which this node has reached the first one."""
@@ -233,9 +252,7 @@ class _OtherNode:
     def close(self) -> None:
         """Look for the first node, or hear it, no longer."""
         self._due.cancel()
-        self._dialer.stop()
-        if self._resolver is not None:
-            self._resolver.close()
+        self._stop_looking()
         if self._peer is not None:
             self._peer.close()
 

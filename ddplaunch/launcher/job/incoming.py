@@ -86,7 +86,8 @@ class Incoming:
         )
 
     def lose(self, id: int, reason: str, *, has_ended: bool) -> None:
-        """Take an agent for lost whose connection was carried by something that has ended."""
+        """Take an agent for lost whose connection was carried by something that has ended; take its last words first."""
+        self._connections.receive_rest(id)
         if id in self._connections.ids:
             renewed_at = self._connections.renewed_at(id)
             self._connections.drop(id)

@@ -31,10 +31,11 @@ class LocalLink(Link):
 
     coordinator: Coordinator
 
-    def __init__(self, loop: Loop, coordinator: Coordinator) -> None:
+    def __init__(self, loop: Loop, coordinator: Coordinator, *, has_workers: bool = True) -> None:
+        """`has_workers`: this process has an agent besides, whose workers are to end if it no longer runs."""
         super().__init__(loop)
         self.coordinator = coordinator
-        lease = coordinator.state.policy.lease
+        lease = coordinator.state.policy.lease if has_workers else 0.0
         self._silent_for = _SILENT * (lease - job.KILLED_WITHIN)
         self._runs_at = loop.timer(loop.now() if lease else None, self._note_that_it_runs)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ddplaunch.launcher.job.orders import MAX_ADDRESSES, Lead, Leads, Reach, Reached, Unheard
-from ddplaunch.system.net.addresses import is_loopback
+from ddplaunch.plan.cluster.endpoints import LOOPBACK
 
 
 class Meeting:
@@ -40,9 +40,7 @@ class Meeting:
         match report:
             case Leads() if id == self.order[0] and self.leads is None:
                 self.leads = report
-                is_one_host = is_loopback(self._names[0])
-                known = self._names[:1] if is_one_host else (*self._names, *report.addresses)
-                self._addresses = tuple(dict.fromkeys(known))[:MAX_ADDRESSES]
+                self._addresses = tuple(dict.fromkeys((*self._names, *report.addresses)))[:MAX_ADDRESSES]
                 for other in self.order[1:]:
                     self._ask(other, Reach(self.number, self._addresses, report.heard_at))
             case Reached(address=address, reason=reason) if id in self._missing and self.leads is not None:
@@ -61,6 +59,6 @@ class Meeting:
         return self.leads is not None and not self._missing
 
     @property
-    def address(self) -> str | None:
-        """The address under which most have reached the first node; None: there is no other node."""
-        return Counter(self._reached.values()).most_common(1)[0][0] if self._reached else None
+    def address(self) -> str:
+        """The address under which most have reached the first node; of a node alone, that of its loopback interface."""
+        return Counter(self._reached.values() or [LOOPBACK]).most_common(1)[0][0]

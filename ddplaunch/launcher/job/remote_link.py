@@ -22,7 +22,7 @@ from ddplaunch.reach.channel.dialer import Dialer, Target
 from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.silence import Silence
-from ddplaunch.spec.outcome import CUT_OFF, OWN_END, Why
+from ddplaunch.spec.outcome import OWN_END, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
@@ -264,6 +264,8 @@ class RemoteLink(Link):
     def _on_given_up(self, reason: str, *, may_return: bool) -> None:
         """Lose a coordinator that goes on without this node."""
         when = self._loop.clock.paused(self._heartbeat_timeout)
+        if when and self._lease.seconds < inf:  # its clock may have stood still, as with --simulate
+            self._loop.handle(node.LeaseOver(self._loop.now()))
         said = f"this node was {when}, and {self._coordinator} goes on without this node: {reason}"
         error = said if when else f"{self._coordinator} was lost: it goes on without this node: {reason}"
         if may_return:
@@ -278,7 +280,7 @@ class RemoteLink(Link):
         elif unfit:
             self._lose_coordinator(f"its health check failed: {unfit}")
         else:
-            self._lose_coordinator(OWN_END if self._how_back else f"it is {CUT_OFF}")
+            self._lose_coordinator(OWN_END)
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""

@@ -96,6 +96,13 @@ class Peer:
                     break
         self._discard()
 
+    def receive_rest(self) -> None:
+        """Receive what has arrived by now: the other side sends nothing more."""
+        with suppress(OSError):  # that is all
+            while self._open and (data := self._sock.recv(CHUNK)):
+                self._decoder.feed(data)
+                self.deliver()
+
     def deliver(self) -> None:
         """Pass to the owner all whole frames that have arrived."""
         while self._open:

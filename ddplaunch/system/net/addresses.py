@@ -47,6 +47,11 @@ def is_own(address: str) -> bool:
     return is_loopback(address) or interface_of(address) is not None
 
 
+def is_numeric(address: str) -> bool:
+    """Whether this is an address, and no name."""
+    return _pack(address)[0] is not None
+
+
 def is_loopback(address: str) -> bool:
     """Whether this numeric address leads back to this host, whichever host it is; never so for a name."""
     packed, _ = _pack(address)

@@ -416,6 +416,18 @@ def test_who_was_given_up_comes_back_unless_it_has_broken_the_rules(reason: str,
     bed.link.close()
 
 
+@pytest.mark.parametrize("was_paused", [True, False])
+def test_who_is_given_up_after_a_pause_kills_its_workers_though_the_clock_of_its_lease_stood(was_paused: bool) -> None:
+    bed = Bed(how_back="")
+    bed.link._lease = Lease(10.0, bed.loop.now)  # as with --simulate
+    bed.open()
+    bed.begin()
+    if was_paused:
+        bed.pause(10.5)
+    bed.hear(messages.GivenUp("silent for 10 s", True))
+    assert [isinstance(event, node.LeaseOver) for event in bed.take_events()].count(True) == was_paused
+
+
 def test_a_process_that_nothing_ends_keeps_the_node_from_coming_back() -> None:
     bed = Bed()
     bed.begin()

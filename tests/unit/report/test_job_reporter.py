@@ -6,13 +6,23 @@ from signal import SIGINT
 
 import pytest
 
-from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Event, NodeStopping, StopRequested, step
+from ddplaunch.launcher.decide.job import (
+    SELF_ID,
+    AgentLost,
+    DeadlineReached,
+    Event,
+    NodeStopping,
+    StopRequested,
+    Unheard,
+    Unreached,
+    step,
+)
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.launcher.tell.reporter import Reporter, Stderr
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.process.clock import Pause
 from tests.unit.builders import spec
-from tests.unit.supervise.job_histories import ELASTIC, THREE, end, ended, history, met
+from tests.unit.supervise.job_histories import ELASTIC, THREE, end, ended, history, met, stopping
 
 SIGNALS = {
     "to the command that started the agents": StopRequested(Why.SIGNALLED, SIGINT, 4.0),
@@ -67,3 +77,24 @@ def test_after_a_pause_a_line_says_which_limits_of_time_ran_meanwhile(nodes, run
     stderr = Stderr(put=said.append, put_last=said.append)
     Reporter(spec(**nodes), stderr, lambda: 0.0).paused(Pause(60.0, 0.0))
     assert said == [f"ddplaunch: paused for 1 min; no time limit ran meanwhile{runs}\n"]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [Unreached(((2, "no answer"),), 2.0)],
+        [Unheard(2, "silent for 10 s", 2.0), DeadlineReached(4.0), *(stopping(id, 5.0) for id in (0, 1, 2))],
+    ],
+    ids=["before the generation", "in it"],
+)
+def test_a_node_that_is_let_go_has_left(events):
+    told = JobReporter(reporter := Reporter(spec(), Stderr(put=list, put_last=list), lambda: 0.0))
+    found = []
+    reporter.also_tell(found.append)
+    before, _ = history(ELASTIC, met())
+    for event in events:
+        after, _ = step(before, event)
+        told.on_event(event, before, after)
+        before = after
+    left = [row.fields for row in found if row.name == "node_left"]
+    assert left == [{"host": "c", "node_rank": 2, "reason": "it and other nodes do not hear each other"}]

@@ -41,10 +41,12 @@ def test_the_node_that_answers_for_a_run_is_the_first_by_number(tmp_path: Path) 
 
 def test_a_run_has_one_folder_whether_the_command_or_a_node_makes_it_first(tmp_path):
     for number in range(200):
-        run, nodes = f"{tmp_path}/run-{number}", list[tuple[str, int]]()
+        run, nodes = f"{tmp_path}/run-{number}", list[tuple[str, int, int]]()
         both = threading.Barrier(2)
 
-        def make_part(run: str = run, both: threading.Barrier = both, nodes: list[tuple[str, int]] = nodes) -> None:
+        def make_part(
+            run: str = run, both: threading.Barrier = both, nodes: list[tuple[str, int, int]] = nodes
+        ) -> None:
             both.wait()
             nodes.append(make(run, "node-0"))
 
@@ -53,6 +55,37 @@ def test_a_run_has_one_folder_whether_the_command_or_a_node_makes_it_first(tmp_p
         both.wait()
         made = make(str(tmp_path), f"run-{number}")
         node.join()
-        for _, descriptor in (made, *nodes):
+        for descriptor in (*made[1:], *nodes[0][1:]):
             os.close(descriptor)
         assert (made[0], nodes[0][0]) == (run, f"{run}/node-0")
+
+
+def test_of_two_runs_of_one_name_that_begin_at_once_each_has_a_folder(tmp_path):
+    for number in range(200):
+        made = list[tuple[str, int, int]]()
+        both = threading.Barrier(2)
+
+        def make_one(number: int = number, both: threading.Barrier = both, made: list[tuple[str, int, int]] = made):
+            both.wait()
+            made.append(make(str(tmp_path), f"run-{number}"))
+
+        threads = [threading.Thread(target=make_one) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for _, *descriptors in made:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        assert sorted(path for path, *_ in made) == [f"{tmp_path}/run-{number}", f"{tmp_path}/run-{number}.1"]
+
+
+def test_what_has_the_name_and_is_no_folder_stays(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("file", "link"):
+        path, *descriptors = make(str(tmp_path), name)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        assert path == f"{tmp_path}/{name}.1"

@@ -107,12 +107,14 @@ def test_a_lease_that_outlives_the_rendezvous_does_not_end_the_job() -> None:
     assert begun(short, *events) == [(0, 1, 2), (0, 1)]
 
 
-def test_a_node_that_has_lost_its_command_is_lost_with_its_lease() -> None:
+@pytest.mark.parametrize("policy", [BY_HAND, OVER_SSH], ids=["by hand", "a task of Slurm"])
+def test_a_node_that_has_lost_its_command_is_lost_with_its_lease(policy: Policy) -> None:
     events = [*met(), NodeStopping(2, Why.FRONT_LOST, SIGTERM, 20.0), stopping(0, 20.1), stopping(1, 20.1)]
-    _, actions = history(BY_HAND, events)
+    _, actions = history(policy, events)
     assert Drop(2) in actions
-    assert begun(BY_HAND, *events, DeadlineReached(31.9)) == [(0, 1, 2)]
-    assert begun(BY_HAND, *events, DeadlineReached(32.0)) == [(0, 1, 2), (0, 1)]
+    assert Print("node 2 (c) is lost: its ddplaunch has ended") in actions
+    assert begun(policy, *events, DeadlineReached(31.9)) == [(0, 1, 2)]
+    assert begun(policy, *events, DeadlineReached(32.0)) == [(0, 1, 2), (0, 1)]
 
 
 def test_a_node_that_leaves_and_is_lost_before_its_end_holds_back_too() -> None:

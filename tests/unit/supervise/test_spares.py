@@ -100,14 +100,16 @@ UNFIT = Withdrawn("node 1 (b)", "b is not fit for the job", "mend it", 1.0)
 
 
 @pytest.mark.parametrize("comes_first", [True, False])
-def test_a_job_with_spares_starts_without_a_node_that_takes_no_part(comes_first: bool) -> None:
+@pytest.mark.parametrize("policy", [SPARE, replace(SPARE, dispatched=True)], ids=["by hand", "in a step of Slurm"])
+def test_a_job_with_spares_starts_without_a_node_that_takes_no_part(comes_first: bool, policy: Policy) -> None:
     events: list[Any] = [UNFIT, *[Joined(member(id, id), 2.0) for id in (0, 2)]]
-    assert begun(history(SPARE, events if comes_first else [events[1], UNFIT, events[2]])[1]) == [(0, 2)]
+    assert begun(history(policy, events if comes_first else [events[1], UNFIT, events[2]])[1]) == [(0, 2)]
 
 
-def test_a_job_ends_when_too_few_nodes_are_left_that_can_take_part() -> None:
+@pytest.mark.parametrize("policy", [SPARE, replace(SPARE, dispatched=True)], ids=["by hand", "in a step of Slurm"])
+def test_a_job_ends_when_too_few_nodes_are_left_that_can_take_part(policy: Policy) -> None:
     _, actions = history(
-        SPARE, [Joined(member(0, 0), 0.5), UNFIT, Withdrawn("node 2 (c)", "its disk is full", "", 2.0)]
+        policy, [Joined(member(0, 0), 0.5), UNFIT, Withdrawn("node 2 (c)", "its disk is full", "", 2.0)]
     )
     ends = [action for action in actions if isinstance(action, EndJob)]
     assert [(one.status, one.error) for one in ends] == [(121, "node 2 (c) does not take part: its disk is full")]

@@ -175,7 +175,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     straggler_check: float = 0.0  # seconds from one check for stragglers to the next; 0: that is not done
     replaceable: bool = False  # whether another agent may be started in place of a lost one
     may_leave: bool = False  # whether SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
-    dispatched: bool = False  # whether one command has started all agents (`launcher/elsewhere/dispatcher.py`)
+    dispatched: bool = False  # whether one command has started all agents (`launcher/elsewhere/lead.py`)
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
     # seconds from the last renewal of a lost node by which its workers have been killed; 0: the job needs all its nodes
     lease: float = 0.0

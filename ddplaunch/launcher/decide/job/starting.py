@@ -92,7 +92,7 @@ def take_back(state: State, at: float) -> State:
 def on_withdrawn(state: State, event: events.Withdrawn) -> Result:
     """Report that a node will not join; end a job that needs the node, or start if all other nodes are there."""
     policy, text = state.policy, f"{event.node} does not take part: {event.reason}"
-    if not policy.replaceable and not policy.dispatched:  # a dispatcher sends `NodeGivenUp` for the same node
+    if not policy.replaceable:
         state = with_given_up(state)
     is_enough = policy.max_nodes - state.rendezvous.given_up >= policy.min_nodes
     if state.phase is Phase.RENDEZVOUS and (policy.needs_all or not is_enough):

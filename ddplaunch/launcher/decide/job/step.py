@@ -34,7 +34,7 @@ from ddplaunch.launcher.decide.job.starting import (
     with_given_up,
 )
 from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
-from ddplaunch.spec.outcome import CUT_OFF, MAY_RESTART, OWN_END, Why, WorkerExit
+from ddplaunch.spec.outcome import MAY_RESTART, OWN_END, Why, WorkerExit
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.deadline import is_due
 from ddplaunch.system.words import signal_name
@@ -195,9 +195,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         # one command has started all agents: a signal to one is for the job
         stays_alone = state.members[id].node_rank is None and not state.policy.needs_all and not state.policy.dispatched
         if why is Why.FRONT_LOST or stays_alone:
-            state, then = _on_agent_lost(
-                state, events.AgentLost(id, CUT_OFF if state.policy.dispatched else OWN_END, at)
-            )
+            state, then = _on_agent_lost(state, events.AgentLost(id, OWN_END, at))
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):

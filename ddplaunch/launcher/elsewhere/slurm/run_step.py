@@ -23,7 +23,7 @@ from ddplaunch.reach.slurm import srun
 from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, SlurmRequeue, time_in_queue, why_ending
 from ddplaunch.reach.slurm.srun import escaped
 from ddplaunch.reach.slurm.step import Grants, are_grants_uncertain, public_environment, query_grants, task_options
-from ddplaunch.record.folders import run_id_of
+from ddplaunch.record.run_folder import run_id_with_nodes
 from ddplaunch.spec.job import Given, JobSpec, Source
 from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.options.parsers import write_nnodes
@@ -50,7 +50,7 @@ def run_step(
     signals = passed_on(spec.signals)
     mode = os.fstat(0).st_mode  # keyboard input is for the shell
     gpus = query_grants(secret.public(env)) if are_grants_uncertain(env) else {}
-    screen, run_id = Screen.here(env, has_rows=spec.live), run_id_of(spec)
+    screen, run_id = Screen.here(env, has_rows=spec.live), run_id_with_nodes(spec, env)
     cluster = ClusterQuestions(why_ending=_ask(env, why_ending), time_in_queue=_ask(env, time_in_queue))
     lead = LeadJob(
         inputs=inputs_of_lead(spec, env, allocation, run_id=run_id, python=sys.executable, cluster=cluster),
