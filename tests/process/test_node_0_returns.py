@@ -123,6 +123,7 @@ def test_a_node_0_that_is_killed_is_waited_for_and_the_job_goes_on_with_it(nodes
     assert "ddplaunch: node 0 (localhost) is reached again\n" in second.err
     finish(nodes, again, second, third)
     assert "3 workers on 3 nodes finished in " in again.err
+    assert len({run.name for rank in range(3) for run in state_of(nodes, rank).glob("ddplaunch/runs/*")}) == 1
     (folder,) = state_of(nodes, 1).glob("ddplaunch/runs/*/node-*")
     assert [event["text"].split(":")[0] for event in events_in(folder, "notice")] == [
         "node 0 (localhost) is lost",

@@ -59,6 +59,7 @@ HELLO = {
     "facts": {"ddplaunch": "1", "python": "3", "torch": "2", "script": "a.py", "nnodes": "2"},
     "last_generation": 3,
     "last_term": 7,
+    "run_id": "run-1",
     "was_left": True,
     "at": 2.0,
 }
