@@ -443,3 +443,25 @@ def test_a_node_that_is_cut_off_has_no_worker_when_the_others_begin(nodes, node_
         relay.join()
         assert generation(nodes, 2, 3) == [first, second, third]
         finish(nodes, *started)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "silence"), [("2:3", "60s"), ("3", "5s")], ids=["--heartbeat-timeout 60s", "--nnodes 3"]
+)
+def test_a_lease_is_as_long_as_node_0_has_it_whatever_was_typed_elsewhere(nodes, node_of, nnodes, silence):
+    told = ("--grace-period", "60s", "--heartbeat-timeout")
+    with Relay(range(nodes.port, nodes.port + 8)) as relay:
+        started = [
+            node_of(0, "2:3", *told, "5s", behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(1, "2:3", *told, "5s", behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(2, nnodes, *told, silence, behaviour="ignores_the_stop", where=relay.address),
+        ]
+        assert generation(nodes, 0, 3) == started
+        worker = worker_of(nodes, 0, 2)
+        relay.cut("both")
+        nodes.sign("saving-0-0")
+        (nodes.home / "signs" / "saved").touch()  # those that are saving end, and the next are not stopped
+        assert generation(nodes, 1, 2) == started[:2]
+        assert not lives(worker)
+        kill(*(node for node in started[2:] if not node.has_ended))  # of a fixed size, it does not wait
+        finish(nodes, *started[:2])

@@ -221,6 +221,11 @@ class RemoteLink(Link):
             case Lead() | Reach():
                 self._prepare(message)
             case _:
+                if isinstance(message, Generation) and 0 < message.lease < self._lease.seconds:
+                    self._lease.seconds = (
+                        message.lease
+                    )  # so long does the coordinator wait for the workers of this node
+                    self._limit_workers()
                 self.take(messages.on_arrival(message, self._loop.now()))
 
     def _renew(self) -> float:

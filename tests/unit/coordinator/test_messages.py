@@ -69,6 +69,7 @@ BEGIN: dict[str, Any] = {
     "term": 1795858200000,
     "restarts": 0,
     "port": 29500,
+    "lease": 10.0,
     "agreed": {
         "run_id": "run-1",
         "index": 1,
