@@ -283,8 +283,10 @@ def test_a_node_that_waits_is_shown_where_it_is_and_can_be_stopped(nodes, start)
     def verb(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*nodes.command, *words], env=env, capture_output=True, text=True, check=False)
 
-    assert f"waits-{nodes.port}: waits for its nodes" in verb("ps").stdout
-    assert "has ended with status 130" in verb("stop", f"waits-{nodes.port}").stderr
+    assert f"waits-{nodes.port}: waits for node 0, for " in verb("ps").stdout
+    said = verb("stop", f"waits-{nodes.port}").stderr
+    assert f"waits-{nodes.port} waits for node 0. Stopping this node, and no other that waits for it\n" in said
+    assert f"ddplaunch: this node of waits-{nodes.port} has ended with status 130, " in said
     assert nodes.statuses() == [122, 130]
 
 
