@@ -123,6 +123,7 @@ def test_a_node_0_that_is_killed_is_waited_for_and_the_job_goes_on_with_it(nodes
     assert "ddplaunch: node 0 (localhost) is reached again\n" in second.err
     finish(nodes, again, second, third)
     assert "3 workers on 3 nodes finished in " in again.err
+    assert len({run.name for rank in range(3) for run in state_of(nodes, rank).glob("ddplaunch/runs/*")}) == 1
     (folder,) = state_of(nodes, 1).glob("ddplaunch/runs/*/node-*")
     assert [event["text"].split(":")[0] for event in events_in(folder, "notice")] == [
         "node 0 (localhost) is lost",
@@ -282,8 +283,10 @@ def test_a_node_that_waits_is_shown_where_it_is_and_can_be_stopped(nodes, start)
     def verb(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*nodes.command, *words], env=env, capture_output=True, text=True, check=False)
 
-    assert f"waits-{nodes.port}: waits for its nodes" in verb("ps").stdout
-    assert "has ended with status 130" in verb("stop", f"waits-{nodes.port}").stderr
+    assert f"waits-{nodes.port}: waits for node 0, for " in verb("ps").stdout
+    said = verb("stop", f"waits-{nodes.port}").stderr
+    assert f"waits-{nodes.port} waits for node 0. Stopping this node, and no other that waits for it\n" in said
+    assert f"ddplaunch: this node of waits-{nodes.port} has ended with status 130, " in said
     assert nodes.statuses() == [122, 130]
 
 
@@ -442,3 +445,25 @@ def test_a_node_that_is_cut_off_has_no_worker_when_the_others_begin(nodes, node_
         relay.join()
         assert generation(nodes, 2, 3) == [first, second, third]
         finish(nodes, *started)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "silence"), [("2:3", "60s"), ("3", "5s")], ids=["--heartbeat-timeout 60s", "--nnodes 3"]
+)
+def test_a_lease_is_as_long_as_node_0_has_it_whatever_was_typed_elsewhere(nodes, node_of, nnodes, silence):
+    told = ("--grace-period", "60s", "--heartbeat-timeout")
+    with Relay(range(nodes.port, nodes.port + 8)) as relay:
+        started = [
+            node_of(0, "2:3", *told, "5s", behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(1, "2:3", *told, "5s", behaviour="saves_until_told", where="127.0.0.1"),
+            node_of(2, nnodes, *told, silence, behaviour="ignores_the_stop", where=relay.address),
+        ]
+        assert generation(nodes, 0, 3) == started
+        worker = worker_of(nodes, 0, 2)
+        relay.cut("both")
+        nodes.sign("saving-0-0")
+        (nodes.home / "signs" / "saved").touch()  # those that are saving end, and the next are not stopped
+        assert generation(nodes, 1, 2) == started[:2]
+        assert not lives(worker)
+        kill(*(node for node in started[2:] if not node.has_ended))  # of a fixed size, it does not wait
+        finish(nodes, *started[:2])

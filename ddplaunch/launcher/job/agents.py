@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -47,6 +48,7 @@ class Agents:
         self._asked = 0  # the number of the last question
         self.connections = connections
         self.port = connections.port
+        self._run_id = ""  # once a generation has begun
         self.hellos: dict[int, Hello] = {}
         self.waiting: dict[int, Member] = {}  # another agent, perhaps a lost one, has their node rank
         self.ranks: dict[int, range] = {}  # of the agents that take part in this generation
@@ -104,8 +106,10 @@ class Agents:
         self.asked_before = self._asked
         for id in order:
             self.connections.admit(id)
+        # that of the nodes which have waited for this one, if any have: their records are of that
+        self._run_id = self._run_id or max(hellos, key=attrgetter("last_term")).run_id or self._terms.run_id
         return Agreed(
-            run_id=self._terms.run_id,
+            run_id=self._run_id,
             index=0,
             agent_runs=agent_runs(agents),
             address=self._terms.address or address or self._reached_at(order),

@@ -375,6 +375,7 @@ class Coordinator:
             term=self.state.generation.term,
             restarts=restarts,
             port=port,
+            lease=max(0.0, self.state.policy.lease - job.KILLED_WITHIN),
             agreed=agreed,
             ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),
         )

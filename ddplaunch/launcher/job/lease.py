@@ -17,27 +17,30 @@ class Lease:
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        """`seconds` may be inf, for a job that never goes on without a node; `clock` is that by which the lease runs."""
+        """`seconds` may be inf, for a job that never goes on without a node; `clock` is that by which the lease runs.
+
+        The coordinator may set fewer, with a generation: `seconds` is what was typed on this node.
+        """
         self.seconds = seconds
         self._clock = clock
         self._sent: deque[tuple[float, float]] = (
             deque()
         )  # renewals that were not echoed: the number, and when it was sent
         self._echoed = 0.0  # the number of the last one that was; 0.0: none
-        self._over_at = inf
+        self._runs_from = inf  # when the last renewal that counts was sent
 
     def begin(self) -> None:
         """Forget the coordinator that was followed before; the lease begins with the next renewal."""
         self._sent.clear()
         self._echoed = 0.0
-        self._over_at = inf
+        self._runs_from = inf
 
     def renew(self, number: float) -> None:
         """Note that a renewal is sent now."""
         now = self._clock()
         self._sent.append((number, now))
-        if self._over_at == inf:
-            self._over_at = now + self.seconds
+        if self._runs_from == inf:
+            self._runs_from = now
 
     def take_echo(self, number: float) -> None:
         """Extend the lease, since this renewal has come to the coordinator. Raises Malformed: it was never sent."""
@@ -47,10 +50,9 @@ class Lease:
             self._sent.popleft()
         if not self._sent or self._sent[0][0] != number:
             raise Malformed("echoes a renewal that was not sent")
-        self._echoed, sent_at = self._sent.popleft()
-        self._over_at = sent_at + self.seconds
+        self._echoed, self._runs_from = self._sent.popleft()
 
     @property
     def left(self) -> float:
         """The seconds until the lease is over; 0.0: it is."""
-        return max(0.0, self._over_at - self._clock())
+        return max(0.0, self._runs_from + self.seconds - self._clock())

@@ -51,6 +51,7 @@ from ddplaunch.system.fields import (
     Host,
     Line,
     Malformed,
+    Name,
     Number,
     Piece,
     Seconds,
@@ -96,6 +97,7 @@ class Hello(Struct, frozen=True, tag="hello"):
         int, Meta(ge=-1, le=2**31 - 1)
     ] = -1  # that it has begun under a coordinator that is gone
     last_term: Annotated[int, Meta(ge=-1, le=2**62)] = -1  # the term of that
+    run_id: Name | None = None  # the run of that, which goes on
     was_left: bool = False  # a coordinator that this agent has reached is gone, and may have begun without this node
     at: Seconds = 0.0  # when it was sent, by the agent's clock, as in its pongs
 
@@ -354,6 +356,7 @@ class OrderSequence:
         self._hello = hello
         self.generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
         self.term = hello.last_term if isinstance(hello, Hello) else -1  # of that
+        self.run_id = hello.run_id if isinstance(hello, Hello) else None  # of that
         self.runs = False  # its end was not reported yet
 
     def ended(self) -> None:
@@ -379,5 +382,5 @@ class OrderSequence:
             raise Malformed(f"generation {message.number} after {self.generation}")
         if message.term is not None and message.term <= self.term:
             raise Malformed(f"term {message.term} after {self.term}")
-        self.generation, self.runs = message.number, True
+        self.generation, self.runs, self.run_id = message.number, True, agreed.run_id
         self.term = self.term if message.term is None else message.term

@@ -15,6 +15,7 @@ from ddplaunch.plan import Agreed
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
 from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import (
+    Duration,
     Host,
     HostOrNone,
     Keyword,
@@ -53,6 +54,9 @@ class Generation(Struct, frozen=True, kw_only=True, tag="begin"):
     term: Term  # greater than that of any generation before, in this run and in earlier runs: DDPLAUNCH_TERM
     restarts: Number  # how many of --max-restarts are used
     port: Port  # MASTER_PORT
+    lease: Duration = (
+        0.0  # seconds that it may last at most; 0.0: as the node has it, which is for ever in a job of fixed size
+    )
     agreed: Agreed | None = None  # between several nodes; None: the node's draft is its plan
     ranks_of_draft: tuple[Number, ...] = ()  # the ranks of this node then
 

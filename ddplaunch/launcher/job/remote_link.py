@@ -155,10 +155,11 @@ class RemoteLink(Link):
         self._lease.begin()
         hello = self._hello(self._names.get(peer.address, peer.address))
         if isinstance(hello, messages.Hello):
-            last, term = (self._sequence.generation, self._sequence.term) if self._sequence is not None else (-1, -1)
-            hello = replace(
-                hello, last_generation=last, last_term=term, was_left=self._sequence is not None, at=self._renew()
-            )
+            hello = replace(hello, at=self._renew())
+            if (last := self._sequence) is not None:
+                hello = replace(
+                    hello, last_generation=last.generation, last_term=last.term, run_id=last.run_id, was_left=True
+                )
         self._sequence = OrderSequence(hello)
         peer.send(messages.encode(hello))
         if self._lost:
@@ -220,6 +221,11 @@ class RemoteLink(Link):
             case Lead() | Reach():
                 self._prepare(message)
             case _:
+                if isinstance(message, Generation) and 0 < message.lease < self._lease.seconds:
+                    self._lease.seconds = (
+                        message.lease
+                    )  # so long does the coordinator wait for the workers of this node
+                    self._limit_workers()
                 self.take(messages.on_arrival(message, self._loop.now()))
 
     def _renew(self) -> float:

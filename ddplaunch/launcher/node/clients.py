@@ -272,7 +272,7 @@ class RunClients(Clients):
 
     def _answer_alone(self, client: Client, request: requests.Request) -> None:
         """Answer a client of a node that waits for a lost node 0: it has no workers, and can be stopped."""
-        client.send(self._describe_node())
+        client.send(replace(self._describe_node(), phase="waiting"))
         if isinstance(request.asked, requests.StopRun):
             client.awaits_end = True
             self._loop.post(StopAsked())

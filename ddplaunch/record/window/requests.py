@@ -80,7 +80,7 @@ class Run(Struct, frozen=True, tag="run"):
     pid: Number  # of its agent
     folder: Piece  # "": nothing is kept
     command: Piece  # the program and its arguments
-    phase: Keyword  # rendezvous, running, stopping, pausing, ended, suspended
+    phase: Keyword  # rendezvous, running, stopping, pausing, ended, suspended; waiting: a node alone, for a lost node 0
     seconds: Duration  # since it began
     world_size: Number  # 0: not known before all nodes have met
     nnodes: Number

@@ -36,6 +36,7 @@ from ddplaunch.tools.runs.find import Known, name_of, of_running
 _METRICS = 3  # that the first line shows
 PHASES = {
     "rendezvous": "waits for its nodes",
+    "waiting": "waits for node 0",
     "pausing": "pauses before a restart",
 }
 

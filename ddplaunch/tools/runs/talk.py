@@ -154,7 +154,7 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
     chosen = find.choose(env, named, "stop")
     name, began = chosen.name, time.monotonic()
     assert chosen.replies is not None
-    nodes = 1
+    nodes, ends = 1, name
     try:
         with _connection(
             chosen, hint="send SIGTERM to the command that started it; a second one kills the job"
@@ -163,10 +163,13 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
             within = _STOP_WITHIN if chosen.replies.run is not None else _SENT
             for reply in client.replies_of(sock, requests.StopRun(), within):
                 match reply:
+                    case requests.Run(phase="waiting"):
+                        ends = f"this node of {name}"
+                        write(f"{name} waits for node 0. Stopping this node, and no other that waits for it")
                     case requests.Run(nnodes=nodes):
                         write(f"stopping {heading(chosen)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
                     case requests.RunEnded(status):
-                        write(f"{name} has ended with status {status}, {duration(time.monotonic() - began)} later")
+                        write(f"{ends} has ended with status {status}, {duration(time.monotonic() - began)} later")
                         return OK
                     case requests.RequestRefused(reason):
                         raise LaunchError(f"run {name} does not take the request: {below(reason)}")

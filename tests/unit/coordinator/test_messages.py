@@ -59,6 +59,7 @@ HELLO = {
     "facts": {"ddplaunch": "1", "python": "3", "torch": "2", "script": "a.py", "nnodes": "2"},
     "last_generation": 3,
     "last_term": 7,
+    "run_id": "run-1",
     "was_left": True,
     "at": 2.0,
 }
@@ -68,6 +69,7 @@ BEGIN: dict[str, Any] = {
     "term": 1795858200000,
     "restarts": 0,
     "port": 29500,
+    "lease": 10.0,
     "agreed": {
         "run_id": "run-1",
         "index": 1,

@@ -137,11 +137,11 @@ class Bed:
     def hear(self, message: Any) -> None:
         self.link._on_message(messages.encode(message))
 
-    def begin(self, number: int = 0) -> None:
+    def begin(self, number: int = 0, lease: float = 0.0) -> None:
         agreed = Agreed(
             run_id="r", index=1, agent_runs=(AgentRun(2, 1),), address="a", backend="gloo", backend_reason=""
         )
-        self.hear(Generation(number=number, term=number, restarts=0, port=1, agreed=agreed))
+        self.hear(Generation(number=number, term=number, restarts=0, port=1, lease=lease, agreed=agreed))
 
     def ping(self) -> None:
         """Hear a ping that echoes the last renewal."""
@@ -253,6 +253,19 @@ def test_the_workers_are_killed_when_the_lease_is_over_whatever_was_lost_before(
     assert [type(event) for event in bed.take_events()] == ([node.LeaseOver])
     bed.wait(10.0)
     assert bed.take_events() == []
+    bed.link.close()
+
+
+@pytest.mark.parametrize("is_leased", [True, False], ids=["a longer one is typed", "a fixed size is typed"])
+def test_a_lease_lasts_no_longer_than_the_coordinator_waits_for_it(is_leased: bool) -> None:
+    bed = Bed(is_leased=is_leased)
+    bed.wait(1.0)
+    bed.begin(lease=5.0)
+    bed.take_events()
+    bed.wait(3.5)
+    assert bed.take_events() == []
+    bed.wait(1.0)
+    assert node.LeaseOver in [type(event) for event in bed.take_events()]
     bed.link.close()
 
 

@@ -154,6 +154,7 @@ def test_with_all_that_run_but_a_spare_it_waits_since_the_spare_may_have_a_place
     assert begun(with_spare, *met(3)) == [(0, 1)]
     line = "2 of 1 to 3 nodes joined; starting in 9 s: nodes that are not here may have workers until then"
     assert history(with_spare, [*met(2), DeadlineReached(3.1)])[1] == [Print(line)]
+    assert history(BY_HAND, [*met(2), DeadlineReached(3.1)])[1] == [Print(line)], "its last call is over before"
 
 
 def test_where_a_command_has_started_all_nodes_no_coordinator_came_before() -> None:

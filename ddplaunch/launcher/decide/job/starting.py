@@ -39,7 +39,7 @@ def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
         return start(state, at)
     if len(members) < policy.min_nodes:
         return replace(state, phase_deadline=None), ()
-    called_until = at + policy.last_call
+    called_until = max(at + policy.last_call, state.may_begin_at)
     return replace(state, phase_deadline=called_until if deadline is None else min(called_until, deadline)), ()
 
 
