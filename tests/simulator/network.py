@@ -38,6 +38,9 @@ class Peer:
     def admit(self) -> None:
         """No message is too long."""
 
+    def receive_rest(self) -> None:
+        """All that was sent before has arrived."""
+
     def send(self, payload: bytes) -> None:
         if self.is_open:
             self.other._take(payload)
