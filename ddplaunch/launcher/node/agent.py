@@ -273,6 +273,7 @@ class Agent:
         """Answer a question of a client, forget one, or pass on what a client says to a worker."""
         from ddplaunch.record.window.questions import Ask, Forget  # only a job that is looked into needs it
 
+        assert self._link is not None
         generations, has_begun = self._generations, self._link.has_begun
         match order:
             case Ask(number, question):
