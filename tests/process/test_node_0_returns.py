@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM
+from socket import gethostname
 from typing import Any
 
 import psutil
@@ -168,7 +169,10 @@ def test_a_node_0_that_leaves_is_waited_for_as_well(nodes, start, node_of, end, 
         node.says(f"ddplaunch: node 0 (localhost) {how}; waiting up to 10 min {TYPE_AGAIN}\n")
     assert nodes.statuses(first) == [status]
     if status == 143:
-        assert "leaves (SIGTERM): the others wait until node 0 is started again" in first.err
+        assert first.err.splitlines()[-2:] == [
+            f"ddplaunch: node 0 ({gethostname()}) leaves (SIGTERM): the others wait until node 0 is started again",
+            "ddplaunch: this node has left the job (SIGTERM)",
+        ]
     again = node_of(0, "2:3")
     assert generation(nodes, 1, 3) == [again, second, third]
     finish(nodes, again, second, third)
@@ -218,10 +222,20 @@ def test_a_spare_waits_for_node_0_too(nodes, start, node_of):
     kill(first)
     for node in (second, spare):
         node.says(TYPE_AGAIN)
-    again = node_of(0, "2", "--spares", 1)
-    assert generation(nodes, 1, 2)[0] == again
+    again = node_of(0, "2", "--spares", 1, "--run-id", f"again-{nodes.port}")
+    again.says("joined; starting in ")
+    env = {**nodes.env, "XDG_STATE_HOME": str(state_of(nodes, 0))}
+    shown = subprocess.run(
+        [*nodes.command, "ps", f"again-{nodes.port}"], env=env, capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.count("waiting\n") == 3
+    assert generation(nodes, 1, 2) == [again, second]
+    assert f"ddplaunch: {gethostname()} is a spare: it waits until a node is lost or leaves\n" in again.err
     (nodes.home / "signs" / "go").touch()
     assert nodes.statuses(again, second, spare) == [0, 0, 0]
+    assert "is node 0 from now on" not in again.err
+    assert "not its own" not in again.err
+    assert len({run.name for rank in range(3) for run in state_of(nodes, rank).glob("ddplaunch/runs/*")}) == 1
 
 
 def test_a_spare_is_no_node_whose_workers_are_stopped(nodes, start, node_of):

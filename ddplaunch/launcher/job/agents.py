@@ -107,7 +107,9 @@ class Agents:
         for id in order:
             self.connections.admit(id)
         # that of the nodes which have waited for this one, if any have: their records are of that
-        self._run_id = self._run_id or max(hellos, key=attrgetter("last_term")).run_id or self._terms.run_id
+        self._run_id = (
+            self._run_id or max(self.hellos.values(), key=attrgetter("last_term")).run_id or self._terms.run_id
+        )
         return Agreed(
             run_id=self._run_id,
             index=0,

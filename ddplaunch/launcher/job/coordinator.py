@@ -266,7 +266,8 @@ class Coordinator:
     def release(self, id: int, signum: int) -> None:
         """Have an agent end by the signal that it received, while the others go on."""
         others = "go on if enough are left" if self.state.generation.number >= 0 else "wait for another one"
-        text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others {others}\n"
+        further = "" if id == SELF_ID else f"; the others {others}"  # of node 0, it has been said for what they wait
+        text = f"ddplaunch: this node has left the job ({signal_name(signum)}){further}\n"
         self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
 
     def forward(self, signum: int) -> None:

@@ -62,6 +62,11 @@ class Link(ABC):
         return False
 
     @property
+    def has_begun(self) -> bool:
+        """Whether this node has had a generation from the coordinator that there is, not only from one before it."""
+        return True
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more is expected of this node."""
         return self._has_ended if self.coordinator is None else self.coordinator.is_over

@@ -358,6 +358,7 @@ class OrderSequence:
         self.term = hello.last_term if isinstance(hello, Hello) else -1  # of that
         self.run_id = hello.run_id if isinstance(hello, Hello) else None  # of that
         self.runs = False  # its end was not reported yet
+        self.has_begun = False  # any, since the hello
 
     def ended(self) -> None:
         """Note that the end of the generation was reported."""
@@ -383,4 +384,5 @@ class OrderSequence:
         if message.term is not None and message.term <= self.term:
             raise Malformed(f"term {message.term} after {self.term}")
         self.generation, self.runs, self.run_id = message.number, True, agreed.run_id
+        self.has_begun = True
         self.term = self.term if message.term is None else message.term

@@ -465,6 +465,11 @@ class RemoteLink(Link):
         """Whether node 0 was lost and is waited for, so that this node alone can answer for itself."""
         return bool(self._lost)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the coordinator that there is has begun a generation here."""
+        return self._sequence is not None and self._sequence.has_begun
+
     def close(self) -> None:
         """Close all that is open."""
         self._loop.woke = lambda: None

@@ -273,7 +273,8 @@ class Agent:
         """Answer a question of a client, forget one, or pass on what a client says to a worker."""
         from ddplaunch.record.window.questions import Ask, Forget  # only a job that is looked into needs it
 
-        generations = self._generations
+        assert self._link is not None
+        generations, has_begun = self._generations, self._link.has_begun
         match order:
             case Ask(number, question):
                 expendable(
@@ -281,8 +282,8 @@ class Agent:
                         number,
                         question,
                         lambda answered: self._loop.post(events.QuestionAnswered(answered)),
-                        plan=generations.plan,
-                        exits=self._state.exits,
+                        plan=generations.plan if has_begun else self._context.draft,
+                        exits=self._state.exits if has_begun else (),
                         written=self._workers.written if self._workers is not None else {},
                         progress=self._workers.progress if self._workers is not None else {},
                         debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),

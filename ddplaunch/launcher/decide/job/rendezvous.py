@@ -115,10 +115,13 @@ def are_all(policy: Policy, members: Members) -> bool:
 
 
 def next_members(policy: Policy, members: Members) -> dict[int, Member]:
-    """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back."""
+    """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back.
+
+    Of nodes that come to another coordinator, those come first that took part in the last one under its predecessor.
+    """
 
     def place(one: Member) -> tuple[object, ...]:
-        return one.id != SELF_ID, _or_last(one.node_rank), _or_last(one.requested_rank), one.id
+        return one.id != SELF_ID, _or_last(one.node_rank), -one.last_term, _or_last(one.requested_rank), one.id
 
     ordered = sorted(members.values(), key=place)
     return {member.id: member for member in ordered[: policy.most_running]}

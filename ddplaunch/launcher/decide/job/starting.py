@@ -16,6 +16,7 @@ from ddplaunch.launcher.decide.job.state import Phase, State
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import is_due
 
+IS_A_SPARE = "{} is a spare: it waits until a node is lost or leaves"
 _PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
 
 
@@ -64,12 +65,15 @@ def _begin(state: State, ordered: Sequence[Member], at: float) -> Result:
     ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
     taking_part = {member.id for member in ranked}
     spares = [replace(member, node_rank=None) for member in state.members.values() if member.id not in taking_part]
+    is_first = state.generation.number < 0
     members = Members.of(sorted([*ranked, *spares], key=lambda member: member.id))
     state = state.next_generation(members, at)
     number = state.generation.number
     lines = rendezvous.disagreements(ordered) if newcomers else []
-    if state.policy.spares and number > 0:
+    if state.policy.spares and not is_first:
         lines += [f"{member.host} is node {rank} from now on" for rank, member in newcomers]
+    elif state.policy.spares:
+        lines += [IS_A_SPARE.format(member.host) for member in spares]
     ids = tuple(member.id for member in ordered)
     return state, (*map(actions.Print, lines), actions.BeginGeneration(number, ids, state.restarts.number))
 

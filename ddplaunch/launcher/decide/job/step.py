@@ -24,6 +24,7 @@ from ddplaunch.launcher.decide.job.ending import (
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members
 from ddplaunch.launcher.decide.job.parting import on_let_go_ended, on_parted_due, on_unheard, on_unreached
 from ddplaunch.launcher.decide.job.starting import (
+    IS_A_SPARE,
     on_rendezvous_due,
     on_withdrawn,
     start,
@@ -131,7 +132,7 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
     if state.phase is Phase.RENDEZVOUS:
         return start_if_enough(state, at, is_restart=state.generation.number >= 0)
     if state.spares:
-        return state, (actions.Print(f"{member.host} is a spare: it waits until a node is lost or leaves"),)
+        return state, (actions.Print(IS_A_SPARE.format(member.host)),)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
         state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
