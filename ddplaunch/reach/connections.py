@@ -14,8 +14,19 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from ddplaunch.reach.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT
-from ddplaunch.reach.protocol import FROM_HOST, HEARTBEAT, HOLD, STREAM, GreetingDecoder, OutputPipe, PipeDecoder
+from ddplaunch.reach.pipes import MESSAGE
+from ddplaunch.reach.protocol import (
+    FROM_HOST,
+    HEARTBEAT,
+    HOLD,
+    OUTPUT,
+    STREAM,
+    TAKEN,
+    TAKEN_STEP,
+    GreetingDecoder,
+    OutputPipe,
+    PipeDecoder,
+)
 from ddplaunch.reach.silence import LEAST
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.loop.loop import Loop
@@ -110,6 +121,7 @@ class HostConnection:
         self._own_output = b""
         self._partial_lines: dict[bytes, bytes] = {}
         self._is_held = False
+        self._taken = 0  # bytes of output that the host does not know yet to have come
         self._has_ended = False
 
     def __str__(self) -> str:
@@ -273,7 +285,8 @@ class HostConnection:
             tag, content = frame
             if tag == HEARTBEAT:
                 self._unanswered = 0
-            elif tag in (STDOUT, STDERR, OURS, BARS):
+            elif tag in OUTPUT:
+                self._note_taken(len(content))
                 # a line that was split over several messages is joined first
                 content = self._partial_lines.pop(tag, b"") + content
                 if len(content) % MESSAGE == 0 and not content.endswith(b"\n") and len(content) < _LONGEST_LINE:
@@ -284,6 +297,13 @@ class HostConnection:
                 self._handler.chunk_received(self, content)
             else:
                 self._handler.report_received(self, content)
+
+    def _note_taken(self, size: int) -> None:
+        """Tell the host now and then that its output has come: it sends no more than AHEAD without that."""
+        self._taken += size
+        while self._taken >= TAKEN_STEP:
+            self._taken -= TAKEN_STEP
+            self.send(TAKEN, b"")
 
 
 def _read(fd: int) -> bytes | None:

@@ -23,14 +23,21 @@ PROTOCOL = 1
 # to a host
 ORDER = b"j"  # messages.Order
 HOLD = b"h"  # whether the host is to hold the output of its agent back: b"1" or b""
+TAKEN = b"t"  # TAKEN_STEP more bytes of its output have been read, see `AHEAD`
 REQUEST = b"r"  # doctor.nodes.messages.Asked, to the doctor's program in place of an agent
 # both ways
 HEARTBEAT = b"b"
 CHANNEL = 0  # the number of the stream that carries the connection of the agent
 STREAM = b"q"  # streams.Chunk: between the coordinator, which is where the job was typed, and the agent of the host
 
-TO_HOST = ORDER + HOLD + REQUEST + HEARTBEAT + STREAM
-FROM_HOST = STDOUT + STDERR + OURS + BARS + CONTROL + HEARTBEAT + STREAM
+TO_HOST = ORDER + HOLD + TAKEN + REQUEST + HEARTBEAT + STREAM
+
+OUTPUT = STDOUT + STDERR + OURS + BARS
+FROM_HOST = OUTPUT + CONTROL + HEARTBEAT + STREAM
+# bytes of output that a host sends before they are read where the job was typed: what the agent says to the coordinator comes
+# behind them, and over a slow connection megabytes would make it look silent
+AHEAD = 1 << 18
+TAKEN_STEP = 1 << 16
 
 LIMIT = 16 << 20  # bytes of data in one frame; the largest is an order, with variables and arguments
 LOGIN_LIMIT = 1 << 20  # bytes that a shell may print before the greeting

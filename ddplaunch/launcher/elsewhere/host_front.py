@@ -18,7 +18,7 @@ from ddplaunch.reach import messages
 from ddplaunch.reach.channel.streams import Streams
 from ddplaunch.reach.messages import Report
 from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, FrontPipes, Replies
-from ddplaunch.reach.protocol import CHANNEL, HEARTBEAT, HOLD, STREAM, InputPipe, OutputPipe
+from ddplaunch.reach.protocol import AHEAD, CHANNEL, HEARTBEAT, HOLD, STREAM, TAKEN, TAKEN_STEP, InputPipe, OutputPipe
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import NODE_LOST, of_signal
 from ddplaunch.system.fields import Malformed
@@ -57,6 +57,7 @@ class HostFront:
         # processes that outlive the agent: see `FrontPipes.spared_processes`
         self.spared: tuple[tuple[int, int], ...] = ()
         self._is_held = False  # the command takes no output at present
+        self._ahead = 0  # bytes of output that were sent, as far as is known before they were taken
         self._lost = False
         self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, messages.encode(chunk)))
         self.channel, self._carried = (
@@ -177,10 +178,10 @@ class HostFront:
         self._loop.run_once()
 
     def _watch_agent(self) -> None:
-        """Read the agent's output while it is taken, and there is room to send it."""
+        """Read the agent's output while it is taken, and there is room to send it; not far ahead of who takes it."""
         if self._pipes is None:
             return
-        is_taken = self._lost or not self._is_held
+        is_taken = self._lost or not (self._is_held or self._ahead >= AHEAD)
         if self._agent is not None and is_taken and self._output.size < _FULL:
             self._loop.watch(self._pipes.output[0], self._on_output)
         else:
@@ -197,6 +198,7 @@ class HostFront:
             self._loop.unwatch(self._pipes.output[0])
             return False
         self._output.put(message[:1], message[1:])
+        self._ahead += len(message) - 1
         return True
 
     # --- from the dispatcher
@@ -222,6 +224,8 @@ class HostFront:
             self._output.put(HEARTBEAT, b"")
         elif tag == HOLD:
             self._is_held = bool(data)
+        elif tag == TAKEN:
+            self._ahead -= TAKEN_STEP
         elif tag == STREAM:
             try:
                 self._streams.take(messages.chunk(data))
