@@ -44,7 +44,8 @@ def test_an_agent_that_is_killed_ends_all_nodes(job: SlurmJob, host: str) -> Non
     ready(job, running)
     os.kill(agent(job, host), SIGKILL)
     assert (running.wait(), running.exit_code()) == ("FAILED", 122), running.output()
-    assert running.output().count(f"({host}) was lost: connection closed") == 1, running.output()
+    # reset, if the agent had not read everything
+    assert len(re.findall(rf"\({host}\) was lost: connection (closed|reset)", running.output())) == 1, running.output()
     job.nothing_left(10)
 
 
