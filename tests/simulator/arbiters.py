@@ -16,7 +16,7 @@ from ddplaunch.launcher.job.local_link import LocalLink
 from ddplaunch.launcher.job.orders import SentReport
 from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.handshake import Key
-from ddplaunch.reach.channel.peer import CLOSED
+from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system import exitcodes
 from ddplaunch.system.net.port import PortTaken
 from tests.simulator.training import Run, Violation

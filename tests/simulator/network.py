@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ddplaunch.reach.channel.peer import CLOSED, RESET
+from ddplaunch.reach.channel.peer import RESET
+from ddplaunch.spec.outcome import CLOSED
 from tests.simulator.scenario import COMMAND
 from tests.simulator.world import Process, address_of
 

@@ -25,13 +25,13 @@ from ddplaunch.launcher.job.orders import Generation, JobEnd
 from ddplaunch.launcher.node import begin, child
 from ddplaunch.launcher.node.events import ChildEnded
 from ddplaunch.reach import diagnose, messages
-from ddplaunch.reach.channel.peer import CLOSED
 from ddplaunch.reach.channel.streams import Chunk, Streams
 from ddplaunch.reach.connections import QUIT_TIMEOUT, HostConnection, HostPhase, RemoteJob, Startup
 from ddplaunch.reach.diagnose import HostError
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.protocol import CHANNEL, ORDER, PROTOCOL, STREAM
 from ddplaunch.record.file_queue import FileQueue
+from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import below
 from ddplaunch.system.fields import Malformed

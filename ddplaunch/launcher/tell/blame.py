@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Member, Phase, State
-from ddplaunch.reach.channel.peer import CLOSED
+from ddplaunch.spec.outcome import CLOSED
 
 # how reasons begin for which an agent is lost, but for what it has sent
 KINDS = {"silent for": "lost", "connection": "lost", "its health check failed": "unfit"}

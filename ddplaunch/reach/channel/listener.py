@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import takewhile
 
 from ddplaunch.reach.channel.handshake import Key, Server
-from ddplaunch.reach.channel.peer import CLOSED, HANDSHAKE_TIMEOUT, RESET, Greeting, Peer, Sockaddr, describe, prepare
+from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, RESET, Greeting, Peer, Sockaddr, describe, prepare
+from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.acceptor import Acceptor
 from ddplaunch.system.net.addresses import is_own

@@ -16,6 +16,7 @@ from typing import Any
 
 from ddplaunch.reach.channel import handshake
 from ddplaunch.reach.channel.handshake import Decoder, Handshake, Refused, Server, Session, pack
+from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system.loop.loop import READ, WRITE, Loop
 from ddplaunch.system.loop.stream import FrameError, SendBuffer
 from ddplaunch.system.words import why_failed
@@ -250,7 +251,6 @@ class Greeting:
         self._failed(reason)
 
 
-CLOSED = "connection closed"  # after a whole message, so that the other side had nothing more to say
 # a process that closes a connection and goes on may have had to drop its last message, since the connection was full
 CUT_SHORT = "connection closed in the middle of a message"
 RESET = "connection reset"

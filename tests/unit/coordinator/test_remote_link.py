@@ -15,8 +15,7 @@ from ddplaunch.launcher.job.orders import Generation, Leased, LookingForCoordina
 from ddplaunch.launcher.job.remote_link import RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
-from ddplaunch.reach.channel.peer import CLOSED
-from ddplaunch.spec.outcome import Traces, Why
+from ddplaunch.spec.outcome import CLOSED, Traces, Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.test_incoming import HELLO
 

@@ -21,11 +21,12 @@ from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.cluster import Allocation, Endpoint
 from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.reach.channel.handshake import Client, Key
-from ddplaunch.reach.channel.peer import CLOSED, Greeting, Peer
+from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.record.events import Event
 from ddplaunch.record.file_queue import PROGRESS, FileQueue
 from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system.process.linux import memory_file
 from tests.loops import FakeLoop
 from tests.unit.builders import spec
