@@ -68,6 +68,16 @@ def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_without_it(job
     assert result(job, 2) == undisturbed
 
 
+def ends_as_undisturbed(job, undisturbed):
+    """See that all three hosts have gone on from the checkpoint, and come to the same as a training that lost none."""
+    are_in_the_last_step(job, 1, 3)
+    assert [int(job.sign(f"from-1-{rank}")) for rank in range(3)] == [STEPS - 1] * 3
+    job.put("go")
+    results = job.wait_each()
+    assert {result.status for result in results.values()} == {0}, shown(results)
+    assert result(job, 3) == undisturbed
+
+
 def test_a_training_that_loses_node_0_goes_on_from_its_checkpoint_when_that_is_back(job, start, undisturbed):
     start("--rdzv-conf", "last_call_timeout=60", nnodes="2:3")
     are_in_the_last_step(job, 0, 3)
@@ -76,12 +86,7 @@ def test_a_training_that_loses_node_0_goes_on_from_its_checkpoint_when_that_is_b
     job.bed.boot("node0")
     job.bed.join("node0")
     start("--rdzv-conf", "last_call_timeout=60", nnodes="2:3", hosts=["node0"])
-    are_in_the_last_step(job, 1, 3)
-    assert [int(job.sign(f"from-1-{rank}")) for rank in range(3)] == [STEPS - 1] * 3
-    job.put("go")
-    results = job.wait_each()
-    assert {result.status for result in results.values()} == {0}, shown(results)
-    assert result(job, 3) == undisturbed
+    ends_as_undisturbed(job, undisturbed)
 
 
 @pytest.mark.slow
@@ -92,9 +97,4 @@ def test_a_training_goes_on_from_its_checkpoint_with_another_host_in_place_of_th
     until(lambda: "once 1 more has joined" in job.err("node0"), "node 0 to wait for another one")
     job.bed.boot("node1")
     start("--max-restarts", 1, hosts=["node1"])
-    are_in_the_last_step(job, 1, 3)
-    assert [int(job.sign(f"from-1-{rank}")) for rank in range(3)] == [STEPS - 1] * 3
-    job.put("go")
-    results = job.wait_each()
-    assert {result.status for result in results.values()} == {0}, shown(results)
-    assert result(job, 3) == undisturbed
+    ends_as_undisturbed(job, undisturbed)

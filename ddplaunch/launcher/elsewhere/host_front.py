@@ -178,7 +178,10 @@ class HostFront:
         self._loop.run_once()
 
     def _watch_agent(self) -> None:
-        """Read the agent's output while it is taken, and there is room to send it; not far ahead of who takes it."""
+        """Read the agent's output while the command takes it, and while there is room to send it.
+
+        At most AHEAD bytes are sent before the command has taken them.
+        """
         if self._pipes is None:
             return
         is_taken = self._lost or not (self._is_held or self._ahead >= AHEAD)

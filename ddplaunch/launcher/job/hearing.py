@@ -162,7 +162,7 @@ class _OtherNode:
         self._timeout, self._beat, self._silence = conditions.heartbeat_timeout, conditions.beat, conditions.silence
         self._names: dict[str, str] = {}  # what the targets were called, by numeric address
         self._refusals = Refusals()
-        self._resolver: Resolver | None = None
+        self._resolvers: list[Resolver] = []
         self._peer: Peer | None = None
         self._unanswered = 0  # pings since the last answer: a pause of this process makes nobody look dead
         self._host_silence = 0.0  # seconds, as last measured
@@ -180,16 +180,16 @@ class _OtherNode:
         """Look for the first node at all of its addresses."""
         self._due.set(self._loop.now() + REACHED_WITHIN)
         self._numeric_at.set(self._loop.now() + LOOKED_UP_WITHIN)
-        self._resolver = Resolver(self._loop, self._queries(self._order.addresses), self._on_resolved)
+        self._look_up(self._order.addresses)
 
-    def _queries(self, addresses: Iterable[str]) -> list[tuple[str, int]]:
-        return [(address, self._order.heard_at) for address in addresses]
+    def _look_up(self, addresses: Iterable[str]) -> None:
+        queries = [(address, self._order.heard_at) for address in addresses]
+        self._resolvers.append(Resolver(self._loop, queries, self._on_resolved))
 
     def _dial_numeric(self) -> None:
         """Dial the addresses that are no names: those of a dead name server are known too late. Called by the loop."""
-        numeric = self._queries(filter(is_numeric, self._order.addresses))
-        if numeric:
-            Resolver(self._loop, numeric, self._on_resolved)
+        if numeric := list(filter(is_numeric, self._order.addresses)):
+            self._look_up(numeric)
 
     def _on_resolved(self, answers: Sequence[Answer]) -> None:
         """Dial the addresses that were found. Called by the resolver."""
@@ -241,8 +241,8 @@ class _OtherNode:
     def _stop_looking(self) -> None:
         self._numeric_at.cancel()
         self._dialer.stop()
-        if self._resolver is not None:
-            self._resolver.close()
+        for resolver in self._resolvers:
+            resolver.close()
 
     @property
     def address(self) -> str | None:

@@ -40,9 +40,8 @@ _HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each
 _LEAST_HELLOS = 10_000
 _WARNINGS = 20  # of each connection
 _MOST_GENERATIONS = 1_000_000  # that a node may have begun before: the next has a number beyond those of all nodes
-_MOST_AHEAD = (
-    366 * 24 * 3600.0
-)  # seconds by which the wall clock of an earlier node 0 may have been ahead: terms begin with it
+# seconds by which the wall clock of an earlier node 0 may have been ahead: terms begin with it
+_MOST_AHEAD = 366 * 24 * 3600.0
 
 
 class Incoming:

@@ -23,9 +23,8 @@ class Lease:
         """
         self.seconds = seconds
         self._clock = clock
-        self._sent: deque[tuple[float, float]] = (
-            deque()
-        )  # renewals that were not echoed: the number, and when it was sent
+        # renewals that were not echoed: the number, and when it was sent
+        self._sent: deque[tuple[float, float]] = deque()
         self._echoed = 0.0  # the number of the last one that was; 0.0: none
         self._runs_from = inf  # when the last renewal that counts was sent
 

@@ -138,7 +138,6 @@ def _policy(request: JoinRequest) -> job.Policy:
         lease=request.spec.heartbeat_timeout + job.KILLED_WITHIN if allocation.is_elastic else 0.0,
         replaceable=not allocation.has_one_screen,  # what starts all agents does so once
         may_leave=not allocation.start and not allocation.has_front,
-        dispatched=bool(allocation.start),
         names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
         command=_command_elsewhere(request),
     )

@@ -222,9 +222,8 @@ class RemoteLink(Link):
                 self._prepare(message)
             case _:
                 if isinstance(message, Generation) and 0 < message.lease < self._lease.seconds:
-                    self._lease.seconds = (
-                        message.lease
-                    )  # so long does the coordinator wait for the workers of this node
+                    # so long does the coordinator wait for the workers of this node
+                    self._lease.seconds = message.lease
                     self._limit_workers()
                 self.take(messages.on_arrival(message, self._loop.now()))
 
@@ -243,7 +242,7 @@ class RemoteLink(Link):
             self._loop.handle(Leased(left))
 
     def _end_lease(self) -> None:
-        """Have no lease until a coordinator is reached: no workers live that it could limit, or they are killed now."""
+        """Forget the lease until a coordinator is reached. No worker lives any more, or all are killed now."""
         self._lease.begin()
         self._limit_workers()
 

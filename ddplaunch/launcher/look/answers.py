@@ -43,7 +43,10 @@ def status(
     gpus: Mapping[int, GpuUse],
     folder: str,
 ) -> Answer:
-    """Return what each worker does, or how it ended; `debugged`: those that have a debugger, `folder`: of their logs."""
+    """Return what each worker does, or how it ended.
+
+    `debugged` are the ranks that a debugger holds, `folder` is that of the logs of this node.
+    """
     now = time.monotonic()
     ended = {exit.rank: exit for exit in exits}
     workers = []

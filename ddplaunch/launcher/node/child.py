@@ -195,7 +195,10 @@ class Watch:
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 
     def keeps_lease(self) -> bool:
-        """Return whether the workers may live; False: their lease is over, and the agent does not run, or it had killed them."""
+        """Return whether the workers may live.
+
+        False: their lease is over, and the agent has not killed them, so that it does not run.
+        """
         self._lapsed = 0 if self._pipes.lease_left() else self._lapsed + 1
         if self._lapsed < _LAPSED:
             return True
