@@ -188,16 +188,14 @@ def test_whatever_is_stopped_the_job_ends(job, start, which):
 def test_a_spare_takes_the_place_of_a_host_whose_agent_is_killed(job, program, told, rank):
     over_ssh.start(job, "--spares", 1, *told, program("restarts"), "goes_on_until_told")
     job.signs("place-0", 4)
-    (listed,) = json.loads(job.bed.run(LOGIN, job.argv("ps", "--json"), env=job.env, cwd=job.home).stdout)
-    hosts = {node["node_rank"]: node["host"] for node in listed["nodes"]}  # any may have come last, and be the spare
-    os.kill(over_ssh.relay_and_agent(job.bed, hosts[rank])[1], signal.SIGKILL)
+    os.kill(over_ssh.relay_and_agent(job.bed, NODES[rank])[1], signal.SIGKILL)
     places = [json.loads(place) for place in job.signs("place-1", 4)]
     assert [(place["RANK"], place["GROUP_RANK"], place["WORLD_SIZE"]) for place in places] == [
         (str(rank), str(rank // 2), "4") for rank in range(4)
     ]
     job.put("finish")
     result = end(job).expect(0)
-    assert f"node {rank} ({hosts[rank]}) is lost: " in result.err
+    assert f"node {rank} ({NODES[rank]}) is lost: " in result.err
     job.nothing_left()
 
 

@@ -58,7 +58,7 @@ def detached(job, run: str, rank: int, attach) -> Terminal:
 
 def runs_to_breakpoint(terminal: Terminal, job, sign: str) -> None:
     """Have the rank run with a breakpoint whose condition is false for ever."""
-    enter(terminal, f"break attached:27, put({sign!r})")
+    enter(terminal, f"break attached:29, put({sign!r})")
     terminal.press("c", ENTER)
     job.sign(sign)
 
@@ -123,7 +123,7 @@ def test_a_process_that_is_forked_meanwhile_is_not_debugged_and_holds_nothing(jo
     terminal = attach(run, 1)
     terminal.sees(PDB)
     enter(terminal, "break put")  # which the child calls
-    (job.home / "signs" / "fork").touch()
+    (job.home / "signs" / "fork-1").touch()
     terminal.press("c", ENTER)
     job.sign("forked")
     terminal.press(CTRL_C)

@@ -224,11 +224,6 @@ def test_a_spare_waits_for_node_0_too(nodes, start, node_of):
         node.says(TYPE_AGAIN)
     again = node_of(0, "2", "--spares", 1, "--run-id", f"again-{nodes.port}")
     again.says("joined; starting in ")
-    env = {**nodes.env, "XDG_STATE_HOME": str(state_of(nodes, 0))}
-    shown = subprocess.run(
-        [*nodes.command, "ps", f"again-{nodes.port}"], env=env, capture_output=True, text=True, check=True
-    ).stdout
-    assert shown.count("waiting\n") == 3
     assert generation(nodes, 1, 2) == [again, second]
     assert f"ddplaunch: {gethostname()} is a spare: it waits until a node is lost or leaves\n" in again.err
     (nodes.home / "signs" / "go").touch()
@@ -236,6 +231,21 @@ def test_a_spare_waits_for_node_0_too(nodes, start, node_of):
     assert "is node 0 from now on" not in again.err
     assert "not its own" not in again.err
     assert len({run.name for rank in range(3) for run in state_of(nodes, rank).glob("ddplaunch/runs/*")}) == 1
+
+
+def test_nodes_that_have_waited_are_shown_beside_a_node_0_that_is_back(nodes, start, node_of):
+    first, second = start(2, "2:3", last_call=0.1)
+    kill(first)
+    second.says(TYPE_AGAIN)
+    again = node_of(0, "2:3", "--run-id", f"again-{nodes.port}")  # waits for a third one
+    again.says("joined; starting ")
+    env = {**nodes.env, "XDG_STATE_HOME": str(state_of(nodes, 0))}
+    command = [*nodes.command, "ps", f"again-{nodes.port}"]
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert shown.count("waiting\n") == 2
+    third = node_of(2, "2:3")
+    assert generation(nodes, 1, 3) == [again, second, third]
+    finish(nodes, again, second, third)
 
 
 def test_a_spare_is_no_node_whose_workers_are_stopped(nodes, start, node_of):

@@ -8,10 +8,12 @@ import time
 
 from signs import FOLDER, RANK, put, wait
 
+FORK = os.path.join(FOLDER, f"fork-{RANK}")
+
 
 def fork():
     """Leave a child, as a DataLoader does whose workers are persistent."""
-    os.remove(os.path.join(FOLDER, "fork"))
+    os.remove(FORK)
     if not os.fork():
         put("forked")
         wait("enough")
@@ -22,7 +24,7 @@ def count(number):
     """Count until it is enough."""
     while not os.path.exists(os.path.join(FOLDER, "enough")):
         number += 1
-        if os.path.exists(os.path.join(FOLDER, "fork")):
+        if os.path.exists(FORK):
             fork()
         time.sleep(0.01)
     return number

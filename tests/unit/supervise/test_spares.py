@@ -1,5 +1,6 @@
 """Nodes that wait until another one is lost or leaves: `--spares`."""
 
+from itertools import permutations
 from signal import SIGKILL
 from typing import Any
 
@@ -22,6 +23,7 @@ from ddplaunch.spec.outcome import Why, WorkerError
 from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 
 SPARE = Policy(min_nodes=2, max_nodes=3, spares=1, may_leave=True)
+COMMANDED = Policy(min_nodes=2, max_nodes=3, spares=1, dispatched=True)
 
 
 def begun(actions: list[Any]) -> list[tuple[int, ...]]:
@@ -66,8 +68,22 @@ def test_a_spare_keeps_its_place_when_the_former_node_is_back() -> None:
     assert "d is a spare: it waits until a node is lost or leaves" in printed(actions)
 
 
-def test_node_ranks_beyond_the_job_are_those_of_spares_whoever_comes_first() -> None:
-    joined = [Joined(member(0, 0), 0), Joined(member(2, 2), 1), Joined(member(1, 1), 2)]
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_node_ranks_beyond_the_job_are_those_of_spares_whoever_comes_first(order: tuple[int, ...]) -> None:
+    _, actions = history(COMMANDED, [Joined(member(rank + 1, rank), at) for at, rank in enumerate(order)])
+    assert begun(actions) == [(1, 2)]
+
+
+def test_a_node_that_does_not_come_in_time_or_takes_no_part_is_no_reason_to_wait_for_ever() -> None:
+    others: list[Any] = [Joined(member(3, 2), 0), Joined(member(2, 1), 1)]
+    assert begun(history(COMMANDED, others)[1]) == []
+    in_vain, withdrawn = DeadlineReached(1 + COMMANDED.last_call), Withdrawn("node 0 (a)", "no ddplaunch", "", 2)
+    assert begun(history(COMMANDED, [*others, in_vain])[1]) == [(3, 2)]
+    assert begun(history(COMMANDED, [*others, withdrawn])[1]) == [(3, 2)]
+
+
+def test_where_nodes_have_no_ranks_those_that_come_first_run() -> None:
+    joined = [Joined(member(0), 0), Joined(member(2), 1)]
     assert begun(history(SPARE, joined)[1]) == [(0, 2)]
 
 

@@ -53,9 +53,14 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
         return self if self.port_deadline is not None else replace(self, port_deadline=at + PORT_TIMEOUT)
 
     def is_complete(self, policy: Policy, members: Members) -> bool:
-        """Whether no further node can join."""
+        """Whether no node is waited for any more: all are here but spares, where node ranks say which nodes those are."""
         at_most = min(policy.most_running, policy.max_nodes - self.given_up)
-        return len(members) >= max(policy.min_nodes, at_most)
+        if len(members) < max(policy.min_nodes, at_most):
+            return False
+        if not policy.spares or any(member.fixed_rank is None for member in members.values()):
+            return True
+        absent = sum(members.with_fixed_rank(rank) is None for rank in range(policy.most_running))
+        return absent <= self.given_up
 
     def waiting(self, policy: Policy, members: Members, at: float, held_until: float | None = None) -> str:
         """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which.
