@@ -1,4 +1,4 @@
-"""How long the other side of a connection may be silent. Pure: what was measured goes in, a time limit comes out.
+"""How often the two sides of a connection hear each other, and how long one may be silent: what was measured goes in.
 
 Two silences count. An agent is silent while it sends no message: it may be gone, stopped, or slow because its host swaps. A host
 is silent while its kernel acknowledges no packet: it is off or cut off, since a kernel answers for a slow agent as well. So a
@@ -8,12 +8,51 @@ silent host is given up earlier. `docs/design/control-channel.md` has the measur
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ddplaunch.reach.channel.peer import sends_again_each_second
+
+if TYPE_CHECKING:
+    from ddplaunch.spec.job import JobSpec
 
 FACTOR = 3  # of the longest silence of any host that has ended: a network that pauses once does so again, for longer
 LEAST = 6.0  # seconds: pauses of 4 s are survived, in which virtual machines move and networks find another way
 # seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `reach.channel.peer.prepare`
 LEAST_WITH_GAPS = 8.0
+_NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
 _ROUND_TRIP = 0.1  # of a beat, for the answer to a ping: without it, the coordinator would miss a host one ping later
+
+
+class Keepalive(Struct, frozen=True, kw_only=True):
+    """What holds for all connections between the nodes of a job."""
+
+    max_nodes: int = 1
+    timeout: float  # seconds after which a silent agent counts as lost
+    may_be_shorter: bool = False  # for a host that answers nothing
+
+    @classmethod
+    def of(cls, spec: JobSpec, max_nodes: int) -> Keepalive:
+        """Return what the user has asked for, for a job of so many nodes."""
+        return cls(max_nodes=max_nodes, timeout=spec.heartbeat_timeout, may_be_shorter=spec.may_shorten_silence)
+
+    @property
+    def beat(self) -> float:
+        """Seconds from one ping to the next; always the same, since what counts is the number of pings without an answer."""
+        return min(max(1.0, self.max_nodes / _NODES_PER_BEAT), self.timeout / 4)
+
+    @property
+    def user_timeout(self) -> float:
+        """Seconds after which the kernel may close a connection: whether the other side is lost is decided here, before that."""
+        return 2 * self.timeout
+
+    def silence(self) -> Silence:
+        """Return how long the other sides may be silent."""
+        least = self.timeout
+        if self.may_be_shorter:
+            least = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
+        return Silence(self.timeout, least)
 
 
 class Silence:

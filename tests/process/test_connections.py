@@ -12,7 +12,7 @@ from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.reach.channel.dialer import Dialer
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.peer import Peer, sends_again_each_second
-from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS
+from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS, Keepalive
 from tests.loops import FakeLoop
 
 KEY = key("a long secret", "job-1")
@@ -22,7 +22,7 @@ AGENTS = 300
 class Crowd:
     """Connections, all that are on their other ends, and a clock that stands until it is put forward."""
 
-    def __init__(self, agents: int = AGENTS, *, most: float = 4.0, may_shorten_silence: bool = False) -> None:
+    def __init__(self, agents: int = AGENTS, *, most: float = 4.0, may_be_shorter: bool = False) -> None:
         self.agents = agents
         self.loop = FakeLoop()
         self.limits: set[float] = set()  # of the silence of a host, in the pings
@@ -31,8 +31,8 @@ class Crowd:
         self.pings: Counter[Peer] = Counter()
         self.silent: set[Peer] = set()
         terms = Terms(
-            max_nodes=AGENTS, run_id="", address=None, key=KEY, listen="127.0.0.1", ports=(0,),
-            heartbeat_timeout=most, may_shorten_silence=may_shorten_silence,
+            keepalive=Keepalive(max_nodes=AGENTS, timeout=most, may_be_shorter=may_be_shorter),
+            run_id="", address=None, key=KEY, listen="127.0.0.1", ports=(0,),
         )  # fmt: skip
         self.connections = Connections(
             self.loop,
@@ -121,7 +121,7 @@ HOST_LIMIT = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
 def test_a_silent_host_is_lost_earlier_but_not_where_one_has_come_back_from_a_longer_silence(
     pauses: tuple[float, ...], limit: float
 ) -> None:
-    crowd = Crowd(2, most=10.0, may_shorten_silence=True)
+    crowd = Crowd(2, most=10.0, may_be_shorter=True)
     with closing(crowd.connections):
         crowd.join()
         kernels = [connection.peer for connection in crowd.connections._connections.values()]

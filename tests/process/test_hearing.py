@@ -8,23 +8,24 @@ from typing import Any
 import pytest
 
 from ddplaunch.launcher.job import messages
-from ddplaunch.launcher.job.hearing import REACHED_WITHIN, Conditions, Hearing
+from ddplaunch.launcher.job.hearing import REACHED_WITHIN, Hearing
 from ddplaunch.launcher.job.meeting import Meeting
 from ddplaunch.launcher.job.orders import CannotLead, Lead, Leads, Reach, Reached, Unheard
 from ddplaunch.reach.channel.handshake import key
+from ddplaunch.reach.silence import Keepalive
 from tests.loops import FakeLoop
 
 KEY = key("a long secret", "job-1")
-CONDITIONS = Conditions(key=KEY, max_nodes=3, heartbeat_timeout=4.0)
+KEEPALIVE = Keepalive(max_nodes=3, timeout=4.0)
 LEAD = Lead(1, 0, "", again=False)
 
 
 class Node:
     """A node, all of whose reports are kept; its loop is one that a test puts forward."""
 
-    def __init__(self, loop: FakeLoop, conditions: Conditions = CONDITIONS) -> None:
+    def __init__(self, loop: FakeLoop, keepalive: Keepalive = KEEPALIVE) -> None:
         self.reports: list[Any] = []
-        self.hearing = Hearing(loop, conditions, self._report)
+        self.hearing = Hearing(loop, KEY, keepalive, self._report)
 
     def _report(self, report: Any) -> None:
         assert messages.for_coordinator(messages.encode(report)) == report

@@ -29,6 +29,7 @@ from ddplaunch.plan.make import make_plan
 from ddplaunch.reach.channel.dialer import Dialer
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.peer import Peer
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.record.window.questions import AskStacks, AskStatus
 from ddplaunch.spec.outcome import Traces
 from tests.loops import FakeLoop
@@ -60,8 +61,8 @@ class Bed:
         draft = make_plan(spec, discover(spec, {}, here.host, read=lambda _: ""), here, run_id="job-1")
         policy = job.Policy(min_nodes=2, max_nodes=3, max_restarts=1_000_000, last_call=1.0, replaceable=True)
         terms = Terms(
-            max_nodes=3, run_id="job-1", address="127.0.0.1", key=KEY, listen="127.0.0.1", ports=(0,),
-            heartbeat_timeout=60.0,
+            keepalive=Keepalive(max_nodes=3, timeout=60.0),
+            run_id="job-1", address="127.0.0.1", key=KEY, listen="127.0.0.1", ports=(0,),
         )  # fmt: skip
         reporter = Reporter(spec, Stderr(put=self.said.append, put_last=self.said.append), time.time)
         self.coordinator = Coordinator(self.loop, job.begin(policy, self.loop.now(), 1), draft, JobReporter(reporter))

@@ -16,6 +16,7 @@ from ddplaunch.launcher.job.orders import Generation, JobEnd, LookingForCoordina
 from ddplaunch.launcher.job.remote_link import RemoteLink
 from ddplaunch.launcher.node.child import LOOK_AT_LAPSE
 from ddplaunch.launcher.tell.causes import NO_TRACES
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerError
 from tests.simulator.arbiters import KEY, PORT, Arbiter
 from tests.simulator.scenario import COMMAND
@@ -78,11 +79,10 @@ class Agent:
             cast(Any, self.process),
             key=KEY,
             hello=self.hello,
-            heartbeat_timeout=scenario.heartbeat_timeout,
+            keepalive=Keepalive(max_nodes=policy.max_nodes, timeout=scenario.heartbeat_timeout),
             rdzv_timeout=policy.rdzv_timeout,
             lease=self.lease,
             how_back="for it" if policy.lease and scenario.where == "by hand" else "",
-            max_nodes=policy.max_nodes,
         )
         link.aim([address_of(COMMAND if scenario.where == "command" else 0)], [PORT])
 

@@ -16,6 +16,7 @@ from ddplaunch.launcher.job.local_link import LocalLink
 from ddplaunch.launcher.job.orders import SentReport
 from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system import exitcodes
 from ddplaunch.system.net.port import PortTaken
@@ -65,14 +66,13 @@ class Arbiter(Coordinator):
         state = job.begin(scenario.policy, process.now(), first_term(self.world.now))
         super().__init__(cast(Any, process), state, _DRAFT, cast(Any, Reporter(self)))
         terms = Terms(
-            max_nodes=scenario.policy.max_nodes,
+            keepalive=Keepalive(max_nodes=scenario.policy.max_nodes, timeout=scenario.heartbeat_timeout),
             run_id="r",
             address=None,
             names=(address_of(here),),
             key=KEY,
             listen=None,
             ports=(PORT,),
-            heartbeat_timeout=scenario.heartbeat_timeout,
         )
         self.incoming = Incoming(cast(Any, process), terms, self, lambda text: self.world.note(self, text))
         self.link = LocalLink(cast(Any, process), self)

@@ -39,6 +39,7 @@ from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.pipes import FrontPipes, OutputQueue
 from ddplaunch.reach.repeated_stop import Typed
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.error_file import ErrorFiles
 from ddplaunch.spec.job import JobSpec
@@ -135,15 +136,13 @@ class Lead:
             loop, job.begin(policy, loop.now(), first_term(time.time())), inputs.draft, JobReporter(self.reporter)
         )
         terms = Terms(
-            max_nodes=most,
+            keepalive=Keepalive.of(spec, most),
             run_id=inputs.draft.run_id,
             # --local-addr is one of this host, which need not be that of any node
             address=spec.master_addr or (LOOPBACK if most == 1 or spec.simulate else None),
             key=lead.key,
             listen=None,
             ports=lead.ports,
-            heartbeat_timeout=spec.heartbeat_timeout,
-            may_shorten_silence=spec.may_shorten_silence,
         )
         self.incoming = Incoming(loop, terms, self.coordinator, self.reporter.print)
         self.link = LocalLink(loop, self.coordinator, has_workers=False)

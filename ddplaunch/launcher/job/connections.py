@@ -13,8 +13,8 @@ from msgspec import Struct
 from ddplaunch.launcher.job import messages
 from ddplaunch.reach.channel.handshake import Key, Server
 from ddplaunch.reach.channel.listener import Listener
-from ddplaunch.reach.channel.peer import Greeting, Peer, sends_again_each_second
-from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS, Silence
+from ddplaunch.reach.channel.peer import Greeting, Peer
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.system.fields import Malformed, line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_loopback
@@ -51,23 +51,19 @@ class Heartbeat:
 
 _SILENT_BEATS = 2  # from one ping to the next
 _PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
-_NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
 
 
 class Terms(Struct, frozen=True, kw_only=True):
     """What the coordinator sets for the agents of all nodes."""
 
-    max_nodes: int
+    keepalive: Keepalive
     run_id: str
     address: str | None  # MASTER_ADDR as the user or the cluster gave it; None: as the others reach this node
-    names: tuple[
-        str, ...
-    ] = ()  # by which others may reach it: this node was told them itself, on its own command line, say
+    # by which others may reach it: this node was told them itself, on its own command line, say
+    names: tuple[str, ...] = ()
     key: Key
     listen: str | None  # numeric address to listen on; None: all
     ports: Sequence[int] | None  # candidates to listen on; None: all connections are carried, see `Connections.adopt`
-    heartbeat_timeout: float  # seconds after which a silent agent counts as lost
-    may_shorten_silence: bool = False  # for a host that answers nothing
     listening: socket | None = None  # what listens already, at one of the ports
 
 
@@ -124,13 +120,7 @@ class Connections:
         self._answered = answered
         self._loop = loop
         self._terms = terms
-        self._heartbeat_timeout = terms.heartbeat_timeout
-        least = terms.heartbeat_timeout
-        if terms.may_shorten_silence:
-            least = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
-        self._silence = Silence(terms.heartbeat_timeout, least)
-        # of one length from the first to the last: what counts is the number of pings without an answer
-        self._beat = min(max(1.0, terms.max_nodes / _NODES_PER_BEAT), terms.heartbeat_timeout / 4)
+        self._silence, self._beat = terms.keepalive.silence(), terms.keepalive.beat
         self._beat_at = loop.timer(None, self._send_heartbeats)
         self._next_beat = 0.0
         self._unpinged: list[int] = []  # in this beat, last first
@@ -138,7 +128,7 @@ class Connections:
         self._asked_at = -inf  # when a ping of all was last wanted
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
-        self._most = max(64, 2 * terms.max_nodes)
+        self._most = max(64, 2 * terms.keepalive.max_nodes)
         self._refused = refused
         self._listener = (
             None
@@ -150,7 +140,7 @@ class Connections:
                 ports=terms.ports,
                 opened=self._on_opened,
                 refused=refused,
-                user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is decided here
+                user_timeout=terms.keepalive.user_timeout,
                 max_half_open=self._most,
                 listening=terms.listening,
             )
@@ -332,7 +322,7 @@ class Connections:
 
     def _on_closed(self, id: int, reason: str) -> None:
         connection = self._connections.pop(id)
-        when = self._loop.clock.paused(self._heartbeat_timeout)
+        when = self._loop.clock.paused(self._terms.keepalive.timeout)
         # not that the process has ended: whatever stands between, as a proxy, may have closed the connection of one that lives
         self._lost(id, f"{reason} while the coordinator was {when}" if when else reason, connection.renewed_at)
 

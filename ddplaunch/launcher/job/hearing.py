@@ -8,76 +8,46 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-
-from msgspec import Struct
+from collections.abc import Callable
 
 from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached, SentReport, Unheard
-from ddplaunch.launcher.job.refusals import Refusals
+from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel import handshake
-from ddplaunch.reach.channel.dialer import Dialer
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.channel.listener import Listener
-from ddplaunch.reach.channel.peer import Peer, sends_again_each_second
-from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS, Silence
+from ddplaunch.reach.channel.peer import Peer
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import line, piece
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.addresses import is_loopback, is_numeric, usable_addresses
+from ddplaunch.system.net.addresses import is_loopback, usable_addresses
 from ddplaunch.system.net.port import PortTaken, reserve
-from ddplaunch.system.net.resolver import Answer, Resolver
 
 REACHED_WITHIN = 15.0  # seconds: names that are looked up, and a packet that is lost on the way, take a part of that
-LOOKED_UP_WITHIN = 3.0  # seconds in which names are looked up before the numeric addresses are tried alone
-_NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
 _LEAST_PEERS = 64
-
-
-class Conditions(Struct, frozen=True, kw_only=True):
-    """What holds for all connections between the first node and the others."""
-
-    key: Key  # of the job
-    max_nodes: int
-    heartbeat_timeout: float  # seconds after which a silent first node counts as lost
-    may_shorten_silence: bool = False  # for a host that answers nothing
-
-    def key_of(self, meeting: int) -> Key:
-        """Return the key for this meeting: nobody takes another port of the job, or one of an earlier meeting, for this one."""
-        return handshake.key(self.key.hex(), f"meeting {meeting}")
-
-    @property
-    def beat(self) -> float:
-        """Seconds from one ping to the next."""
-        return min(max(1.0, self.max_nodes / _NODES_PER_BEAT), self.heartbeat_timeout / 4)
-
-    @property
-    def silence(self) -> Silence:
-        """How long the first node may be silent."""
-        least = self.heartbeat_timeout
-        if self.may_shorten_silence:
-            least = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
-        return Silence(self.heartbeat_timeout, least)
 
 
 class Hearing:
     """This node's part in a meeting and in the generation that follows, one after another."""
 
-    def __init__(self, loop: Loop, conditions: Conditions, report: Callable[[SentReport], None]) -> None:
-        """Take part in no meeting yet; `report` tells the coordinator what comes of one."""
+    def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, report: Callable[[SentReport], None]) -> None:
+        """Take part in no meeting yet; `key` is that of the job, and `report` tells the coordinator what comes of a meeting."""
         self._loop = loop
-        self._conditions = conditions
+        self._key = key
+        self._keepalive = keepalive
         self._report = report
         self._part: _FirstNode | _OtherNode | None = None
 
     def take(self, order: Lead | Reach) -> None:
         """Take part in the next meeting, in place of the last one."""
         self.close()
+        # nobody takes another port of the job, or one of an earlier meeting, for this one
+        key = handshake.key(self._key.hex(), f"meeting {order.meeting}")
         if isinstance(order, Reach):
-            self._part = _OtherNode(self._loop, self._conditions, order, self._report)
-            self._part.look()
+            self._part = _OtherNode(self._loop, key, self._keepalive, order, self._report)
             return
         try:
-            self._part = first = _FirstNode(self._loop, self._conditions, order)
+            self._part = first = _FirstNode(self._loop, key, self._keepalive, order)
         except PortTaken:
             self._report(CannotLead(order.meeting, is_taken=True))
         except LaunchError as error:
@@ -106,20 +76,20 @@ class Hearing:
 class _FirstNode:
     """The first node: MASTER_PORT is reserved, and whoever reaches this node gets each of its pings back."""
 
-    def __init__(self, loop: Loop, conditions: Conditions, order: Lead) -> None:
+    def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: Lead) -> None:
         """Make ready, or raise PortTaken or LaunchError as `reserve` does."""
-        self._most = max(_LEAST_PEERS, 2 * conditions.max_nodes)
+        self._most = max(_LEAST_PEERS, 2 * keepalive.max_nodes)
         self._peers: set[Peer] = set()
         self._reservation = reserve(order.port, order.origin, again=order.again)
         try:
             self._listener = Listener(
                 loop,
-                conditions.key_of(order.meeting),
+                key,
                 address=None,
                 ports=(0,),
                 opened=self._on_opened,
                 refused=lambda address, reason: None,  # who has to reach this node and does not says so
-                user_timeout=2 * conditions.heartbeat_timeout,
+                user_timeout=keepalive.user_timeout,
                 max_half_open=self._most,
             )
         except LaunchError:
@@ -152,62 +122,28 @@ class _FirstNode:
 
 
 class _OtherNode:
-    """Another node: it looks for the first one, then pings it."""
+    """Another node: it looks for the first one at all of its addresses, then pings it."""
 
-    def __init__(self, loop: Loop, conditions: Conditions, order: Reach, report: Callable[[SentReport], None]) -> None:
-        """Prepare to look for the first node; `look` begins."""
+    def __init__(
+        self, loop: Loop, key: Key, keepalive: Keepalive, order: Reach, report: Callable[[SentReport], None]
+    ) -> None:
+        """Look for the first node."""
         self._loop = loop
-        self._order = order
+        self._meeting = order.meeting
         self._report = report
-        self._timeout, self._beat, self._silence = conditions.heartbeat_timeout, conditions.beat, conditions.silence
-        self._names: dict[str, str] = {}  # what the targets were called, by numeric address
-        self._refusals = Refusals()
-        self._resolvers: list[Resolver] = []
+        self._timeout, self._beat, self._silence = keepalive.timeout, keepalive.beat, keepalive.silence()
         self._peer: Peer | None = None
         self._unanswered = 0  # pings since the last answer: a pause of this process makes nobody look dead
         self._host_silence = 0.0  # seconds, as last measured
-        self._due = loop.timer(None, self._on_due)
-        self._numeric_at = loop.timer(None, self._dial_numeric)
-        self._dialer = Dialer(
-            loop,
-            conditions.key_of(order.meeting),
-            opened=self._on_opened,
-            refused=self._refusals.add,
-            user_timeout=2 * conditions.heartbeat_timeout,  # whether the first node is lost is decided here
-        )
+        self._due = loop.timer(loop.now() + REACHED_WITHIN, self._on_due)
+        self._search = Search(loop, key, self._on_opened, user_timeout=keepalive.user_timeout)
+        self._search.begin((address, order.heard_at) for address in order.addresses)
 
-    def look(self) -> None:
-        """Look for the first node at all of its addresses."""
-        self._due.set(self._loop.now() + REACHED_WITHIN)
-        self._numeric_at.set(self._loop.now() + LOOKED_UP_WITHIN)
-        self._look_up(self._order.addresses)
-
-    def _look_up(self, addresses: Iterable[str]) -> None:
-        queries = [(address, self._order.heard_at) for address in addresses]
-        self._resolvers.append(Resolver(self._loop, queries, self._on_resolved))
-
-    def _dial_numeric(self) -> None:
-        """Dial the addresses that are no names: those of a dead name server are known too late. Called by the loop."""
-        if numeric := list(filter(is_numeric, self._order.addresses)):
-            self._look_up(numeric)
-
-    def _on_resolved(self, answers: Sequence[Answer]) -> None:
-        """Dial the addresses that were found. Called by the resolver."""
-        self._numeric_at.cancel()
-        for answer in answers:
-            for _, sockaddr in answer.targets:
-                self._names.setdefault(str(sockaddr[0]), answer.host)
-            if answer.error:
-                self._refusals.add(answer.host, answer.error)
-        targets = dict.fromkeys(target for answer in answers for target in answer.targets)
-        self._dialer.set_targets(tuple(targets))
-
-    def _on_opened(self, peer: Peer) -> None:
-        """Report that the first node is reached, and ping it from now on. Called by the dialer."""
-        self._stop_looking()
+    def _on_opened(self, peer: Peer, found_as: str) -> None:
+        """Report that the first node is reached, and ping it from now on. Called by the search."""
         self._peer = peer
         peer.received, peer.closed = self._on_answer, self._on_closed
-        self._report(Reached(self._order.meeting, self._names.get(peer.address, peer.address)))
+        self._report(Reached(self._meeting, found_as))
         self._due.set(self._loop.now())
 
     def _on_answer(self, payload: bytes) -> None:
@@ -217,7 +153,7 @@ class _OtherNode:
         """Ping the first node, or report that it is silent for too long, or was not reached in time. Called by the loop."""
         if self._peer is None:
             self.close()
-            self._report(Reached(self._order.meeting, "", line(self._refusals.text)))
+            self._report(Reached(self._meeting, "", line(self._search.refusals.text)))
             return
         agent, host = self._unanswered * self._beat, self._peer.host_silence()
         self._silence.observe(self._host_silence, host)
@@ -236,13 +172,7 @@ class _OtherNode:
 
     def _lose(self, reason: str) -> None:
         self.close()
-        self._report(Unheard(self._order.meeting, line(reason)))
-
-    def _stop_looking(self) -> None:
-        self._numeric_at.cancel()
-        self._dialer.stop()
-        for resolver in self._resolvers:
-            resolver.close()
+        self._report(Unheard(self._meeting, line(reason)))
 
     @property
     def address(self) -> str | None:
@@ -252,7 +182,7 @@ class _OtherNode:
     def close(self) -> None:
         """Look for the first node, or hear it, no longer."""
         self._due.cancel()
-        self._stop_looking()
+        self._search.stop()
         if self._peer is not None:
             self._peer.close()
 

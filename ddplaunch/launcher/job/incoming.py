@@ -183,7 +183,7 @@ class Incoming:
 
     def _on_hello(self, id: int, hello: messages.Hello) -> None:
         """Know an agent from now on, unless it is to look for the job elsewhere, or comes after the end."""
-        if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
+        if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.keepalive.max_nodes):
             self._connections.expel(id, "too many agents have come and gone")
         elif hello.last_generation > _MOST_GENERATIONS:
             self._connections.expel(id, f"claims to have begun generation {hello.last_generation}")
@@ -191,7 +191,7 @@ class Incoming:
             self._connections.expel(
                 id, f"claims to have begun a generation of term {hello.last_term}, far ahead of the clock here"
             )
-        elif hello.workers * self._terms.max_nodes > fields.MAX_RANKS:
+        elif hello.workers * self._terms.keepalive.max_nodes > fields.MAX_RANKS:
             self._connections.expel(id, "has more workers than a job of so many nodes may have")
         else:
             self._said_hello += 1

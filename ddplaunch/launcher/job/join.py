@@ -26,6 +26,7 @@ from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import host_of
 from ddplaunch.reach.channel.handshake import key
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.spec.job import JobSpec, ProgramKind
 from ddplaunch.spec.options import token
 from ddplaunch.spec.options.parsers import write_nnodes
@@ -118,14 +119,12 @@ def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], l
         loop,
         key=request.key,
         hello=hello,
-        heartbeat_timeout=spec.heartbeat_timeout,
-        may_shorten_silence=spec.may_shorten_silence,
+        keepalive=Keepalive.of(spec, request.allocation.nnodes[1]),
         rdzv_timeout=spec.rdzv_timeout,
         # simulated nodes, and what coordinates them, are paused together with this machine
         lease=Lease(seconds, loop.now if spec.simulate else _boot_time),
         how_back=_how_back(request.allocation, request.rendezvous.addresses[0]),
         command_host=request.rendezvous.addresses[0] if request.allocation.has_front else "",
-        max_nodes=request.allocation.nnodes[1],
     )
 
 
@@ -227,7 +226,7 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
         loop,
         key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
         hello=lambda _: message,
-        heartbeat_timeout=_SILENT,
+        keepalive=Keepalive(timeout=_SILENT),
         rdzv_timeout=_WITHIN,
     )
     link.aim(rendezvous.addresses, rendezvous.ports)

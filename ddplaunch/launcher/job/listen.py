@@ -25,6 +25,7 @@ from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.plan.cluster.endpoints import is_same_host
 from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.dialer import answers, target
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.spec.job import Source
 from ddplaunch.spec.options.table import BY_NAME
 from ddplaunch.system.errors import LaunchError
@@ -115,14 +116,12 @@ def _own_names(addresses: Sequence[str]) -> tuple[str, ...]:
 def _terms(request: JoinRequest, coordinator: Coordinator) -> Terms:
     """Return what a coordinator here sets for all nodes."""
     return Terms(
-        max_nodes=coordinator.state.policy.max_nodes,
+        keepalive=Keepalive.of(request.spec, coordinator.state.policy.max_nodes),
         run_id=request.draft.run_id,
         address=request.spec.local_addr,
         key=request.key,
         listen=request.rendezvous.listen,
         ports=(0,),
-        heartbeat_timeout=request.spec.heartbeat_timeout,
-        may_shorten_silence=request.spec.may_shorten_silence,
         listening=request.listening,
     )
 

@@ -17,16 +17,14 @@ from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import OrderSequence
 from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Leased, LookingForCoordinator, NodeEnd, Reach, Waits
-from ddplaunch.launcher.job.refusals import Refusals
-from ddplaunch.reach.channel.dialer import Dialer, Target
+from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
-from ddplaunch.reach.silence import Silence
+from ddplaunch.reach.silence import Keepalive, Silence
 from ddplaunch.spec.outcome import OWN_END, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.resolver import Answer, Resolver
 from ddplaunch.system.words import duration, signal_name
 
 if TYPE_CHECKING:
@@ -35,10 +33,8 @@ if TYPE_CHECKING:
 
 FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
-RESOLVE_AGAIN = 1.0  # seconds until a name that was not known is looked up again
-MOVED_WITHIN = (
-    5.0  # seconds until the name of a node 0 that was lost is looked up again: it may come back at another address
-)
+# seconds until the name of a node 0 that was lost is looked up again: it may come back at another address
+MOVED_WITHIN = 5.0
 
 
 class RemoteLink(Link):
@@ -54,43 +50,33 @@ class RemoteLink(Link):
         *,
         key: Key,
         hello: Callable[[str], messages.FirstMessage],
-        heartbeat_timeout: float,
-        may_shorten_silence: bool = False,
+        keepalive: Keepalive,
         rdzv_timeout: float,
         lease: Lease | None = None,
         how_back: str = "",
         command_host: str = "",
-        max_nodes: int = 1,
     ) -> None:
         """Prepare to look for the coordinator.
 
-        `hello` gives the first message, from the name under which the coordinator was reached. `heartbeat_timeout` are the
-        seconds after which a silent one counts as lost, earlier if `may_shorten_silence` and the coordinator says so in its
-        pings; `rdzv_timeout` those after which one that was not reached is given up. `lease` limits the life of the workers;
-        None: the job never goes on without a node. `how_back` says what brings a lost node 0 back, as in "waiting HOW_BACK";
-        "": nothing does. `command_host` is where the command coordinates that has started all agents; "": node 0 coordinates.
+        `hello` gives the first message, from the name under which the coordinator was reached. `keepalive` says when a silent
+        one counts as lost, earlier than that only if the coordinator says so in its pings; `rdzv_timeout` are the seconds after
+        which one that was not reached is given up. `lease` limits the life of the workers; None: the job never goes on without a
+        node. `how_back` says what brings a lost node 0 back, as in "waiting HOW_BACK"; "": nothing does. `command_host` is where
+        the command coordinates that has started all agents; "": node 0 coordinates.
         """
         super().__init__(loop)
         self._key = key
-        self._max_nodes = max_nodes
         self._hearing: Hearing | None = None  # of the generation's first node
         self._hello = hello
-        self._heartbeat_timeout = heartbeat_timeout
-        self._may_shorten_silence = may_shorten_silence
-        self._silence = Silence(heartbeat_timeout, heartbeat_timeout)
+        self._keepalive = keepalive
+        self._silence = Silence(keepalive.timeout, keepalive.timeout)
         self._heard_at = 0.0
         self._lease = lease or Lease(inf, loop.now)
         self._lease_at = loop.timer(None, self._check_lease)
         loop.woke = self._check_lease
-        loop.clock.protect(heartbeat_timeout)
+        loop.clock.protect(keepalive.timeout)
         self._peer: Peer | None = None
         self._sequence: OrderSequence | None = None  # from the first message on
-        self._names: dict[str, str] = {}  # what the targets were called, by numeric address
-        self._queries: tuple[tuple[str, int], ...] = ()
-        self._targets: list[Target] = []
-        self._resolver: Resolver | None = None
-        self._resolve_at = loop.timer(None, self._resolve)
-        self._refusals = Refusals()
         self._rdzv_timeout = rdzv_timeout
         self._how_back = how_back
         self._command_host = command_host
@@ -100,20 +86,13 @@ class RemoteLink(Link):
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._lost_at = loop.timer(loop.now() + rdzv_timeout, self._on_timeout)
         self._notice_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
-        self._dialer = Dialer(
-            loop,
-            key,
-            opened=self._on_opened,
-            refused=self._refusals.add,
-            user_timeout=2 * heartbeat_timeout,  # whether the coordinator is lost is decided here
-        )
+        self._search = Search(loop, key, self._on_opened, user_timeout=keepalive.user_timeout)
 
     # --- connecting
 
     def aim(self, hosts: Sequence[str], ports: Sequence[int]) -> None:
         """Look for the coordinator at these places."""
-        self._queries = tuple((host, port) for host in hosts for port in ports)
-        self._resolve()
+        self._search.begin((host, port) for host in hosts for port in ports)
 
     def adopt(self, sock: socket) -> None:
         """Follow the coordinator at the other end of this connection, which something else carries, as ssh does."""
@@ -121,39 +100,19 @@ class RemoteLink(Link):
         def failed(reason: str) -> None:
             self._end(f"{self._coordinator} was lost: {reason}")
 
-        Greeting(self._loop, sock, (self._command_host, 0), Client(self._key), opened=self._on_opened, failed=failed)
+        def opened(peer: Peer) -> None:
+            self._on_opened(peer, peer.address)
 
-    def _resolve(self) -> None:
-        """Look up all names again, in place of a look-up that is under way."""
-        self._resolve_at.cancel()
-        if self._resolver is not None:
-            self._resolver.close()
-        self._resolver = Resolver(self._loop, self._queries, self._on_resolved)
+        Greeting(self._loop, sock, (self._command_host, 0), Client(self._key), opened=opened, failed=failed)
 
-    def _on_resolved(self, answers: Sequence[Answer]) -> None:
-        """Dial the addresses that were found; look up again the names that were not. Called by the resolver."""
-        targets = []
-        for answer in answers:
-            for family, sockaddr in answer.targets:
-                self._names.setdefault(str(sockaddr[0]), answer.host)
-                targets.append((family, sockaddr))
-            if answer.error:
-                self._refusals.add(answer.host, answer.error)
-                self._resolve_at.set(self._loop.now() + RESOLVE_AGAIN)
-        if self._lost:
-            self._resolve_at.set_by(self._loop.now() + MOVED_WITHIN)
-        if targets and targets != self._targets:
-            self._targets = targets
-            self._dialer.set_targets(targets)
-
-    def _on_opened(self, peer: Peer) -> None:
-        """Take the connection to the coordinator, and send the first message. Called by the dialer."""
-        self._stop_looking()
+    def _on_opened(self, peer: Peer, found_as: str) -> None:
+        """Take the connection to the coordinator, and send the first message. Called by the search."""
+        self._notice_at.cancel()
         self._peer = peer
         peer.received, peer.closed = self._on_message, self._on_closed
         self._note_message()
         self._lease.begin()
-        hello = self._hello(self._names.get(peer.address, peer.address))
+        hello = self._hello(found_as)
         if isinstance(hello, messages.Hello):
             hello = replace(hello, at=self._renew())
             if (last := self._sequence) is not None:
@@ -209,8 +168,8 @@ class RemoteLink(Link):
             return
         match message:
             case messages.Ping(sent, host_limit):
-                if self._may_shorten_silence:
-                    self._silence.host_limit = min(host_limit, self._heartbeat_timeout)
+                if self._keepalive.may_be_shorter:
+                    self._silence.host_limit = min(host_limit, self._keepalive.timeout)
                 self._send(messages.Pong(sent, self._renew()))
             case messages.GivenUp(reason, may_return):
                 self._on_given_up(reason, may_return=may_return)
@@ -260,7 +219,7 @@ class RemoteLink(Link):
     def _on_closed(self, reason: str) -> None:
         """Lose a coordinator whose connection has ended; after a pause of this node, the reason is that. Called by the peer."""
         self._disconnect()
-        if when := self._loop.clock.paused(self._heartbeat_timeout):
+        if when := self._loop.clock.paused(self._keepalive.timeout):
             error = f"this node was {when}, and {self._coordinator} was gone then: {reason}"
             self._lose_coordinator(f"{reason}, while this node was {when}", error)
         else:
@@ -268,7 +227,7 @@ class RemoteLink(Link):
 
     def _on_given_up(self, reason: str, *, may_return: bool) -> None:
         """Lose a coordinator that goes on without this node."""
-        when = self._loop.clock.paused(self._heartbeat_timeout)
+        when = self._loop.clock.paused(self._keepalive.timeout)
         if when and self._lease.seconds < inf:  # its clock may have stood still, as with --simulate
             self._loop.handle(node.LeaseOver(self._loop.now()))
         said = f"this node was {when}, and {self._coordinator} goes on without this node: {reason}"
@@ -355,8 +314,7 @@ class RemoteLink(Link):
     def _look_again(self) -> None:
         """Look for node 0 where it was."""
         self._end_lease()
-        self._refusals.forget()
-        self._resolve()
+        self._search.begin(self._search.places, moves_within=MOVED_WITHIN)
 
     def take(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
@@ -369,15 +327,9 @@ class RemoteLink(Link):
     def _prepare(self, order: Lead | Reach) -> None:
         """Lead the generation that is to begin, or find out where its first node is reached."""
         if self._hearing is None:
-            from ddplaunch.launcher.job.hearing import Conditions, Hearing  # where the coordinator is none of the nodes
+            from ddplaunch.launcher.job.hearing import Hearing  # where the coordinator is none of the nodes
 
-            conditions = Conditions(
-                key=self._key,
-                max_nodes=self._max_nodes,
-                heartbeat_timeout=self._heartbeat_timeout,
-                may_shorten_silence=self._may_shorten_silence,
-            )
-            self._hearing = Hearing(self._loop, conditions, self.send)
+            self._hearing = Hearing(self._loop, self._key, self._keepalive, self.send)
         self._hearing.take(order)
 
     def leave(self) -> None:
@@ -385,24 +337,16 @@ class RemoteLink(Link):
         super().leave()
         self._stop_waiting()
 
-    def _stop_looking(self) -> None:
-        """Look for the coordinator no longer: it is reached, or not needed."""
-        for timer in (self._resolve_at, self._notice_at):
-            timer.cancel()
-        if self._resolver is not None:
-            self._resolver.close()
-        self._dialer.stop()
-        self._targets = []
-
     def _stop_waiting(self) -> None:
         self._lost_at.cancel()
-        self._stop_looking()
+        self._notice_at.cancel()
+        self._search.stop()
 
     def _report_search(self) -> None:
         """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
         self._notice_at.set(self._loop.now() + NEXT_NOTICE)
-        text = f"looking for {self._name} at {self._places} ({self._refusals.text})"
-        self._refusals.expire()
+        text = f"looking for {self._name} at {self._places} ({self._search.refusals.text})"
+        self._search.refusals.expire()
         if self._lost:
             left = duration(round(self._lost_at.at - self._loop.now()))
             text = f"{text}. Waiting up to {left} more {self._how_back}"
@@ -417,7 +361,7 @@ class RemoteLink(Link):
             else:
                 self._lose_coordinator(self._silence.describe(agent))
             return
-        within = f"within {self._rdzv_timeout:g} s at {self._places} ({self._refusals.text})"
+        within = f"within {self._rdzv_timeout:g} s at {self._places} ({self._search.refusals.text})"
         if self._lost:
             hint = "hint: type the commands of all nodes again. `--rdzv-timeout` sets how long they wait for node 0"
             self._end(f"{self._lost}, and node 0 was not reached again {within}\n\n{hint}")
@@ -440,12 +384,16 @@ class RemoteLink(Link):
     @property
     def _place(self) -> str:
         """Say what coordinates, and node 0 with the address that was typed: "node 0 (gpu01)"."""
-        return f"{self._name} ({self._queries[0][0]})" if self._queries and not self._command_host else self._name
+        return (
+            f"{self._name} ({self._search.places[0][0]})"
+            if self._search.places and not self._command_host
+            else self._name
+        )
 
     @property
     def _places(self) -> str:
-        hosts = dict.fromkeys(f"[{host}]" if ":" in host else host for host, _ in self._queries)
-        ports = sorted({port for _, port in self._queries})
+        hosts = dict.fromkeys(f"[{host}]" if ":" in host else host for host, _ in self._search.places)
+        ports = sorted({port for _, port in self._search.places})
         return f"{', '.join(hosts)}, " + (f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}")
 
     def _disconnect(self) -> None:

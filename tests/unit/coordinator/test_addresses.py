@@ -15,13 +15,13 @@ from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.listen import _own_names
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.channel.peer import Peer
+from ddplaunch.reach.silence import Keepalive
 from tests.loops import FakeLoop
 from tests.unit.coordinator.played import PlayedCoordinator
 from tests.unit.coordinator.test_incoming import HELLO
 
 TERMS = Terms(
-    max_nodes=3, run_id="", address=None, key=Key(b"key"), listen="127.0.0.1", ports=(0,),
-    heartbeat_timeout=10.0,
+    keepalive=Keepalive(max_nodes=3, timeout=10.0), run_id="", address=None, key=Key(b"key"), listen="127.0.0.1", ports=(0,),
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.messages import Dropped, GivenUp, Hello, NodeFacts, Ping, Pong, encode, for_agent
 from ddplaunch.launcher.job.orders import JobEnd, NodeEnd
 from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.spec.outcome import Traces, Why
 from ddplaunch.system import exitcodes
 from tests.loops import FakeLoop
@@ -35,13 +36,12 @@ HELLO = Hello(
 
 
 TERMS = Terms(
-    max_nodes=3,
+    keepalive=Keepalive(max_nodes=3, timeout=10.0),
     run_id="run-1",
     address=None,
     key=Key(b"key"),
     listen="127.0.0.1",
     ports=(0,),
-    heartbeat_timeout=10.0,
 )
 NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 STATE = job.State(policy=job.Policy(min_nodes=1, max_nodes=3))

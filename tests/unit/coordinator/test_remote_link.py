@@ -15,6 +15,7 @@ from ddplaunch.launcher.job.orders import Generation, Leased, LookingForCoordina
 from ddplaunch.launcher.job.remote_link import RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
+from ddplaunch.reach.silence import Keepalive
 from ddplaunch.spec.outcome import CLOSED, Traces, Why
 from tests.loops import FakeLoop
 from tests.unit.coordinator.test_incoming import HELLO
@@ -40,10 +41,10 @@ SILENT = "no answer in 2 s"
 def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said: str) -> None:
     hello: Any = None  # nobody is reached
     loop = FakeLoop()
-    link = RemoteLink(loop, key=Key(b"key"), hello=hello, heartbeat_timeout=30.0, rdzv_timeout=10.0)
-    link._queries = (("a", 29501),)
+    link = RemoteLink(loop, key=Key(b"key"), hello=hello, keepalive=Keepalive(timeout=30.0), rdzv_timeout=10.0)
+    link._search.places = (("a", 29501),)
     for port, reason in enumerate(reasons):
-        link._refusals.add(f"a:{port}", reason)
+        link._search.refusals.add(f"a:{port}", reason)
     loop.pass_time(10.0)
     link.close()
     *looking, end = loop.events
@@ -57,12 +58,12 @@ def test_what_was_said_is_replaced_by_what_comes_then() -> None:
     """Once the cable of this node is in again, "no route to host" is no longer why node 0 is not reached."""
     hello: Any = None
     loop = FakeLoop()
-    link = RemoteLink(loop, key=Key(b"key"), hello=hello, heartbeat_timeout=30.0, rdzv_timeout=60.0)
-    link._queries = (("a", 29501),)
-    link._refusals.add("a:0", "no route to host")
+    link = RemoteLink(loop, key=Key(b"key"), hello=hello, keepalive=Keepalive(timeout=30.0), rdzv_timeout=60.0)
+    link._search.places = (("a", 29501),)
+    link._search.refusals.add("a:0", "no route to host")
     loop.pass_time(3.0)
     loop.pass_time(30.0)
-    link._refusals.add("a:0", CONNECTION_REFUSED)
+    link._search.refusals.add("a:0", CONNECTION_REFUSED)
     loop.pass_time(30.0)
     link.close()
     assert ["no route" in event.text for event in loop.events] == [True, True, False]
@@ -102,15 +103,15 @@ class Bed:
             self.loop,
             key=Key(b"key"),
             hello=lambda _: HELLO,
-            heartbeat_timeout=10.0,
+            keepalive=Keepalive(timeout=10.0),
             rdzv_timeout=60.0,
             lease=Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,
             how_back=how_back,
             command_host=command_host,
         )
         self.dialed = 0
-        self.link._dialer = self  # type: ignore[assignment]
-        self.link._queries = (("10.0.0.1", 4000),)
+        self.link._search._dialer = self  # type: ignore[assignment]
+        self.link._search.places = (("10.0.0.1", 4000),)
         self.handled: list[Any] = []
         self.left = inf  # seconds for which the workers may live, as the front was told
         self.loop.handle = self.handle
@@ -130,7 +131,7 @@ class Bed:
 
     def open(self) -> Peer:
         self.peer = Peer()
-        self.link._on_opened(self.peer)  # type: ignore[arg-type]
+        self.link._on_opened(self.peer, "10.0.0.1")  # type: ignore[arg-type]
         return self.peer
 
     def hear(self, message: Any) -> None:

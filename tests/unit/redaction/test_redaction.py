@@ -357,12 +357,14 @@ PIECES = [
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("first", ["", "token", 'token = "', "token = ("])
 def test_the_time_for_one_long_line_grows_no_faster_than_its_length(first: str, piece: str) -> None:
+    """One that is 8 times as long takes 64 times as long if it does; a core that is shared is slower for a while."""
+
     def took(size: int) -> float:
         text, began = first + piece * (size // len(piece)), time.process_time()
         Redactor(("known-secret",)).text(text)
         return time.process_time() - began
 
-    assert took(1 << 15) < 0.1 + 12 * took(1 << 12)
+    assert min(took(1 << 15), took(1 << 15)) < 0.1 + 24 * took(1 << 12)
 
 
 def test_a_megabyte_in_one_line_takes_a_second_or_two() -> None:
