@@ -132,7 +132,7 @@ class Coordinator:
     def _on_deadline(self) -> None:
         """Feed that the deadline of the state has come. Called by the loop."""
         is_silent = False
-        if self.state.parted.due is not None and self._agents is not None:
+        if self.state.partition.due is not None and self._agents is not None:
             first = next((member.id for member in self.state.members.values() if member.node_rank == 0), SELF_ID)
             is_silent = not self._agents.connections.has_answered(first)
         self.feed(job.DeadlineReached(self._loop.now(), is_silent))

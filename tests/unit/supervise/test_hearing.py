@@ -163,7 +163,7 @@ def test_nodes_that_have_finished_part_from_nobody() -> None:
 
 def test_node_0_cannot_say_that_it_does_not_hear_itself() -> None:
     state, done = played(ELASTIC, 2, Unheard(1, SILENT, 50.0), DeadlineReached(52.0))
-    assert (state.parted.nodes, done) == ((), [])
+    assert (state.partition.nodes, done) == ((), [])
 
 
 def test_who_does_not_reach_the_first_node_is_let_go_before_any_worker_starts() -> None:
@@ -187,4 +187,4 @@ def test_the_next_generation_forgets_who_did_not_hear_whom() -> None:
     state, _ = played(ELASTIC, 3, *events, *rest)
     assert state.phase is Phase.RUNNING
     assert sorted(state.members) == [1, 3]
-    assert state.parted.nodes == ()
+    assert state.partition.nodes == ()

@@ -69,8 +69,8 @@ def _why_in_the_end(state: State) -> Why | None:
     if start_failure is not None:
         return Why.FAILED if state.why in HARMLESS else state.why  # else another generation would follow
     only_follows = failure is None or follows(failure)
-    have_parted = bool(state.generation.lost or state.parted.nodes)
-    return Why.NODE_LOST if state.why is Why.FAILED and have_parted and only_follows else state.why
+    are_parted = bool(state.generation.lost or state.partition.nodes)
+    return Why.NODE_LOST if state.why is Why.FAILED and are_parted and only_follows else state.why
 
 
 def _restart_after_failure(state: State, at: float) -> Result:

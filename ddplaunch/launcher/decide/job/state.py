@@ -55,13 +55,13 @@ class End(Struct, frozen=True, kw_only=True):
     without_workers: bool = False  # it has ended between two generations: `State.generation` is the one before
 
 
-class Parted(Struct, frozen=True, kw_only=True):
+class Partition(Struct, frozen=True, kw_only=True):
     """Which nodes of the generation that runs do not hear the first one, though the coordinator hears all."""
 
     nodes: tuple[tuple[int, str], ...] = ()  # their ids, and why not
     due: float | None = None  # when to decide which nodes go on, by the coordinator's clock
 
-    def with_node(self, id: int, reason: str, at: float) -> Parted:
+    def with_node(self, id: int, reason: str, at: float) -> Partition:
         """Return the record after another node has reported that it does not hear the first one."""
         if id in dict(self.nodes):
             return self
@@ -83,7 +83,7 @@ class State(Struct, frozen=True, kw_only=True):
     generation: Generation = Generation()
     limits: Limits = Limits()
     idleness: Idleness = Idleness()
-    parted: Parted = Parted()
+    partition: Partition = Partition()
     restarts: Restarts = Restarts()
     end: End = End()
 
@@ -104,7 +104,7 @@ class State(Struct, frozen=True, kw_only=True):
             ),
             limits=self.limits.next_generation(),
             idleness=self.idleness.next_generation(),
-            parted=Parted(),
+            partition=Partition(),
         )
 
     @property
@@ -117,7 +117,7 @@ class State(Struct, frozen=True, kw_only=True):
             self.rendezvous.deadline,
             self.rendezvous.line_at,
             self.generation.early_exits_at if self.phase is Phase.RUNNING else None,
-            self.parted.due if self.phase is Phase.RUNNING else None,
+            self.partition.due if self.phase is Phase.RUNNING else None,
             self.phase_deadline if goes_on else None,
             self.limits.job_deadline if self.has_time_limit else None,
         )

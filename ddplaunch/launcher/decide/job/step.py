@@ -22,7 +22,7 @@ from ddplaunch.launcher.decide.job.ending import (
     stop,
 )
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members
-from ddplaunch.launcher.decide.job.parting import on_let_go_ended, on_parted_due, on_unheard, on_unreached
+from ddplaunch.launcher.decide.job.partition import on_let_go_ended, on_partition_due, on_unheard, on_unreached
 from ddplaunch.launcher.decide.job.starting import (
     IS_A_SPARE,
     on_rendezvous_due,
@@ -416,8 +416,8 @@ def _on_deadline(state: State, at: float, *, is_first_silent: bool) -> Result:
         return start_if_enough(wait_for_nodes(state, at), at, is_restart=True)
     if state.phase is Phase.RENDEZVOUS:
         return on_rendezvous_due(state, at)
-    if state.phase is Phase.RUNNING and is_due(state.parted.due, at):
-        return on_parted_due(state, at, is_first_silent=is_first_silent)
+    if state.phase is Phase.RUNNING and is_due(state.partition.due, at):
+        return on_partition_due(state, at, is_first_silent=is_first_silent)
     return _on_early_exits_due(state)
 
 

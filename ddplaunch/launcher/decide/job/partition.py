@@ -1,4 +1,4 @@
-"""What follows when nodes lose each other, though the coordinator hears all: the larger part goes on. Pure."""
+"""What follows a partition, in which nodes lose each other though the coordinator hears all: the larger part goes on. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddplaunch.launcher.decide.job import actions, events
 from ddplaunch.launcher.decide.job.ending import Result, end_job, go_on_if_ended, halt, stop
 from ddplaunch.launcher.decide.job.members import Member, Members
 from ddplaunch.launcher.decide.job.starting import take_back
-from ddplaunch.launcher.decide.job.state import SETTLE, Parted, State
+from ddplaunch.launcher.decide.job.state import SETTLE, Partition, State
 from ddplaunch.spec.outcome import Why
 
 _MOST_NAMED = 8  # nodes
@@ -22,31 +22,31 @@ def on_unheard(state: State, event: events.Unheard) -> State:
     """Note that a node does not hear the first one, which itself cannot say so."""
     if state.members[event.id].node_rank == 0:
         return state
-    return replace(state, parted=state.parted.with_node(event.id, event.reason, event.at))
+    return replace(state, partition=state.partition.with_node(event.id, event.reason, event.at))
 
 
-def on_parted_due(state: State, at: float, *, is_first_silent: bool) -> Result:
+def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Result:
     """Stop all workers; let the smaller part go, or end the job if no part is large enough.
 
     A first node that is silent may be lost itself, which will show.
     """
     if is_first_silent:
-        return replace(state, parted=replace(state.parted, due=at + SETTLE)), ()
-    parted = {id: reason for id, reason in state.parted.nodes if state.members.runs(id)}
-    state = replace(state, parted=Parted())
-    parting = _part(state, parted, "hear")
-    if parting is None:
+        return replace(state, partition=replace(state.partition, due=at + SETTLE)), ()
+    unheard = {id: reason for id, reason in state.partition.nodes if state.members.runs(id)}
+    state = replace(state, partition=Partition())
+    split = _split(state, unheard, "hear")
+    if split is None:
         return state, ()
-    lost = replace(state.generation, lost=(*state.generation.lost, *parting.lost))
-    state = replace(state, generation=lost, members=_with_let_go(state.members, parting))
-    if not parting.let_go:
+    lost = replace(state.generation, lost=(*state.generation.lost, *split.lost))
+    state = replace(state, generation=lost, members=_with_let_go(state.members, split))
+    if not split.let_go:
         state = halt(state)
-    gone = [member for member in parting.let_go if not member.runs]  # with its workers, whose end was no loss
+    gone = [member for member in split.let_go if not member.runs]  # with its workers, whose end was no loss
     for member in gone:
         state = replace(state, members=state.members.without(member.id))
     state, then = stop(state, Why.NODE_LOST, SIGTERM, at)
-    releases = [actions.LetGo(member.id, parting.text) for member in gone]
-    return state, (actions.Print(parting.text), *releases, *then)
+    releases = [actions.LetGo(member.id, split.text) for member in gone]
+    return state, (actions.Print(split.text), *releases, *then)
 
 
 def on_let_go_ended(state: State, member: Member, at: float) -> Result:
@@ -57,20 +57,20 @@ def on_let_go_ended(state: State, member: Member, at: float) -> Result:
 
 def on_unreached(state: State, event: events.Unreached) -> Result:
     """Take the generation back that no agent knows of yet; let the smaller part go, or end the job."""
-    parting = _part(state, {id: reason for id, reason in event.nodes if id in state.members}, "reach")
+    split = _split(state, {id: reason for id, reason in event.nodes if id in state.members}, "reach")
     state = replace(take_back(state, event.at), rendezvous=state.rendezvous, phase_deadline=event.at)
-    if parting is None:
+    if split is None:
         return state, ()
-    if not parting.let_go:
-        generation = replace(state.generation, lost=parting.lost)
+    if not split.let_go:
+        generation = replace(state.generation, lost=split.lost)
         return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
-    for member in parting.let_go:
+    for member in split.let_go:
         state = replace(state, members=state.members.without(member.id))
-    releases = [actions.LetGo(member.id, parting.text) for member in parting.let_go]
-    return state, (actions.Print(parting.text), *releases)
+    releases = [actions.LetGo(member.id, split.text) for member in split.let_go]
+    return state, (actions.Print(split.text), *releases)
 
 
-class _Parting(Struct, frozen=True):
+class _Split(Struct, frozen=True):
     """Which nodes do not go on, and why."""
 
     let_go: tuple[Member, ...]  # (): no part is large enough to go on alone
@@ -78,7 +78,7 @@ class _Parting(Struct, frozen=True):
     text: str  # all of it in a sentence
 
 
-def _part(state: State, reasons: Mapping[int, str], verb: str) -> _Parting | None:
+def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None:
     """Return how the nodes part of which some do not hear, or reach, the first one; None if all of these are gone.
 
     Those are one part, the first node and those that hear it the other. The larger one is kept, or else the first node's.
@@ -92,23 +92,20 @@ def _part(state: State, reasons: Mapping[int, str], verb: str) -> _Parting | Non
     spares = len(state.members) - len(members)
     parts = ((near, far), (far, near)) if len(near) >= len(far) else ((far, near), (near, far))
     let_go = next((left for kept, left in parts if len(kept) + spares >= state.policy.min_nodes), ())
-    why = reasons[far[0].id]
-    cut = f"{_names(far)} {'does' if len(far) == 1 else 'do'} not {verb} {first}: {why}"
+    cut = f"{_names(far)} {'does' if len(far) == 1 else 'do'} not {verb} {first}: {reasons[far[0].id]}"
     if let_go == near:
-        lost = tuple(
-            f"{member}: {_names(far)} {'does' if len(far) == 1 else 'do'} not {verb} {first}: {why}" for member in near
-        )
+        lost = tuple(f"{member}: {cut}" for member in near)
     else:
         lost = tuple(f"{member}: it does not {verb} {first}: {reasons[member.id]}" for member in far)
     if let_go:
         without = _names(let_go) if let_go == near else "it" if len(let_go) == 1 else "them"
         cut = f"{cut}. The job goes on without {without}"
-    return _Parting(let_go, lost, cut)
+    return _Split(let_go, lost, cut)
 
 
-def _with_let_go(members: Members, parting: _Parting) -> Members:
-    for member in parting.let_go:
-        members = members.with_member(replace(member, let_go=parting.text))
+def _with_let_go(members: Members, split: _Split) -> Members:
+    for member in split.let_go:
+        members = members.with_member(replace(member, let_go=split.text))
     return members
 
 
