@@ -6,6 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.breaks import BREAKS, ROOT, Break
+
 PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
 AGENT = PACKAGE / "launcher" / "node"
 MOST_CALLBACKS = 8  # parameters of all constructors of the agent together: parts post events instead
@@ -62,3 +66,8 @@ def callbacks(path: Path) -> Iterator[str]:
 def test_parts_of_the_agent_post_events_and_take_hardly_any_callbacks():
     found = [one for path in sorted(AGENT.glob("*.py")) for one in callbacks(path)]
     assert 0 < len(found) <= MOST_CALLBACKS, found  # none would be those of a folder that was moved
+
+
+@pytest.mark.parametrize("one", BREAKS, ids=lambda one: one.wrong)
+def test_what_a_break_replaces_stands_once_in_its_file(one: Break) -> None:
+    assert (ROOT / "ddplaunch" / one.file).read_text(encoding="utf-8").count(one.right) == 1

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
-from ddplaunch.launcher.decide.first_failure import failed_itself
 from ddplaunch.launcher.decide.job import SELF_ID, Member
+from ddplaunch.launcher.job.explainer import Explainer
 from ddplaunch.launcher.job.orders import (
     CannotLead,
     Forward,
@@ -30,7 +29,7 @@ from ddplaunch.launcher.job.orders import (
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
-from ddplaunch.spec.outcome import ClusterEnding, StartFailure, Traces, Why
+from ddplaunch.spec.outcome import StartFailure, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError, below, expendable
 from ddplaunch.system.fields import line
@@ -46,9 +45,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.launcher.job.straggler_check import StragglerCheck
     from ddplaunch.launcher.job.warnings import Warnings
     from ddplaunch.record.window.questions import Answer
-    from ddplaunch.system.loop.loop import Pending
 
-_EXPLAINED_WITHIN = 5.0  # seconds
 _ANSWERS_AGAIN = 0.2  # seconds from one look whether the first node has answered to the next
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
@@ -65,16 +62,12 @@ class Coordinator:
         self._loop = loop
         self._draft = draft
         self._reporter = reporter
-        self._explaining: Pending[Whereabouts] | None = None  # where the workers were, the last time
-        self._explaining_end: Pending[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
+        self._explainer = Explainer(loop, reporter)
         self.state = state
         self._deadline = loop.timer(None, self._on_deadline)  # of the state
-        self._take_order: Callable[
-            [Order], None
-        ]  # of the coordinator's own agent, or of the command that has started all
+        # of the coordinator's own agent, or of the command that has started all
+        self._take_order: Callable[[Order], None]
         self._agents: Agents | None = None  # of the other nodes
-        self._traces: dict[int, Traces] = {}  # of this generation, by rank
-        self._samples: dict[int, list[Sample]] = {}  # of this generation, by member
         self._reservation: Reservation | None = None
         self._is_one_host = False  # all nodes are simulated on this one
         self._meeting: Meeting | None = None  # of the generation that begins, until all agents are told to
@@ -110,7 +103,7 @@ class Coordinator:
             self.feed(job.Unreached((), event.at))
         before = self.state
         if isinstance(event, job.NodeEscalated):
-            self._report_now()
+            self._explainer.report_now()
         self.state, actions = job.step(before, event)
         self._deadline.set(self.state.deadline)
         self._reporter.on_event(event, before, self.state)
@@ -149,7 +142,7 @@ class Coordinator:
             case GroupMade() if self.state.members[id].node_rank == 0:
                 expendable(self.joined, lambda why: self._say_once(f"stragglers are no longer looked for: {why}"))
             case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
-                self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
+                self._explainer.add_traces(report.exits, report.traces)
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
             case Leads(number) | CannotLead(number) | Reached(number) | Unheard(number) if number == self._meetings:
                 self._take_about_meeting(id, report)
@@ -185,7 +178,7 @@ class Coordinator:
             case Answered() if self._questions is not None:
                 self._questions.take(member.id, report)
             case StacksAtEnd(number) if number == self.state.generation.number and not member.has_ended:
-                self._samples[member.id] = report.stacks.samples(member.host)
+                self._explainer.add_samples(member.id, report.stacks.samples(member.host))
 
     def say(self, text: str, is_warning: bool) -> None:
         """Say something of the command that has started all agents, which need not say the same of themselves."""
@@ -301,7 +294,7 @@ class Coordinator:
             case job.Drop(id) if self._agents is not None:
                 self._agents.connections.drop(id)
             case job.ReportFailure(wait):
-                self._report_when_known(lambda findings: self._reporter.failed(findings, wait))
+                self._explainer.explain_end(self.state, lambda findings: self._reporter.failed(findings, wait))
             case job.Print(text):
                 self._reporter.print(text)
             case job.NameIdle(seconds):
@@ -313,7 +306,7 @@ class Coordinator:
                 if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
                     self._end(status, requeue, Findings(state=self.state, error=text))
                 else:
-                    self._report_when_known(partial(self._end, status, requeue))
+                    self._explainer.explain_end(self.state, partial(self._end, status, requeue))
 
     def _report_idle(self, seconds: float) -> None:
         """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where."""
@@ -337,8 +330,7 @@ class Coordinator:
                 self._reporter.idle(seconds, found.what)
 
         def done() -> None:
-            explain = partial(_explain, tuple(samples), self._reporter.cwd, of_hang=True)
-            guard(lambda: self._loop.ask(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN))
+            guard(lambda: self._explainer.explain_hang(samples, explained))
 
         question, asker = AskStacks(WITHIN, threads=False, native=False), Asker(answered=answered, done=done)
         guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
@@ -348,7 +340,7 @@ class Coordinator:
 
         If the first one is on another host, it reserves the port, and the others reach it before.
         """
-        self._traces, self._samples = {}, {}
+        self._explainer.begin_generation()
         if self.stragglers is not None:
             self.stragglers.end()
         if self._agents is not None and order[0] != SELF_ID and not self._is_one_host:
@@ -397,53 +389,47 @@ class Coordinator:
 
     def _take_about_meeting(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
         """Take what a node has come to in the last meeting, or, once that is over, that the node does not hear the first one."""
-        meeting, agents, now = self._meeting, self._agents, self._loop.now()
-        if agents is None:
+        if self._agents is None:
             return
-        if meeting is None:
-            if isinstance(report, Unheard):
-                agents.connections.ping_all()  # whether the first node lives, see `_on_deadline`
-                self.feed(job.Unheard(id, below(report.reason), now))
+        if self._meeting is not None:
+            self._meeting.take(id, report)
+            self._end_meeting(self._meeting, self._agents, is_asked=False)
+        elif isinstance(report, Unheard):
+            self._agents.connections.ping_all()  # whether the first node lives, see `_on_deadline`
+            self.feed(job.Unheard(id, below(report.reason), self._loop.now()))
+
+    def _end_meeting(self, meeting: Meeting, agents: Agents, *, is_asked: bool) -> None:
+        """Begin the generation if all nodes have met, or feed why they have not.
+
+        Nodes part only once the first one has shown that it lives: it `is_asked` that. Its loss ends the meeting before.
+        """
+        if not meeting.is_over or self._meeting is not meeting:
             return
-        if isinstance(report, CannotLead):
-            if id == meeting.order[0] and meeting.leads is None:
-                self._meeting = None
-                self._on_not_led(id, report, again=meeting.again)
-            return
-        meeting.take(id, report)
-        if not meeting.is_over:
-            return
-        if meeting.unreached:
-            agents.connections.ping_all()
-            self._part_once_first_answers(meeting, agents)
+        now = self._loop.now()
+        if meeting.unreached and not (is_asked and agents.connections.has_answered(meeting.order[0])):
+            if not is_asked:
+                agents.connections.ping_all()
+            self._loop.timer(now + _ANSWERS_AGAIN, partial(self._end_meeting, meeting, agents, is_asked=True))
             return
         self._meeting = None
-        assert meeting.leads is not None
-        number, restarts = self.state.generation.number, self.state.restarts.number
-        self._order_to_begin(number, meeting.order, restarts, meeting.leads.port, meeting.address)
+        if meeting.refusal is not None:
+            self._on_not_led(meeting.order[0], meeting.refusal, again=meeting.again)
+        elif meeting.unreached:
+            unreached = tuple((id, below(why)) for id, why in meeting.unreached.items())
+            self.feed(job.Unreached(unreached, now))
+        elif meeting.leads is not None:
+            number, restarts = self.state.generation.number, self.state.restarts.number
+            self._order_to_begin(number, meeting.order, restarts, meeting.leads.port, meeting.address)
 
-    def _part_once_first_answers(self, meeting: Meeting, agents: Agents) -> None:
-        """Feed which nodes do not reach the first one, once that has shown that it lives; its loss ends the meeting before."""
-        if self._meeting is not meeting:
-            return
-        if not agents.connections.has_answered(meeting.order[0]):
-            self._loop.timer(self._loop.now() + _ANSWERS_AGAIN, partial(self._part_once_first_answers, meeting, agents))
-            return
-        self._meeting = None
-        unreached = tuple((id, below(why)) for id, why in meeting.unreached.items())
-        self.feed(job.Unreached(unreached, self._loop.now()))
-
-    def _on_not_led(self, id: int, report: CannotLead, *, again: bool) -> None:
+    def _on_not_led(self, id: int, refusal: CannotLead, *, again: bool) -> None:
         """Feed that the generation cannot begin, since the first node cannot make ready for it."""
-        now, host = self._loop.now(), self.state.members[id].host
-        if report.is_taken and again:
+        now, host, reason = self._loop.now(), self.state.members[id].host, below(refusal.reason)
+        if refusal.is_taken and again:
             self.feed(job.PortTaken(now))
             return
-        error = LaunchError(
-            f"{host}: {below(report.reason)}", hint=below(report.hint) or None, status=report.status or exitcodes.BUG
-        )
-        self._begin_error = error.render()
-        self.feed(job.BeginFailed(StartFailure(0, host, below(report.reason), error.status), now))
+        status = refusal.status or exitcodes.BUG
+        self._begin_error = LaunchError(f"{host}: {reason}", hint=below(refusal.hint) or None, status=status).render()
+        self.feed(job.BeginFailed(StartFailure(0, host, reason, status), now))
 
     def _dissolve(self) -> None:
         """Begin no generation for which the nodes were meeting: it is to end, and no worker was started for it anywhere."""
@@ -464,38 +450,6 @@ class Coordinator:
             return port  # nodes that do not communicate were given it
         self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
         return self._reservation.port
-
-    def _report_when_known(self, report: Callable[[Findings], None]) -> None:
-        """Call `report` once two answers are there: where the workers were, and, where that may be, why the cluster ends the job.
-
-        Both are found out in children, while the loop goes on: what nodes say of thousands of workers takes long to compare.
-        """
-        self._report_now()
-        question, known = self._reporter.question(self.state), Findings(state=self.state, traces=self._traces)
-
-        def explained(found: Whereabouts) -> None:
-            findings = replace(known, found=found)
-            if question is None:
-                report(findings)
-            else:
-                self._explaining_end = self._loop.ask(
-                    question, ClusterEnding(), lambda ending: report(replace(findings, ending=ending))
-                )
-
-        if not self._samples:
-            explained(Whereabouts())
-            return
-        samples = tuple(chain.from_iterable(self._samples.values()))
-        exits = self.state.generation.exits
-        ended = frozenset(end.rank for end in exits if end.stopped_with is None or failed_itself(end))
-        explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG, ended=ended)
-        self._explaining = self._loop.ask(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN)
-
-    def _report_now(self) -> None:
-        """Report what waits to be reported, without what is not known yet."""
-        for pending in (self._explaining, self._explaining_end):
-            if pending is not None:
-                pending.give_up()
 
     def _end(self, status: int, requeue: int, findings: Findings) -> None:
         """Report how the job ended, and send that to all agents, which have QUIT_TIMEOUT seconds to take note."""
@@ -553,13 +507,3 @@ class Coordinator:
             self._streams.close()
         if self._agents is not None:
             self._agents.close()
-
-
-def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: frozenset[int] = frozenset()) -> Whereabouts:
-    """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
-    try:
-        from ddplaunch.record.seen.collectives import describe_end  # most jobs do not fail
-
-        return describe_end(samples, cwd, of_hang=of_hang, ended=ended)
-    except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the rest is reported without
-        return Whereabouts()

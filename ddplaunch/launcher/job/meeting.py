@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached, Unheard
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 
 
@@ -25,6 +25,7 @@ class Meeting:
         self._ask = ask
         self.again = False
         self.leads: Leads | None = None  # once the first node is ready
+        self.refusal: CannotLead | None = None  # why it cannot
         self._addresses: tuple[str, ...] = ()
         self._missing = set(self.order[1:])  # those that have not answered
         self._reached: dict[int, str] = {}  # under which address, by id
@@ -35,9 +36,11 @@ class Meeting:
         self.again = again
         self._ask(self.order[0], Lead(self.number, port, origin, again))
 
-    def take(self, id: int, report: Leads | Reached | Unheard) -> None:
+    def take(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
         """Take what a node has come to; drop what was not asked of it."""
         match report:
+            case CannotLead() if id == self.order[0] and self.leads is None:
+                self.refusal = report
             case Leads() if id == self.order[0] and self.leads is None:
                 self.leads = report
                 self._addresses = tuple(dict.fromkeys((*self._names, *report.addresses)))[:MAX_ADDRESSES]
@@ -55,8 +58,8 @@ class Meeting:
 
     @property
     def is_over(self) -> bool:
-        """Whether all nodes have answered."""
-        return self.leads is not None and not self._missing
+        """Whether all nodes have answered, or the first one cannot make ready."""
+        return self.refusal is not None or (self.leads is not None and not self._missing)
 
     @property
     def address(self) -> str:

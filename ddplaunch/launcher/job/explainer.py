@@ -1,0 +1,90 @@
+"""What is found out about an end, or a hang, before it is reported: where the workers were, and why the cluster ends the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.first_failure import failed_itself
+from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
+from ddplaunch.record.seen import Sample, Whereabouts
+from ddplaunch.spec.outcome import ClusterEnding, Traces, Why, WorkerExit
+from ddplaunch.system.loop.loop import Loop
+
+if TYPE_CHECKING:
+    from ddplaunch.system.loop.loop import Pending
+
+_WITHIN = 5.0  # seconds
+
+
+class Explainer:
+    """Explains in children, while the loop goes on: what nodes say of thousands of workers takes long to compare."""
+
+    def __init__(self, loop: Loop, reporter: JobReporter) -> None:
+        """Explain nothing yet; `reporter` knows what to ask the cluster."""
+        self._loop = loop
+        self._reporter = reporter
+        self._traces: dict[int, Traces] = {}  # of this generation, by rank
+        self._samples: dict[int, Sequence[Sample]] = {}  # of this generation, by member
+        self._whereabouts: Pending[Whereabouts] | None = None  # as asked the last time
+        self._cluster_ending: Pending[ClusterEnding] | None = None  # likewise
+
+    def begin_generation(self) -> None:
+        """Forget what was left of the last generation."""
+        self._traces, self._samples = {}, {}
+
+    def add_traces(self, exits: Iterable[WorkerExit], traces: Traces) -> None:
+        """Note what the workers that have ended on a node have left there."""
+        self._traces.update(dict.fromkeys((end.rank for end in exits), traces))
+
+    def add_samples(self, id: int, samples: Sequence[Sample]) -> None:
+        """Note where the workers of a member were when they had to end."""
+        self._samples[id] = samples
+
+    def explain_end(self, state: job.State, report: Callable[[Findings], None]) -> None:
+        """Call `report` once it is known where the workers were, and, where the cluster may be ending the job, why."""
+        self.report_now()
+        question, known = self._reporter.question(state), Findings(state=state, traces=self._traces)
+
+        def explained(found: Whereabouts) -> None:
+            findings = replace(known, found=found)
+            if question is None:
+                report(findings)
+            else:
+                self._cluster_ending = self._loop.ask(
+                    question, ClusterEnding(), lambda ending: report(replace(findings, ending=ending))
+                )
+
+        if not self._samples:
+            explained(Whereabouts())
+            return
+        samples = tuple(chain.from_iterable(self._samples.values()))
+        ended = frozenset(end.rank for end in state.generation.exits if end.stopped_with is None or failed_itself(end))
+        explain = partial(_explain, samples, self._reporter.cwd, of_hang=state.why is Why.HUNG, ended=ended)
+        self._whereabouts = self._loop.ask(explain, Whereabouts(), explained, within=_WITHIN)
+
+    def explain_hang(self, samples: Sequence[Sample], then: Callable[[Whereabouts], None]) -> None:
+        """Call `then` with what is wrong in workers that make no progress."""
+        explain = partial(_explain, tuple(samples), self._reporter.cwd, of_hang=True)
+        self._loop.ask(explain, Whereabouts(), then, within=_WITHIN)
+
+    def report_now(self) -> None:
+        """Have what waits to be reported reported without what is not known yet."""
+        for pending in (self._whereabouts, self._cluster_ending):
+            if pending is not None:
+                pending.give_up()
+
+
+def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: frozenset[int] = frozenset()) -> Whereabouts:
+    """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
+    try:
+        from ddplaunch.record.seen.collectives import describe_end  # most jobs do not fail
+
+        return describe_end(samples, cwd, of_hang=of_hang, ended=ended)
+    except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the rest is reported without
+        return Whereabouts()
