@@ -89,7 +89,7 @@ class Arbiter(Coordinator):
 
     def _machine(self, id: int) -> int:
         """Return the number of the machine of a member, from its address."""
-        return int(self.incoming.agents.hellos[id].host.rpartition(".")[2]) - 1
+        return int(self.incoming.agents.by_id[id].hello.host.rpartition(".")[2]) - 1
 
     def _tell(self, id: int, status: int) -> None:
         self.told.setdefault(self._machine(id), set()).add(status)

@@ -24,11 +24,22 @@ from ddplaunch.system.loop.loop import Loop, Timer
 from ddplaunch.system.net.addresses import is_loopback
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.job.orders import OrderToAll
+    from ddplaunch.launcher.job.orders import OrderToAll, SentReport
+
+
+class Agent:
+    """An agent that has said hello, until its connection ends."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+        self.ranks: range | None = None  # of its workers in this generation; None: it takes no part
+        self.reports: set[tuple[int, SentReport]] = set()  # with their generation: those that count once in it
+        self.warnings = 0  # that it has sent
+        self.is_known_to_drop = False  # the user knows that something of what it sends was dropped
 
 
 class Agents:
-    """All agents that have connected to the coordinator, by the number of the connection."""
+    """All agents that have said hello to the coordinator, by the number of the connection."""
 
     def __init__(
         self,
@@ -39,7 +50,7 @@ class Agents:
         *,
         retry: Timer,
     ) -> None:
-        """`retry` admits the agents in `waiting` whose node rank has become free."""
+        """`retry` admits the agents that wait, if their node rank has become free."""
         self._loop = loop
         self._terms = terms
         self._print = print_line
@@ -49,9 +60,8 @@ class Agents:
         self.connections = connections
         self.port = connections.port
         self._run_id = ""  # once a generation has begun
-        self.hellos: dict[int, Hello] = {}
-        self.waiting: dict[int, Member] = {}  # another agent, perhaps a lost one, has their node rank
-        self.ranks: dict[int, range] = {}  # of the agents that take part in this generation
+        self.by_id: dict[int, Agent] = {}
+        self.waiting: dict[int, Member] = {}  # those of them whose node rank another one has, perhaps a lost one
         self.world_size = 0
         self.asked_before = 0  # the number of the last question before this generation
         self.job_end: JobEnd | None = None
@@ -70,7 +80,7 @@ class Agents:
 
     def join(self, hello: Hello) -> Member:
         """Take the hello of the coordinator's own agent."""
-        self.hellos[SELF_ID] = hello
+        self.by_id[SELF_ID] = Agent(hello)
         return member_of(SELF_ID, hello)
 
     def state_changed(self) -> None:
@@ -80,7 +90,7 @@ class Agents:
 
     def names_of(self, id: int) -> tuple[str, ...]:
         """Return where others are to look for an agent first: at the address that the user gave, and under its name."""
-        names = (self._terms.address, self.hellos[id].host)
+        names = (self._terms.address, self.by_id[id].hello.host)
         return tuple(name for name in names if name is not None)
 
     def ask(self, id: int, order: Lead | Reach) -> None:
@@ -92,7 +102,7 @@ class Agents:
 
         `address` is the one under which the others have reached the first node, if they do not know that from here.
         """
-        hellos = [self.hellos[id] for id in order]
+        hellos = [self.by_id[id].hello for id in order]
         found: dict[str, str] = {}
         for hello in hellos:
             found.setdefault(hello.backend, hello.host)
@@ -100,20 +110,21 @@ class Agents:
         if len(found) > 1:
             differing = ", ".join(f"{backend} on {host}" for backend, host in found.items())
             backend, reason = "gloo", f"the nodes differ: {differing}"
-        agents = tuple(PlannedAgent(hello.host, hello.workers) for hello in hellos)
-        self.ranks = dict(zip(order, ranks_of_all(agents), strict=True))
-        self.world_size = sum(agent.workers for agent in agents)
-        self.asked_before = self._asked
-        for id in order:
+        planned = tuple(PlannedAgent(hello.host, hello.workers) for hello in hellos)
+        for agent in self.by_id.values():
+            agent.ranks = None
+        for id, ranks in zip(order, ranks_of_all(planned), strict=True):
+            self.by_id[id].ranks = ranks
             self.connections.admit(id)
-        # that of the nodes which have waited for this one, if any have: their records are of that
-        self._run_id = (
-            self._run_id or max(self.hellos.values(), key=attrgetter("last_term")).run_id or self._terms.run_id
-        )
+        self.world_size = sum(agent.workers for agent in planned)
+        self.asked_before = self._asked
+        if not self._run_id:  # that of the nodes which have waited for this one, if any have: their records are of that
+            last = max((agent.hello for agent in self.by_id.values()), key=attrgetter("last_term"))
+            self._run_id = last.run_id or self._terms.run_id
         return Agreed(
             run_id=self._run_id,
             index=0,
-            agent_runs=agent_runs(agents),
+            agent_runs=agent_runs(planned),
             address=self._terms.address or address or self._reached_at(order),
             backend=backend,
             backend_reason=reason,
@@ -129,7 +140,7 @@ class Agents:
             # at the loopback address are agents on this host, which reach its other addresses too; what is carried has none
             near = "" if id == SELF_ID else self.connections.local_address(id)
             if near and not is_loopback(near):
-                name = self.hellos[id].reached
+                name = self.by_id[id].hello.reached
                 reached.append(name if name in names else near)
         return Counter(reached or [*names, LOOPBACK][:1]).most_common(1)[0][0]
 
@@ -156,7 +167,7 @@ class Agents:
 
     def refused(self, id: int, reason: str) -> None:
         """Report that an agent was refused, each reason once for each host, and at most MAX_REFUSALS of them."""
-        text = f"{self.hellos[id].host}: {reason}"
+        text = f"{self.by_id[id].hello.host}: {reason}"
         if text not in self._refusals and len(self._refusals) < MAX_REFUSALS:
             self._refusals.add(text)
             self._print(f"refused {text}")

@@ -6,14 +6,13 @@ Decides nothing about the job. Knows which connections are those of agents, and 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.job import Member, Phase
 from ddplaunch.launcher.decide.job.rendezvous import why_refused as why_refused_by_job
 from ddplaunch.launcher.job import messages
-from ddplaunch.launcher.job.agents import Agents, member_of
+from ddplaunch.launcher.job.agents import Agent, Agents, member_of
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import speaks_for_others, why_refused, why_too_much
@@ -23,7 +22,6 @@ from ddplaunch.launcher.job.orders import (
     Leads,
     NodeEnd,
     Reached,
-    SentReport,
     Unfit,
     Unheard,
     Warned,
@@ -62,10 +60,7 @@ class Incoming:
         self._terms = terms
         self._coordinator = coordinator
         self._print = print_line
-        self._reports: dict[int, set[tuple[int, SentReport]]] = {}  # with their generation, by connection
         self._said_hello = 0  # agents, the departed included
-        self._warned: set[int] = set()  # agents of which the user knows that something was dropped
-        self._warnings: Counter[int] = Counter()  # how many each agent has sent
         self._connections = Connections(
             loop,
             terms,
@@ -96,77 +91,83 @@ class Incoming:
 
     def _on_dropped(self, id: int, reason: str) -> None:
         """Warn, once for each agent, that a part of its messages was dropped."""
-        if id in self.agents.hellos and id not in self._warned:
-            self._warned.add(id)
-            host = self.agents.hellos[id].host
-            self._print(f"warning: what {host} has sent about its workers was dropped: {reason}")
+        agent = self.agents.by_id.get(id)
+        if agent is not None and not agent.is_known_to_drop:
+            agent.is_known_to_drop = True
+            self._print(f"warning: what {agent.hello.host} has sent about its workers was dropped: {reason}")
 
     def _on_message(self, id: int, message: messages.ToCoordinator) -> None:
         """Do what a message asks for, if this peer may send it; expel a peer that breaks the order of messages."""
+        agent = self.agents.by_id.get(id)
         match message:
-            # an agent
-            case messages.Hello() if id not in self.agents.hellos:
+            case messages.Hello() if agent is None:
                 self._on_hello(id, message)
-            case messages.Withdrawal(rank, host, reason, hint) if id not in self.agents.hellos:
+            case messages.Withdrawal(rank, host, reason, hint) if agent is None:
                 self._connections.drop(id)
                 who = host if rank is None else f"node {rank} ({host})"
                 self._coordinator.feed(job.Withdrawn(below(who), below(reason), below(hint), self._loop.now()))
             case messages.Hello() | messages.Withdrawal():
                 self._connections.expel(id, "sent hello twice")
-            case _ if id not in self.agents.hellos:
+            case _ if agent is None:
                 self._connections.expel(id, "did not send hello first")
             case messages.Dropped():
                 renewed_at = self._connections.renewed_at(id)
                 self._connections.drop(id)
                 self._on_lost(id, "has heard nothing from here for too long", renewed_at)
-            case NodeEnd(generation) | StacksAtEnd(generation) if (
-                generation > self._coordinator.state.generation.number
-            ):
-                self._connections.expel(
-                    id, f"sent a malformed message (the end of generation {generation}, which has not begun)"
-                )
+            case node.ReportStopping() if id in self.agents.waiting:
+                if message.why is not Why.FAILED:
+                    self._on_stop_of_waiting(id, message)
+            case _:
+                self._on_report(id, agent, message)
+
+    def _on_report(self, id: int, agent: Agent, report: messages.ToCoordinator) -> None:
+        """Pass on a report, if it is about what this agent may report about; drop it otherwise."""
+        number = self._coordinator.state.generation.number
+        match report:
             case NodeEnd(generation) | StacksAtEnd(generation):
-                if generation == self._coordinator.state.generation.number and id in self.agents.ranks:
-                    self._pass_end(id, message, self.agents.ranks[id])
-            case node.Escalate() | node.RequestStore() if id not in self.agents.ranks:
-                pass  # it has no part in what it wants killed, or served
+                if generation > number:
+                    what = f"the end of generation {generation}, which has not begun"
+                    self._connections.expel(id, f"sent a malformed message ({what})")
+                elif generation == number and agent.ranks is not None:
+                    self._pass_end(id, agent, report, agent.ranks)
             case Answered():
-                self._pass_answer(id, message)
+                self._pass_answer(id, agent, report)
+            case Unfit(reason):
+                lost = below(f"its health check failed: {reason}")
+                self._coordinator.feed(job.AgentLost(id, lost, self._loop.now(), has_ended=True))
             case node.PauseLimits(True) if not (
                 self._coordinator.state.policy.debugs or self._coordinator.attaches(id)
             ):
                 self._on_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
-            case Leads() | CannotLead() | Reached() | Unheard():
-                self._coordinator.take(id, message)
             case Warned():
-                self._warnings[id] += 1
-                if self._warnings[id] <= _WARNINGS:
-                    self._coordinator.take(id, message)
-            case node.ReportIdle() | node.PauseLimits() | GroupMade() | Chunk():
-                self._coordinator.take(id, message)
-            case Unfit(reason):
-                lost = below(f"its health check failed: {reason}")
-                self._coordinator.feed(job.AgentLost(id, lost, self._loop.now(), has_ended=True))
-            case node.ReportStopping() if id in self.agents.waiting:
-                if message.why is not Why.FAILED:
-                    self._on_stop_of_waiting(id, message)
+                agent.warnings += 1
+                if agent.warnings <= _WARNINGS:
+                    self._coordinator.take(id, report)
+            case node.Escalate() | node.RequestStore() if agent.ranks is None:
+                pass  # it has no part in what it wants killed, or served
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
-                # the same report in the same generation would be logged again
-                made = (self._coordinator.state.generation.number, message)
-                reports = self._reports.setdefault(id, set())
-                if made not in reports:
-                    reports.add(made)
-                    self._coordinator.take(id, message)
+                if (number, report) not in agent.reports:  # else it would be logged again
+                    agent.reports.add((number, report))
+                    self._coordinator.take(id, report)
+            case (
+                Leads()
+                | CannotLead()
+                | Reached()
+                | Unheard()
+                | node.ReportIdle()
+                | node.PauseLimits()
+                | GroupMade()
+                | Chunk()
+            ):
+                self._coordinator.take(id, report)
 
     def _on_lost(self, id: int, reason: str, renewed_at: float, *, has_ended: bool = False) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end.
 
         `has_ended`: nothing of it is left. That a connection was closed does not say so.
         """
-        for known in (self.agents.hellos, self.agents.waiting, self.agents.ranks, self._reports):
-            known.pop(id, None)
-        self._warned.discard(id)
-        del self._warnings[id]
+        self.agents.by_id.pop(id, None)
+        self.agents.waiting.pop(id, None)
         if self.agents.job_end is None:  # else peers close as ordered
             lost = job.AgentLost(id, reason, self._loop.now(), has_ended, renewed_at, self._number_of_silent(id))
             self._coordinator.feed(lost)
@@ -195,15 +196,11 @@ class Incoming:
             self._connections.expel(id, "has more workers than a job of so many nodes may have")
         else:
             self._said_hello += 1
-            self.agents.hellos[id] = hello
+            self.agents.by_id[id] = Agent(hello)
             if self.agents.job_end is not None and self._coordinator.state.policy.dispatched:
                 self.agents.send((id,), self.agents.job_end)  # it was started with the others
             else:
-                self._admit(self._member(id))
-
-    def _member(self, id: int) -> Member:
-        """Return the agent as a member; see `member_of`."""
-        return member_of(id, self.agents.hellos[id], self._connections.far_address(id))
+                self._admit(member_of(id, hello, self._connections.far_address(id)))
 
     def _on_stop_of_waiting(self, id: int, report: node.ReportStopping) -> None:
         """Let a node go that is not admitted yet, and is to stop; where no other can take its place, the job ends."""
@@ -218,24 +215,24 @@ class Incoming:
         else:
             self._connections.drop(id)
 
-    def _pass_end(self, id: int, report: NodeEnd | StacksAtEnd, own: range) -> None:
+    def _pass_end(self, id: int, agent: Agent, report: NodeEnd | StacksAtEnd, own: range) -> None:
         """Pass on the end of a generation, or where workers were then, if the report is about the agent's `own` ranks."""
         if speaks_for_others(report, own):
             self._connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
         elif isinstance(report, NodeEnd):
-            host, (offset, _) = self.agents.hellos[id].host, self._connections.offset(id)
-            self._coordinator.take(id, messages.on_our_clock(report, host, offset))
+            offset, _ = self._connections.offset(id)
+            self._coordinator.take(id, messages.on_our_clock(report, agent.hello.host, offset))
         elif why := why_too_much(report.stacks, len(own), self.agents.world_size):
             self._on_dropped(id, f"it {why}")
         else:
             self._coordinator.take(id, report)
 
-    def _pass_answer(self, id: int, report: Answered) -> None:
+    def _pass_answer(self, id: int, agent: Agent, report: Answered) -> None:
         """Pass on an answer about the agent's own workers; in place of any other answer, the reason why it was refused."""
         # what was asked before this generation began may have been answered before its agent knew of it
         is_older = report.number <= self.agents.asked_before
-        own = range(0) if is_older else self.agents.ranks.get(id, range(0))
-        if why := why_refused(report.answer, own, self.agents.hellos[id].workers, self.agents.world_size):
+        own = range(0) if is_older or agent.ranks is None else agent.ranks
+        if why := why_refused(report.answer, own, agent.hello.workers, self.agents.world_size):
             if not is_older:
                 self._on_dropped(id, f"it {why}")
             report = Answered(report.number, NoAnswer("was to begin just then" if is_older else why))

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import SELF_ID
-from ddplaunch.launcher.job.agents import Agents
+from ddplaunch.launcher.job.agents import Agent, Agents
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.listen import _own_names
 from ddplaunch.reach.channel.handshake import Key
@@ -108,7 +108,9 @@ def test_workers_meet_at_a_name_or_an_address_that_node_0_knows_for_its_own(
         retry=FakeLoop().timer(None, nothing),
     )  # fmt: skip
     agents.join(replace(HELLO, reached="b"))
-    agents.hellos |= {id: replace(HELLO, reached=reached) for id, reached in zip(connections.ids, said, strict=True)}
+    agents.by_id |= {
+        id: Agent(replace(HELLO, reached=reached)) for id, reached in zip(connections.ids, said, strict=True)
+    }
     assert agents.agree((SELF_ID, *connections.ids)).address == meets
     agents.close()
 

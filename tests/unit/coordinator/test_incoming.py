@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job.members import Members
 from ddplaunch.launcher.decide.node import ReportStopping
-from ddplaunch.launcher.job.agents import member_of
+from ddplaunch.launcher.job.agents import Agent, member_of
 from ddplaunch.launcher.job.connections import Terms
 from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.messages import Dropped, GivenUp, Hello, NodeFacts, Ping, Pong, encode, for_agent
@@ -95,7 +95,7 @@ def test_who_is_told_to_stop_while_it_waits_leaves_as_it_is_or_ends_the_job_of_o
     fed, released = list[Any](), list[Any]()
     incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, dispatched=dispatched)), fed)
     incoming._coordinator.release = lambda *release: released.append(release)
-    incoming.agents.hellos[3] = HELLO
+    incoming.agents.by_id[3] = Agent(HELLO)
     incoming.agents.waiting[3] = member_of(3, HELLO)
     incoming._on_message(3, ReportStopping(Why.SIGNALLED, 15))
     incoming.agents.close()
