@@ -47,10 +47,10 @@ class Nodes:
             self.loop.run_once()
 
     def meet(self, *addresses: str) -> Leads:
-        self.first.hearing.take(LEAD)
+        self.first.hearing.on_order(LEAD)
         (leads,) = self.first.reports
         assert isinstance(leads, Leads)
-        self.other.hearing.take(Reach(1, addresses or ("127.0.0.1",), leads.heard_at))
+        self.other.hearing.on_order(Reach(1, addresses or ("127.0.0.1",), leads.heard_at))
         return leads
 
     def pass_time(self, seconds: float) -> None:
@@ -84,8 +84,8 @@ def test_a_port_that_is_taken(nodes: Nodes) -> None:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        nodes.first.hearing.take(Lead(1, port, "--master-port", again=True))
-        nodes.first.hearing.take(Lead(2, port, "--master-port", again=False))
+        nodes.first.hearing.on_order(Lead(1, port, "--master-port", again=True))
+        nodes.first.hearing.on_order(Lead(2, port, "--master-port", again=False))
     first, second = nodes.first.reports
     assert first == CannotLead(1, is_taken=True)
     assert isinstance(second, CannotLead)
@@ -98,7 +98,7 @@ def test_where_nobody_answers_the_reason_is_said_in_time(nodes: Nodes) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         began = nodes.loop.now()
-        nodes.other.hearing.take(Reach(1, ("127.0.0.1",), port))
+        nodes.other.hearing.on_order(Reach(1, ("127.0.0.1",), port))
         nodes.until(lambda: bool(nodes.other.reports), within=30.0)
     assert nodes.other.reports == [Reached(1, "", f"127.0.0.1:{port}: connection refused")]
     assert nodes.loop.now() - began == pytest.approx(REACHED_WITHIN, abs=1.5)
@@ -121,8 +121,8 @@ def test_a_name_that_is_known_in_time_is_where_the_first_node_is_reached(nodes: 
 
 
 def test_a_node_of_another_meeting_is_not_the_first_one(nodes: Nodes) -> None:
-    nodes.first.hearing.take(LEAD)
-    nodes.other.hearing.take(Reach(2, ("127.0.0.1",), nodes.first.reports[0].heard_at))
+    nodes.first.hearing.on_order(LEAD)
+    nodes.other.hearing.on_order(Reach(2, ("127.0.0.1",), nodes.first.reports[0].heard_at))
     nodes.until(lambda: bool(nodes.other.reports), within=30.0)
     (report,) = nodes.other.reports
     assert report.address == ""
@@ -152,10 +152,10 @@ def test_a_first_node_that_is_silent_is_lost(nodes: Nodes) -> None:
 def test_who_has_ended_reports_nothing_more_and_is_no_loss_to_others(nodes: Nodes) -> None:
     nodes.meet()
     nodes.until(lambda: bool(nodes.other.reports))
-    nodes.first.hearing.ended()  # others may still run
+    nodes.first.hearing.on_generation_ended()  # others may still run
     nodes.pass_time(6.0)
     assert nodes.other.reports == [Reached(1, "127.0.0.1")]
-    nodes.other.hearing.ended()
+    nodes.other.hearing.on_generation_ended()
     nodes.first.hearing.close()
     assert nodes.other.reports == [Reached(1, "127.0.0.1")]
 
@@ -164,14 +164,14 @@ def test_a_meeting_is_over_once_all_have_answered_and_takes_no_address_that_was_
     asked: list[tuple[int, Any]] = []
     meeting = Meeting(1, (4, 5, 6), ("gpu01",), lambda id, order: asked.append((id, order)))
     meeting.lead(29500, "--master-port", again=False)
-    meeting.take(5, Leads(1, 1, ("10.9.9.9",), 2))  # not the first one
-    meeting.take(5, Reached(1, "10.9.9.9"))  # not asked yet
-    meeting.take(4, Leads(1, 29500, ("10.0.0.1", "gpu01"), 4711))
+    meeting.on_report(5, Leads(1, 1, ("10.9.9.9",), 2))  # not the first one
+    meeting.on_report(5, Reached(1, "10.9.9.9"))  # not asked yet
+    meeting.on_report(4, Leads(1, 29500, ("10.0.0.1", "gpu01"), 4711))
     reach = Reach(1, ("gpu01", "10.0.0.1"), 4711)
     assert asked == [(4, Lead(1, 29500, "--master-port", again=False)), (5, reach), (6, reach)]
-    meeting.take(5, Reached(1, "10.0.0.1"))
+    meeting.on_report(5, Reached(1, "10.0.0.1"))
     assert not meeting.is_over
-    meeting.take(6, Reached(1, "10.6.6.6"))
+    meeting.on_report(6, Reached(1, "10.6.6.6"))
     assert meeting.is_over
     assert meeting.address == "10.0.0.1"
     assert meeting.unreached == {6: "at 10.6.6.6, which is none of its addresses"}
@@ -181,14 +181,14 @@ def test_who_is_called_by_a_loopback_address_is_reached_from_other_hosts_all_the
     """As with `--hosts 127.0.0.1,gpu02`: the other node finds itself at that address, and nobody who has the key."""
     asked: list[tuple[int, Any]] = []
     meeting = Meeting(1, (1, 2), ("127.0.0.1",), lambda id, order: asked.append((id, order)))
-    meeting.take(1, Leads(1, 29500, ("10.0.0.1",), 4711))
+    meeting.on_report(1, Leads(1, 29500, ("10.0.0.1",), 4711))
     assert asked == [(2, Reach(1, ("127.0.0.1", "10.0.0.1"), 4711))]
-    meeting.take(2, Reached(1, "10.0.0.1"))
+    meeting.on_report(2, Reached(1, "10.0.0.1"))
     assert (meeting.address, meeting.unreached) == ("10.0.0.1", {})
 
 
 def test_a_node_alone_meets_at_its_loopback_address_whatever_address_of_the_command_it_has_reached() -> None:
     meeting = Meeting(1, (7,), ("gpu01",), lambda id, order: None)
-    meeting.take(7, Leads(1, 29500, ("10.0.0.1",), 4711))
+    meeting.on_report(7, Leads(1, 29500, ("10.0.0.1",), 4711))
     assert meeting.is_over
     assert meeting.address == "127.0.0.1"

@@ -67,8 +67,8 @@ class Bed:
         reporter = Reporter(spec, Stderr(put=self.said.append, put_last=self.said.append), time.time)
         self.coordinator = Coordinator(self.loop, job.begin(policy, self.loop.now(), 1), draft, JobReporter(reporter))
         self.agents = Incoming(self.loop, terms, self.coordinator, self.said.append).agents
-        own = self.agents.join(Hello(0, "here", 1, "gloo", "", "127.0.0.1", FACTS))
-        self.coordinator.join(self.take, own, self.agents)
+        own = self.agents.add_own(Hello(0, "here", 1, "gloo", "", "127.0.0.1", FACTS))
+        self.coordinator.add_own_agent(self.take, own, self.agents)
         self.dial(self.opened)
 
     def dial(self, opened: Any) -> None:
@@ -95,7 +95,7 @@ class Bed:
         """Do what node 0's own agent is told."""
         if isinstance(order, node.StopOrdered):
             end = node_end(self.coordinator.state.generation.number)
-            self.loop.timer(self.loop.now(), lambda: self.coordinator.take(job.SELF_ID, end))
+            self.loop.timer(self.loop.now(), lambda: self.coordinator.on_report(job.SELF_ID, end))
 
     def opened(self, peer: Peer) -> None:
         self.peer = peer

@@ -79,10 +79,10 @@ class Arbiter(Coordinator):
         self.world.arbiters.append(self)
         if own is None:
             process.exits = lambda: self.state.end.status if self.is_over else None
-            self.lead(self.link.take, self.incoming.agents, is_one_host=False)
+            self.lead(self.link.on_order, self.incoming.agents, is_one_host=False)
         else:
             own.link = self.link
-            self.join(self.link.take, self.incoming.agents.join(own.hello("")), self.incoming.agents)
+            self.add_own_agent(self.link.on_order, self.incoming.agents.add_own(own.hello("")), self.incoming.agents)
 
     def __str__(self) -> str:
         return f"arbiter on {self.process.machine.number}"
@@ -130,10 +130,10 @@ class Arbiter(Coordinator):
         if stands.get(after.phase):
             raise Violation(f"nothing waits without a deadline: the job in {after.phase.name}")
 
-    def take(self, id: int, report: Any) -> None:
+    def on_report(self, id: int, report: Any) -> None:
         if isinstance(report, SentReport):
             self.world.note(self, f"hears of {id}: {report}")
-        super().take(id, report)
+        super().on_report(id, report)
 
     def _carry_out(self, action: job.Action) -> None:
         self.process.act()

@@ -146,7 +146,7 @@ class Lead:
         )
         self.incoming = Incoming(loop, terms, self.coordinator, self.reporter.print)
         self.link = LocalLink(loop, self.coordinator, has_workers=False)
-        self.coordinator.lead(self.link.take, self.incoming.agents, is_one_host=spec.simulate is not None)
+        self.coordinator.lead(self.link.on_order, self.incoming.agents, is_one_host=spec.simulate is not None)
         self.shutdown = Shutdown(loop, self.context, self.signals, pipes, lead.requeue)
         self.reporter.tell_all = self.coordinator.say
         self._run_socket = RunSocket(loop, self.context, lambda: inputs.draft.run_id)

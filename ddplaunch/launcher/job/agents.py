@@ -78,7 +78,7 @@ class Agents:
         self.waiting.clear()
         self.connections.close()
 
-    def join(self, hello: Hello) -> Member:
+    def add_own(self, hello: Hello) -> Member:
         """Take the hello of the coordinator's own agent."""
         self.by_id[SELF_ID] = Agent(hello)
         return member_of(SELF_ID, hello)
@@ -172,7 +172,7 @@ class Agents:
             self._refusals.add(text)
             self._print(f"refused {text}")
 
-    def end(self, end: JobEnd, spares: Collection[int]) -> None:
+    def end_job(self, end: JobEnd, spares: Collection[int]) -> None:
         """Send the end of the job to all, also to those that connect too late to send a hello.
 
         Spares that nobody needed have done their part, however the job has ended: their status is 0.

@@ -81,7 +81,7 @@ class Coordinator:
         self._said: set[Warned] = set()  # here, which agents need not say of themselves
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
-    def join(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
+    def add_own_agent(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
         """Take the coordinator's own agent as a member, which gets its orders so; `agents` are those of the other nodes."""
         self._take_order, self._agents = take_order, agents
         self.feed(job.Joined(member, self._loop.now()))
@@ -130,7 +130,7 @@ class Coordinator:
             is_silent = not self._agents.connections.has_answered(first)
         self.feed(job.DeadlineReached(self._loop.now(), is_silent))
 
-    def take(self, id: int, report: Report) -> None:
+    def on_report(self, id: int, report: Report) -> None:
         """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""
         if id not in self.state.members:
             return
@@ -140,12 +140,14 @@ class Coordinator:
                 first = [member.id for member in self.state.members.values() if member.node_rank == 0]
                 self._order(first, node.StoreOrdered(now))
             case GroupMade() if self.state.members[id].node_rank == 0:
-                expendable(self.joined, lambda why: self._say_once(f"stragglers are no longer looked for: {why}"))
+                expendable(
+                    self.on_process_group, lambda why: self._say_once(f"stragglers are no longer looked for: {why}")
+                )
             case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
                 self._explainer.add_traces(report.exits, report.traces)
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
             case Leads(number) | CannotLead(number) | Reached(number) | Unheard(number) if number == self._meetings:
-                self._take_about_meeting(id, report)
+                self._on_meeting_report(id, report)
             case Forward(signum):
                 self.forward(signum)
             case Warned():
@@ -165,18 +167,18 @@ class Coordinator:
             case node.Resume():
                 self.feed(job.JobResumed(now))
             case _:
-                self._take_about_workers(self.state.members[id], report)
+                self._on_workers_report(self.state.members[id], report)
 
-    def _take_about_workers(self, member: Member, report: Report) -> None:
+    def _on_workers_report(self, member: Member, report: Report) -> None:
         """Take a report about the agent's workers: an answer, what one of them says to a client, or their stacks at the end."""
         from ddplaunch.reach.channel.streams import Chunk
         from ddplaunch.record.window.questions import Answered, StacksAtEnd  # only a job that is looked into has them
 
         match report:
             case Chunk() if self._streams is not None:
-                self._streams.take(member.id, report)
+                self._streams.on_chunk(member.id, report)
             case Answered() if self._questions is not None:
-                self._questions.take(member.id, report)
+                self._questions.on_answer(member.id, report)
             case StacksAtEnd(number) if number == self.state.generation.number and not member.has_ended:
                 self._explainer.add_samples(member.id, report.stacks.samples(member.host))
 
@@ -226,7 +228,7 @@ class Coordinator:
         """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
         return self._streams is not None and id in self._streams
 
-    def joined(self) -> None:
+    def on_process_group(self) -> None:
         """Take note that a worker of this generation has a process group."""
         if self.stragglers is None:
             from ddplaunch.launcher.job.straggler_check import StragglerCheck  # many jobs have none
@@ -342,7 +344,7 @@ class Coordinator:
         """
         self._explainer.begin_generation()
         if self.stragglers is not None:
-            self.stragglers.end()
+            self.stragglers.stop()
         if self._agents is not None and order[0] != SELF_ID and not self._is_one_host:
             self._meet(self._agents, order)
             return
@@ -387,12 +389,12 @@ class Coordinator:
         port, origin = self._draft.master_port or 0, line(self._draft.reasons["master_port"])
         self._meeting.lead(port, origin, again=self.state.may_wait_for_port)
 
-    def _take_about_meeting(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
+    def _on_meeting_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
         """Take what a node has come to in the last meeting, or, once that is over, that the node does not hear the first one."""
         if self._agents is None:
             return
         if self._meeting is not None:
-            self._meeting.take(id, report)
+            self._meeting.on_report(id, report)
             self._end_meeting(self._meeting, self._agents, is_asked=False)
         elif isinstance(report, Unheard):
             self._agents.connections.ping_all()  # whether the first node lives, see `_on_deadline`
@@ -456,7 +458,7 @@ class Coordinator:
         if self._warnings is not None:
             self._warnings.flush()
         if self.stragglers is not None:
-            self.stragglers.end()
+            self.stragglers.stop()
             if not findings.error:  # which explains the end better than the pace of the workers
                 story, found = self._reporter.story, self.stragglers
                 story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.last_word
@@ -467,7 +469,7 @@ class Coordinator:
         self._over.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
-            self._agents.end(replace(end, text=text), state.unneeded_spares)
+            self._agents.end_job(replace(end, text=text), state.unneeded_spares)
         self._take_order(end)
 
     def _order(self, ids: Sequence[int], order: OrderToAll) -> None:

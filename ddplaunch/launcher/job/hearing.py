@@ -38,7 +38,7 @@ class Hearing:
         self._report = report
         self._part: _FirstNode | _OtherNode | None = None
 
-    def take(self, order: Lead | Reach) -> None:
+    def on_order(self, order: Lead | Reach) -> None:
         """Take part in the next meeting, in place of the last one."""
         self.close()
         # nobody takes another port of the job, or one of an earlier meeting, for this one
@@ -56,7 +56,7 @@ class Hearing:
         else:
             self._report(first.ready)
 
-    def ended(self) -> None:
+    def on_generation_ended(self) -> None:
         """Hear the first node no longer: nothing of the generation is left here. Others may still want to hear the first node."""
         if isinstance(self._part, _OtherNode):
             self.close()

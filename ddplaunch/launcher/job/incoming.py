@@ -142,13 +142,13 @@ class Incoming:
             case Warned():
                 agent.warnings += 1
                 if agent.warnings <= _WARNINGS:
-                    self._coordinator.take(id, report)
+                    self._coordinator.on_report(id, report)
             case node.Escalate() | node.RequestStore() if agent.ranks is None:
                 pass  # it has no part in what it wants killed, or served
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 if (number, report) not in agent.reports:  # else it would be logged again
                     agent.reports.add((number, report))
-                    self._coordinator.take(id, report)
+                    self._coordinator.on_report(id, report)
             case (
                 Leads()
                 | CannotLead()
@@ -159,7 +159,7 @@ class Incoming:
                 | GroupMade()
                 | Chunk()
             ):
-                self._coordinator.take(id, report)
+                self._coordinator.on_report(id, report)
 
     def _on_lost(self, id: int, reason: str, renewed_at: float, *, has_ended: bool = False) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end.
@@ -221,11 +221,11 @@ class Incoming:
             self._connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
         elif isinstance(report, NodeEnd):
             offset, _ = self._connections.offset(id)
-            self._coordinator.take(id, messages.on_our_clock(report, agent.hello.host, offset))
+            self._coordinator.on_report(id, messages.on_our_clock(report, agent.hello.host, offset))
         elif why := why_too_much(report.stacks, len(own), self.agents.world_size):
             self._on_dropped(id, f"it {why}")
         else:
-            self._coordinator.take(id, report)
+            self._coordinator.on_report(id, report)
 
     def _pass_answer(self, id: int, agent: Agent, report: Answered) -> None:
         """Pass on an answer about the agent's own workers; in place of any other answer, the reason why it was refused."""
@@ -236,7 +236,7 @@ class Incoming:
             if not is_older:
                 self._on_dropped(id, f"it {why}")
             report = Answered(report.number, NoAnswer("was to begin just then" if is_older else why))
-        self._coordinator.take(id, report)
+        self._coordinator.on_report(id, report)
 
     def _admit(self, member: Member) -> None:
         """Admit a new agent as a member, or have it wait until all others have answered a ping.

@@ -79,7 +79,7 @@ class Link(ABC):
     def close(self) -> None:
         """Let go of all that is open."""
 
-    def take(self, order: Order) -> None:
+    def on_order(self, order: Order) -> None:
         """Post an order of the coordinator; after the end of the job there is none."""
         match order:
             case JobEnd() if self._has_ended:

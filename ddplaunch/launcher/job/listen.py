@@ -58,7 +58,7 @@ def coordinate_if_here(
         return None
     loop.post(Listening(agents.port))
     own = link_to(coordinator)
-    coordinator.join(own.take, agents.join(hello), agents)
+    coordinator.add_own_agent(own.on_order, agents.add_own(hello), agents)
     return own
 
 

@@ -46,7 +46,7 @@ class LocalLink(Link):
 
     def send(self, report: Report) -> None:
         """Report to the coordinator."""
-        self.coordinator.take(SELF_ID, report)
+        self.coordinator.on_report(SELF_ID, report)
 
     def close(self) -> None:
         """Close the coordinator."""
@@ -92,7 +92,7 @@ def coordinate_alone(spec: JobSpec, draft: Plan, loop: Loop, reporter: Reporter)
     state = job.begin(job_policy(spec, 1, 1), loop.now(), first_term(time.time()))
     coordinator = Coordinator(loop, state, draft, JobReporter(reporter))
     link = LocalLink(loop, coordinator)
-    coordinator.join(
-        link.take, Member(id=SELF_ID, host=draft.workers[0].host, workers=len(draft.workers), requested_rank=0)
+    coordinator.add_own_agent(
+        link.on_order, Member(id=SELF_ID, host=draft.workers[0].host, workers=len(draft.workers), requested_rank=0)
     )
     return link

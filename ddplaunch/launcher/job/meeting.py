@@ -36,7 +36,7 @@ class Meeting:
         self.again = again
         self._ask(self.order[0], Lead(self.number, port, origin, again))
 
-    def take(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
+    def on_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
         """Take what a node has come to; drop what was not asked of it."""
         match report:
             case CannotLead() if id == self.order[0] and self.leads is None:

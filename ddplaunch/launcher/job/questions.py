@@ -55,7 +55,7 @@ class Questions:
         self._send(tuple(members), Ask(number, question))
         self._close_complete()
 
-    def take(self, id: int, report: Answered) -> None:
+    def on_answer(self, id: int, report: Answered) -> None:
         """Take an answer; one that was not asked for, or comes too late, changes nothing."""
         asked = self._pending.get(report.number)
         if asked is not None and (member := asked.missing.pop(id, None)) is not None:
@@ -118,7 +118,7 @@ class NodeStreams:
         self._on_chunk(Chunk(self._last, first))
         self._streams.add(self._last, sock, within, late)
 
-    def take(self, id: int, chunk: Chunk) -> None:
+    def on_chunk(self, id: int, chunk: Chunk) -> None:
         """Take what an agent has sent."""
         if self._agents.get(chunk.number) == id:
             self._streams.take(chunk)

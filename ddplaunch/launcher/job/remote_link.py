@@ -133,7 +133,7 @@ class RemoteLink(Link):
             case NodeEnd():
                 self._on_own_end(report)
                 if self._hearing is not None:
-                    self._hearing.ended()
+                    self._hearing.on_generation_ended()
             case node.ReportStopping(why) if why is not Why.FAILED:
                 self._stopping = report
         if self._peer is not None:
@@ -142,7 +142,7 @@ class RemoteLink(Link):
         elif isinstance(report, node.ReportStopping) and report.why is not Why.FAILED:
             # no other agent knows of this node, or any more
             status = exitcodes.of_signal(report.signum) if report.signum else exitcodes.NODE_LOST
-            self.take(JobEnd(status=status, why=report.why.value))
+            self.on_order(JobEnd(status=status, why=report.why.value))
 
     @property
     def address(self) -> str | None:
@@ -184,7 +184,7 @@ class RemoteLink(Link):
                     # so long does the coordinator wait for the workers of this node
                     self._lease.seconds = message.lease
                     self._limit_workers()
-                self.take(messages.on_arrival(message, self._loop.now()))
+                self.on_order(messages.on_arrival(message, self._loop.now()))
 
     def _renew(self) -> float:
         """Note that a renewal of the lease is sent now, and return its number."""
@@ -316,11 +316,11 @@ class RemoteLink(Link):
         self._end_lease()
         self._search.begin(self._search.places, moves_within=MOVED_WITHIN)
 
-    def take(self, order: Order) -> None:
+    def on_order(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
         if isinstance(order, Generation):
             self._ends_with = None
-        super().take(order)
+        super().on_order(order)
         if self._has_ended:
             self._stop_waiting()
 
@@ -330,7 +330,7 @@ class RemoteLink(Link):
             from ddplaunch.launcher.job.hearing import Hearing  # where the coordinator is none of the nodes
 
             self._hearing = Hearing(self._loop, self._key, self._keepalive, self.send)
-        self._hearing.take(order)
+        self._hearing.on_order(order)
 
     def leave(self) -> None:
         """Wait for the coordinator no longer."""
@@ -370,7 +370,7 @@ class RemoteLink(Link):
         if self._command_host:
             hint = f"can this node connect to {self._command_host}? A firewall may be between them"
         text = f"error: {self._name} was not reached {within}\n\nhint: {hint}\n"
-        self.take(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
+        self.on_order(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
 
     @property
     def _name(self) -> str:
@@ -405,7 +405,7 @@ class RemoteLink(Link):
 
     def _end(self, error: str, status: int = exitcodes.NODE_LOST) -> None:
         """End this node, which has lost the coordinator for good."""
-        self.take(JobEnd(status=status, why="lost", text=f"error: {error}\n"))
+        self.on_order(JobEnd(status=status, why="lost", text=f"error: {error}\n"))
 
     @property
     def is_waiting(self) -> bool:

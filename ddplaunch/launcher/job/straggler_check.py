@@ -73,7 +73,7 @@ class StragglerCheck:
         self._history, self._hosts, self.last_steps = History(), {}, None
         self._next.set(self._loop.now() + self._every)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Read no more; what was found is kept."""
         self._next.cancel()
 
@@ -88,7 +88,7 @@ class StragglerCheck:
         """Call this; if it fails, warn, and look for stragglers no more."""
 
         def failed(why: str) -> None:
-            self.end()
+            self.stop()
             self._warn(f"warning: stragglers are no longer looked for: {why}")
 
         expendable(call, failed)
@@ -126,7 +126,7 @@ class StragglerCheck:
         ranks = sum(member.workers for member in members.values())
         question = AskArrivals(WITHIN, max(1, ranks // _COMPARED))
         taken = Asker(
-            answered=lambda member, answer: self._guard(lambda: reading.take(member, answer)),
+            answered=lambda member, answer: self._guard(lambda: reading.on_answer(member, answer)),
             done=lambda: self._guard(done),
         )
         self._ask(question, WITHIN + ON_THE_WAY, taken)
@@ -181,7 +181,7 @@ class _Reading:
         self._answers: list[tuple[NodeArrivals, Clock]] = []
         self.hosts: dict[int, str] = {}
 
-    def take(self, member: Member, answer: Answer) -> None:
+    def on_answer(self, member: Member, answer: Answer) -> None:
         """Take the answer of a node."""
         from ddplaunch.record.window.questions import NodeArrivals
 

@@ -400,7 +400,7 @@ class Agent:
         if why and (coordinator is None or coordinator.leave_unfit(why)):
             asked = inputs.spec.typed("health_check", inputs.spec.health_check)
             text = f"error: {inputs.node.host} is not fit for the job: {asked}: {why}\n"
-            self._link.take(JobEnd(exitcodes.NODE_LOST, "unfit", text))
+            self._link.on_order(JobEnd(exitcodes.NODE_LOST, "unfit", text))
             return
         self._begin(generation)
         if why:

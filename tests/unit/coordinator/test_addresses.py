@@ -107,7 +107,7 @@ def test_workers_meet_at_a_name_or_an_address_that_node_0_knows_for_its_own(
         FakeLoop(), replace(TERMS, names=names, run_id="run"), connections, nothing,
         retry=FakeLoop().timer(None, nothing),
     )  # fmt: skip
-    agents.join(replace(HELLO, reached="b"))
+    agents.add_own(replace(HELLO, reached="b"))
     agents.by_id |= {
         id: Agent(replace(HELLO, reached=reached)) for id, reached in zip(connections.ids, said, strict=True)
     }

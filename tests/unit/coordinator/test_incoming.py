@@ -181,7 +181,7 @@ def test_who_comes_after_the_end_gets_the_end_of_the_job_that_started_it_or_is_r
     fed, sent, peer = list[Any](), list[Any](), PlayedCoordinator()
     peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
     incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, dispatched=dispatched)), fed)
-    incoming.agents.end(JobEnd(143, "signalled"), ())
+    incoming.agents.end_job(JobEnd(143, "signalled"), ())
     incoming._connections._on_opened(peer)
     incoming._connections._on_payload(1, encode(HELLO))
     incoming.agents.close()

@@ -46,14 +46,14 @@ def client(streams: NodeStreams) -> Iterator[socket.socket]:
 
 def test_a_stream_is_written_by_its_own_agent_only(streams, client, sent, left):
     assert sent == [((7,), Chunk(1, b"request"))]
-    streams.take(8, Chunk(1, b"false"))
-    streams.take(8, Chunk(1))
-    streams.take(7, Chunk(2, b"of no stream"))
-    streams.take(7, Chunk(1, b"said"))
+    streams.on_chunk(8, Chunk(1, b"false"))
+    streams.on_chunk(8, Chunk(1))
+    streams.on_chunk(7, Chunk(2, b"of no stream"))
+    streams.on_chunk(7, Chunk(1, b"said"))
     assert client.recv(100) == b"said"
     assert 7 in streams
     assert 8 not in streams
-    streams.take(7, Chunk(1))
+    streams.on_chunk(7, Chunk(1))
     assert client.recv(100) == b""
     assert left == [7]
     assert 7 not in streams

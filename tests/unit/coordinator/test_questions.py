@@ -42,9 +42,9 @@ def test_all_are_asked_at_once_and_each_answer_is_told_as_it_comes():
     bed.ask()
     assert bed.sent == [((0, 1, 2), Ask(1, AskStatus()))]
     for id in (2, 0):
-        bed.questions.take(id, Answered(1, FINE))
+        bed.questions.on_answer(id, Answered(1, FINE))
     assert bed.told == [(2, FINE), (0, FINE)]
-    bed.questions.take(1, Answered(1, FINE))
+    bed.questions.on_answer(1, Answered(1, FINE))
     assert bed.told[2:] == [(1, FINE), "done"]
     assert bed.loop.deadline is None
 
@@ -52,7 +52,7 @@ def test_all_are_asked_at_once_and_each_answer_is_told_as_it_comes():
 def test_who_does_not_answer_in_time_or_is_lost_is_named_with_the_reason():
     bed = Bed()
     bed.ask()
-    bed.questions.take(0, Answered(1, FINE))
+    bed.questions.on_answer(0, Answered(1, FINE))
     bed.questions.drop_departed({id: member for id, member in MEMBERS.items() if id != 1})
     assert bed.told[1:] == [(1, NoAnswer("was lost before it had answered"))]
     assert bed.loop.deadline == 2.0
@@ -64,25 +64,25 @@ def test_who_does_not_answer_in_time_or_is_lost_is_named_with_the_reason():
 
 def test_an_answer_that_nobody_asked_for_or_that_comes_twice_or_too_late_changes_nothing():
     bed = Bed()
-    bed.questions.take(0, Answered(1, FINE))
+    bed.questions.on_answer(0, Answered(1, FINE))
     bed.ask()
-    bed.questions.take(7, Answered(1, FINE))
-    bed.questions.take(0, Answered(2, FINE))
-    bed.questions.take(0, Answered(1, FINE))
-    bed.questions.take(0, Answered(1, FINE))
+    bed.questions.on_answer(7, Answered(1, FINE))
+    bed.questions.on_answer(0, Answered(2, FINE))
+    bed.questions.on_answer(0, Answered(1, FINE))
+    bed.questions.on_answer(0, Answered(1, FINE))
     assert bed.told == [(0, FINE)]
     bed.loop.pass_time(2.0)
     told = list(bed.told)
-    bed.questions.take(1, Answered(1, FINE))
+    bed.questions.on_answer(1, Answered(1, FINE))
     assert bed.told == told
 
 
 def test_who_has_gone_is_told_nothing_more():
     bed = Bed()
     bed.ask()
-    bed.questions.take(2, Answered(1, FINE))
+    bed.questions.on_answer(2, Answered(1, FINE))
     bed.questions.forget(bed.asker)
-    bed.questions.take(0, Answered(1, FINE))
+    bed.questions.on_answer(0, Answered(1, FINE))
     bed.loop.pass_time(9.0)
     assert bed.told == [(2, FINE)]
 
@@ -90,6 +90,6 @@ def test_who_has_gone_is_told_nothing_more():
 def test_who_has_not_answered_yet_is_told_that_nobody_waits_for_it():
     bed = Bed()
     bed.ask()
-    bed.questions.take(2, Answered(1, FINE))
+    bed.questions.on_answer(2, Answered(1, FINE))
     bed.questions.forget(bed.asker)
     assert bed.sent[1:] == [((0, 1), Forget(1))]

@@ -145,7 +145,7 @@ def test_what_is_left_of_the_generation_before_counts_no_more():
     bed = Bed()
     bed.begin(0.0)
     bed.expire(30.0)
-    bed.check.end()
+    bed.check.stop()
     assert bed.loop.deadline is None
     bed.check.last_steps = 60
     bed.begin(40.0)

@@ -121,7 +121,7 @@ def test_a_job_that_ends_before_its_folder_is_made_has_begun_before_all_the_same
     bed.lead.handle(BEGUN)
     bed.lead.before_sleep()
     assert not bed.told  # where the folder lies is said with it
-    bed.lead.link.take(JobEnd(1, "failed"))
+    bed.lead.link.on_order(JobEnd(1, "failed"))
     bed.lead.handle(bed.lead.link.end)
     bed.lead.before_sleep()
     assert [event.name for event in bed.told] == ["job_started", "generation_started", "job_ended"]
