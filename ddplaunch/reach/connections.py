@@ -120,8 +120,8 @@ class HostConnection:
         self._decoder = PipeDecoder(FROM_HOST)
         self._own_output = b""
         self._partial_lines: dict[bytes, bytes] = {}
-        self._is_held = False
-        self._taken = 0  # bytes of output that the host does not know yet to have come
+        self._is_held = False  # the host was told to send no output for now: ours is not taken
+        self._unacknowledged = 0  # bytes of output that came, and that the host does not know yet to have come
         self._has_ended = False
 
     def __str__(self) -> str:
@@ -300,9 +300,9 @@ class HostConnection:
 
     def _note_taken(self, size: int) -> None:
         """Tell the host now and then that its output has come: it sends no more than AHEAD without that."""
-        self._taken += size
-        while self._taken >= TAKEN_STEP:
-            self._taken -= TAKEN_STEP
+        self._unacknowledged += size
+        while self._unacknowledged >= TAKEN_STEP:
+            self._unacknowledged -= TAKEN_STEP
             self.send(TAKEN, b"")
 
 

@@ -34,7 +34,7 @@ class Meaning(Enum):
     """What a signal to stop is taken for."""
 
     FIRST = auto()  # the request to stop
-    AT_ONCE = auto()  # the signal before it, sent twice at once: not worth a word
+    DUPLICATE = auto()  # the signal before it, sent twice at once: not worth a word
     SAME = auto()  # the request that was made before
     INSISTS = auto()  # a second request: the workers are to be killed
 
@@ -49,7 +49,7 @@ class StopRequests:
         self._lasts = lasts
         self.first = 0  # the signal that asked for the stop; 0: none has
         self._first_at = -inf
-        self._counted = 0  # signals that are no repetition by a wrapper
+        self._requests = 0  # signals that no wrapper has only passed on
         self._times: dict[int, float] = {}  # when each signal last came, those that were sent twice at once aside
         self._latest = 0  # the last of these signals
         self._passed_on: set[int] = set()  # signals that a wrapper has repeated
@@ -61,19 +61,19 @@ class StopRequests:
             return Meaning.FIRST
         before = self._times.get(signum)
         if before is not None and at - before < REPEAT_WINDOW:
-            return Meaning.AT_ONCE
+            return Meaning.DUPLICATE
         is_passed_on = self._is_passed_on(signum, at, typed)
         meaning = Meaning.SAME if is_passed_on else self._judge(signum, at, typed)
         if is_passed_on:
             self._passed_on.add(signum)
         elif signum not in self._sent_again:
-            self._counted += 1
+            self._requests += 1
         self._times[signum], self._latest = at, signum
         return meaning
 
     def _begin(self, signum: int, at: float) -> None:
         """Remember the first signal of a stop, and no signal before it."""
-        self.first, self._first_at, self._latest, self._counted = signum, at, signum, 1
+        self.first, self._first_at, self._latest, self._requests = signum, at, signum, 1
         self._times = {signum: at}
         self._passed_on = set()
 
@@ -89,7 +89,7 @@ class StopRequests:
             return Meaning.INSISTS
         if signum in self._sent_again:
             return Meaning.SAME
-        is_third = self._counted >= 2 or signum in self._passed_on
+        is_third = self._requests >= 2 or signum in self._passed_on
         is_sent_later = before is not None and at - before >= SAME_REQUEST
         if signum not in POLITE or is_third or is_sent_later:
             return Meaning.INSISTS

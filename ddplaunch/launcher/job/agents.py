@@ -131,13 +131,14 @@ class Agents:
         )
 
     def _reached_at(self, order: Sequence[int]) -> str:
-        """Return where most of these agents reach this node: workers of all nodes connect there, and do as they are told there.
+        """Return where most of these agents reach this node: that will be MASTER_ADDR.
 
-        So an agent only chooses among the names that this node knows for its own. Else the near end of its connection counts.
+        The workers of all nodes obey whatever listens there, so no agent may name a place freely: its word counts only for a name
+        that this node knows for its own. Else this node's end of the connection counts.
         """
         names, reached = self._terms.names, []
         for id in order:
-            # at the loopback address are agents on this host, which reach its other addresses too; what is carried has none
+            # at the loopback address are agents on this host, which reach its other addresses too; ssh's pipes have no address
             near = "" if id == SELF_ID else self.connections.local_address(id)
             if near and not is_loopback(near):
                 name = self.by_id[id].hello.reached

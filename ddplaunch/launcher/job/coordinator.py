@@ -390,28 +390,32 @@ class Coordinator:
         self._meeting.lead(port, origin, again=self.state.may_wait_for_port)
 
     def _on_meeting_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
-        """Take what a node has come to in the last meeting, or, once that is over, that the node does not hear the first one."""
+        """Take what a node says of the meeting before a generation, in which all have to reach the node that will be node 0.
+
+        While the generation runs, a node only says that it hears node 0 no longer.
+        """
         if self._agents is None:
             return
         if self._meeting is not None:
             self._meeting.on_report(id, report)
-            self._end_meeting(self._meeting, self._agents, is_asked=False)
+            self._end_meeting(self._meeting, self._agents, was_pinged=False)
         elif isinstance(report, Unheard):
             self._agents.connections.ping_all()  # whether the first node lives, see `_on_deadline`
             self.feed(job.Unheard(id, below(report.reason), self._loop.now()))
 
-    def _end_meeting(self, meeting: Meeting, agents: Agents, *, is_asked: bool) -> None:
+    def _end_meeting(self, meeting: Meeting, agents: Agents, *, was_pinged: bool) -> None:
         """Begin the generation if all nodes have met, or feed why they have not.
 
-        Nodes part only once the first one has shown that it lives: it `is_asked` that. Its loss ends the meeting before.
+        Where some do not reach the first node, it is pinged, and only its answer shows that they have lost each other: a first
+        node that is lost does not answer, and its loss ends the meeting.
         """
         if not meeting.is_over or self._meeting is not meeting:
             return
         now = self._loop.now()
-        if meeting.unreached and not (is_asked and agents.connections.has_answered(meeting.order[0])):
-            if not is_asked:
+        if meeting.unreached and not (was_pinged and agents.connections.has_answered(meeting.order[0])):
+            if not was_pinged:
                 agents.connections.ping_all()
-            self._loop.timer(now + _ANSWERS_AGAIN, partial(self._end_meeting, meeting, agents, is_asked=True))
+            self._loop.timer(now + _ANSWERS_AGAIN, partial(self._end_meeting, meeting, agents, was_pinged=True))
             return
         self._meeting = None
         if meeting.refusal is not None:

@@ -73,10 +73,10 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
 
     def listen_at(ports: Sequence[int]) -> Agents:
         given = allocation.endpoint.address
-        is_any = given is not None and is_same_host(given, "localhost")  # which each host calls itself
+        means_each_host = given is not None and is_same_host(given, "localhost")
         terms = replace(
             _terms(request, coordinator),
-            address=(None if is_any else given) or spec.local_addr,
+            address=(None if means_each_host else given) or spec.local_addr,
             names=_own_names(rendezvous.addresses),
             ports=ports,
         )
@@ -98,6 +98,7 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
         return agents
     if rendezvous.coordinator is False:
         return None
+    # it is not known: the first agent on the rendezvous host is the coordinator
     for port in ports:
         with suppress(LaunchError):
             return listen_at((port,))

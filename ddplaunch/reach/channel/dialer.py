@@ -121,7 +121,7 @@ class Dialer:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             prepare(sock, self._user_timeout)
-            keep_rejections(sock, 1)
+            keep_rejections(sock, True)  # of a firewall on the way, which say why it is not reached
             sock.connect(address)
         except BlockingIOError:
             return sock
@@ -209,7 +209,7 @@ class _Attempt:
         if error := error_of(self._sock):
             self._fail(describe(error))
             return
-        keep_rejections(self._sock, 0)
+        keep_rejections(self._sock, False)
         self._loop.unwatch(self._sock)
         self._timer.set(self._began + self.timeout)
 

@@ -316,10 +316,10 @@ def _reset_at_close(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def keep_rejections(sock: socket.socket, keep: int) -> None:
+def keep_rejections(sock: socket.socket, keep: bool) -> None:
     """Have the kernel keep the ICMP messages about this socket, for `error_of`, or not: a connection is to survive them."""
     with suppress(OSError):  # some sandboxes have none
-        sock.setsockopt(*_RECVERR[sock.family], keep)
+        sock.setsockopt(*_RECVERR[sock.family], int(keep))
 
 
 def _was_rejected(sock: socket.socket) -> bool:

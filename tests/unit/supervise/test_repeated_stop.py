@@ -26,8 +26,8 @@ def meanings(history: str, sent_again: frozenset[int] = frozenset(), lasts: floa
 
 SENDERS = {
     "uv passes on a SIGINT that the group has had": ("0 INT, 0.2 INT", "FIRST SAME"),
-    "uv passes on a SIGTERM at once": ("0 TERM, 0.01 TERM", "FIRST AT_ONCE"),
-    "timeout sends the same twice at once, and again": ("0 TERM, 0.001 TERM, 6 TERM", "FIRST AT_ONCE KILLS"),
+    "uv passes on a SIGTERM at once": ("0 TERM, 0.01 TERM", "FIRST DUPLICATE"),
+    "timeout sends the same twice at once, and again": ("0 TERM, 0.001 TERM, 6 TERM", "FIRST DUPLICATE KILLS"),
     "an entry point with a trap": ("0 TERM, 0.15 TERM", "FIRST SAME"),
     "LSF's bkill": ("0 INT, 10 TERM", "FIRST SAME"),
     "LSF's bkill of uv run": ("0 INT, 0.2 INT, 10 TERM, 10.2 TERM", "FIRST SAME SAME SAME"),

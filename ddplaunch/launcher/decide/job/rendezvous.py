@@ -62,16 +62,16 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
         absent = sum(members.with_fixed_rank(rank) is None for rank in range(policy.most_running))
         return absent <= self.given_up
 
-    def waiting(self, policy: Policy, members: Members, at: float, held_until: float | None = None) -> str:
+    def waiting(self, policy: Policy, members: Members, at: float, leases_until: float | None = None) -> str:
         """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which.
 
-        `held_until`: until then it waits for no node, but for the workers of others to have ended.
+        `leases_until`: it waits for no node, but until nodes that are not here can have no workers any more.
         """
         here = len(members)
         if here >= policy.min_nodes:
             enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
-            if held_until is not None:
-                return f"{enough}; starting in {ceil(held_until - at)} s: nodes that are not here may have workers until then"
+            if leases_until is not None:
+                return f"{enough}; starting in {ceil(leases_until - at)} s: nodes that are not here may have workers until then"
             return f"{enough}; starting unless another joins within {policy.last_call:g} s"
         assert self.deadline is not None
         waited = duration(round(at - self.deadline + policy.rdzv_timeout))
@@ -177,9 +177,11 @@ def missing(policy: Policy, members: Members) -> str:
     """Return the nodes that have not joined yet, as far as known: "node 1 (b), node 2 (c)", or "2 more"."""
     here = members.values()
     taken = {member.fixed_rank for member in here}
-    all_have_ranks = policy.min_nodes == policy.max_nodes and all(member.fixed_rank is not None for member in here)
-    # the coordinator's own agent alone, which is always node 0, does not show whether users give ranks to the others
-    if not all_have_ranks or (len(here) <= 1 and not policy.names and "--node-rank=" not in policy.command):
+    all_have_ranks = all(member.fixed_rank is not None for member in here)
+    # node 0 alone, which has its rank in any case, does not show whether users give ranks to the others
+    are_ranks_given = bool(policy.names) or "--node-rank=" in policy.command or len(here) > 1
+    is_fixed_size = policy.min_nodes == policy.max_nodes
+    if not (is_fixed_size and all_have_ranks and are_ranks_given):
         return f"{policy.min_nodes - len(here)} more"
     absent = [rank for rank in range(policy.max_nodes) if rank not in taken]
     names = dict(enumerate(policy.names))

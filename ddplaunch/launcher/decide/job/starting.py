@@ -120,8 +120,9 @@ def on_rendezvous_due(state: State, at: float) -> Result:
     """End a rendezvous in vain, or print which nodes it waits for."""
     policy, members = state.policy, state.members
     if not is_due(state.rendezvous.deadline, at):
-        held_until = state.phase_deadline if state.phase_deadline == state.may_begin_at else None
-        line = state.rendezvous.waiting(policy, members, at, held_until)
+        # enough nodes are here, and what is waited for is the end of leases, not a further node
+        waits_for_leases = state.phase_deadline == state.may_begin_at
+        line = state.rendezvous.waiting(policy, members, at, state.may_begin_at if waits_for_leases else None)
         return replace(state, rendezvous=replace(state.rendezvous, line_at=at + NEXT_LINE)), (actions.Print(line),)
     joined, missing = rendezvous.joined(policy, members), rendezvous.missing(policy, members)
     text = f"the rendezvous timed out: {joined}; missing: {missing}"
