@@ -34,11 +34,12 @@ class _PendingQuestion(Struct):
 
 
 class Questions:
-    """At most as many as there are clients at once."""
+    """The questions that not all members have answered yet: at most as many as there are clients at once."""
 
     def __init__(
         self, loop: Loop, members: Callable[[], Mapping[int, Member]], send: Callable[[Sequence[int], OrderToAll], None]
     ) -> None:
+        """`members` returns those that there are now, and `send` takes orders for their agents."""
         self._loop = loop
         self._members = members
         self._send = send
@@ -46,7 +47,7 @@ class Questions:
         self._last = 0  # number given
 
     def ask(self, question: Question, within: float, asker: Asker) -> None:
-        """Ask all members; who has not answered in `within` seconds does not count any more."""
+        """Ask all members; for one that has not answered in `within` seconds, the asker gets a NoAnswer."""
         members = self._members()
         self._last = number = self._last + 1
         late = NoAnswer(f"has not answered within {within:g} s")
@@ -63,14 +64,14 @@ class Questions:
             self._close_complete()
 
     def drop_departed(self, members: Mapping[int, Member]) -> None:
-        """Take note of which members there still are."""
+        """Give the askers a NoAnswer for each member that is gone; `members` are those that are left."""
         for asked in list(self._pending.values()):
             for id in asked.missing.keys() - members.keys():
                 asked.asker.answered(asked.missing.pop(id), NoAnswer("was lost before it had answered"))
         self._close_complete()
 
     def forget(self, asker: Asker) -> None:
-        """Call this one no more, and have nobody go on with an answer: it has gone."""
+        """Call this asker no more, since it has gone, and have the agents stop looking for an answer."""
         for number, asked in list(self._pending.items()):
             if asked.asker is asker:
                 del self._pending[number]
@@ -92,15 +93,15 @@ class Questions:
 
 
 class NodeStreams:
-    """Clients that are connected to agents of other nodes, of which only what belongs to its own streams is taken."""
+    """The streams between clients here and agents of other nodes; an agent may send only into those that lead to it."""
 
     def __init__(
         self, loop: Loop, send: Callable[[Sequence[int], OrderToAll], None], ended: Callable[[int], object]
     ) -> None:
-        """`send` takes orders for agents; `ended` is told once an agent has no stream any more."""
+        """`send` takes orders for agents; `ended` gets the id of an agent once its last stream has ended."""
         self._send = send
         self._ended = ended
-        self._agents: dict[int, int] = {}  # by the number of the stream
+        self._agents: dict[int, int] = {}  # the ids of the agents, by the number of the stream
         self._last = 0  # number given
         self._streams = Streams(loop, self._on_chunk, self._on_stream_end)
 
@@ -140,5 +141,5 @@ class NodeStreams:
             self._ended(id)
 
     def close(self) -> None:
-        """End all."""
+        """End all streams."""
         self._streams.close()

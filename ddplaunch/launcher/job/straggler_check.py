@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import asdict, replace
 
@@ -27,6 +27,14 @@ _AGAIN = 300.0  # seconds from one word to the next, and twice as long each time
 _JUMP = 2_000_000  # nanoseconds by which a clock was set
 _DOUBLES = 1 << 17  # bytes about collectives after which they are kept half as often
 _COMPARED = 128  # ranks of which all is compared; of more, less each
+
+
+class _LastReport(NamedTuple):
+    """The last time that a rank was named."""
+
+    rank: int
+    at: float  # monotonic seconds
+    enough_for: float  # seconds in which the same rank is not named again
 
 
 class StragglerCheck:
@@ -50,7 +58,8 @@ class StragglerCheck:
         when ranks came to their collectives, and returns its bytes.
         """
         self._keep = keep
-        self._kept, self._keeps_at = 0, 0.0  # bytes; monotonic seconds
+        self._kept_bytes = 0
+        self._keeps_again_at = 0.0  # monotonic seconds
         self._warn = warn
         self._every = every
         self._ask = ask
@@ -60,10 +69,9 @@ class StragglerCheck:
         self._report = report
         self._history = History()
         self._hosts: dict[int, str] = {}  # by rank, where there are several
-        self._walls: dict[int, int] = {}  # by node
+        self._walls: dict[int, int] = {}  # what the wall clock of a node showed last, in nanoseconds, by member
         self._is_reading = False
-        # the rank that was named last, when, and how long that is enough
-        self._last_report: tuple[int, float, float] | None = None
+        self._last_report = _LastReport(-1, 0.0, 0.0)
         self.last_pace: float | None = None  # also of a job that has made its last step
         self.last_steps: int | None = None  # about how many this generation has made
         self._next = loop.timer(None, self._on_time, may_rest=True)
@@ -104,9 +112,9 @@ class StragglerCheck:
             """Take the answer of the child: keep the timings, less and less often, and report a straggler."""
             self._is_reading = False
             steps, timings = found
-            if timings and time.monotonic() >= self._keeps_at:
-                self._kept += sum(map(self._keep, timings))
-                self._keeps_at = time.monotonic() + (self._every / 2) * 2 ** (self._kept // _DOUBLES)
+            if timings and time.monotonic() >= self._keeps_again_at:
+                self._kept_bytes += sum(map(self._keep, timings))
+                self._keeps_again_at = time.monotonic() + (self._every / 2) * 2 ** (self._kept_bytes // _DOUBLES)
             if history is self._history and self._next.is_set:
                 history.add(steps, time.monotonic())
                 self.last_pace, self.last_steps = self.pace or self.last_pace, self.steps or self.last_steps
@@ -132,9 +140,9 @@ class StragglerCheck:
         self._ask(question, WITHIN + ON_THE_WAY, taken)
 
     def _clock(self, member: Member, wall: int) -> Clock | None:
-        """How the times of a node come to our clock; None where its own was set since the last reading."""
-        before, self._walls[member.id] = self._walls.get(member.id, wall), wall
-        if abs(wall - before) > _JUMP:
+        """Return how the times of a node come to our clock; None if that node's clock was set since the last reading."""
+        last_wall, self._walls[member.id] = self._walls.get(member.id, wall), wall
+        if abs(wall - last_wall) > _JUMP:
             return None
         offset, error = self._offset(member.id)
         return Clock(ahead=wall - round(offset * 1e9), error=round(error * 1e9))
@@ -144,10 +152,10 @@ class StragglerCheck:
         straggler, now = self.straggler, time.monotonic()
         if straggler is None:
             return
-        rank, at, enough = self._last_report or (-1, 0.0, 0.0)
-        if now - at < (enough if rank == straggler.rank else min(enough, _AGAIN)):
+        last, is_same = self._last_report, straggler.rank == self._last_report.rank
+        if now - last.at < (last.enough_for if is_same else min(last.enough_for, _AGAIN)):
             return
-        self._last_report = (straggler.rank, now, 2 * enough if rank == straggler.rank else _AGAIN)
+        self._last_report = _LastReport(straggler.rank, now, 2 * last.enough_for if is_same else _AGAIN)
         self._report(str(straggler), asdict(straggler), self.pace)
 
     @property

@@ -16,7 +16,7 @@ _NAMED = 16  # nodes that are named with a text
 
 
 class Warnings:
-    """Gathers equal texts of several nodes."""
+    """Gathers equal texts of several nodes, so that each is printed once."""
 
     def __init__(
         self, loop: Loop, print_line: Callable[[str], None], members: Callable[[], Collection[Member]]
@@ -29,7 +29,7 @@ class Warnings:
         self._due = loop.timer(None, self.flush)
 
     def add(self, member: Member, warned: Warned) -> None:
-        """Take what holds for a node."""
+        """Gather what a node warns of, and print it GATHERED seconds after the first such text."""
         if warned not in self._known and len(self._known) == MOST:
             return
         self._known.add(warned)
