@@ -19,7 +19,7 @@ from ddplaunch.system.exitcodes import OK
 from ddplaunch.system.words import count, duration, these_ranks
 
 if TYPE_CHECKING:
-    from ddplaunch.tools.check import Trace
+    from ddplaunch.tools.check.notes import Trace
 
 _WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked

@@ -11,8 +11,8 @@ from ddplaunch.record.seen.stack import frames_of
 from ddplaunch.system.console.tables import BAD, GOOD, NAME, NOTE, Block, line, section, sentence
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import compress, count, duration, some, these_ranks
-from ddplaunch.tools.check import Trace
 from ddplaunch.tools.check.compare import Compared, in_short, where
+from ddplaunch.tools.check.notes import Trace
 from ddplaunch.tools.check.run import Wanted
 
 _SCHEMA = 1

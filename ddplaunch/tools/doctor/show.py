@@ -1,12 +1,14 @@
-"""What `ddplaunch doctor` prints: findings for people, the worst first, or the whole report as JSON."""
+"""What `ddplaunch doctor` prints, for people or as JSON: findings, the worst first, or the failures that are remembered."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from ddplaunch.record import bad_nodes
+from ddplaunch.record.folders import short
 from ddplaunch.system.console.tables import BAD, GOOD, NAME, NOTE, ODD, Block, Piece, line, section, sentence, table
 from ddplaunch.system.words import count, duration
 from ddplaunch.tools.doctor import SEVERITIES, Finding, Report, Severity
@@ -50,3 +52,21 @@ def _summary(report: Report) -> Iterator[Piece]:
             yield f", {text}" if at else text, _STYLES[severity]
         yield ")"
     yield f"; {passed} of {count(len(report.checks), 'check')} passed in {duration(report.seconds)}"
+
+
+# --- the nodes whose machine has failed lately: --nodes
+
+
+def failures_as_json(failures: Sequence[bad_nodes.Failure]) -> str:
+    """Return the failures as JSON, one object for each."""
+    return msgspec.json.format(msgspec.json.encode({"schema": 1, "failures": failures}), indent=1).decode()
+
+
+def failures_block(failures: Sequence[bad_nodes.Failure], now: float) -> Block:
+    """Return a row for each node that has failed, or that there is none."""
+    if not failures:
+        return line("no node is remembered on which the machine has failed in the last 7 days")
+    rows = [
+        (host, what, f"run {short(run)}" if run else "", why) for host, what, run, why in bad_nodes.table(failures, now)
+    ]
+    return table(rows, styles=(NAME, "", NOTE, NOTE))
