@@ -1,10 +1,14 @@
-"""Frames of Python stacks: found in text, classified (user's code, library), written short. Pure; opens no file."""
+"""Frames of Python stacks: found in text, classified (user's code, library), written short. Pure; opens no file.
+
+The stack of a worker whose script has ended says what Python still does there.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from ddplaunch.record.seen import Thread
 from ddplaunch.spec.outcome import Frame, WorkerError
 
 # installed packages, ours in a clone, the standard library, and what has no file: <frozen runpy>, <string>
@@ -76,3 +80,41 @@ def short(path: str, cwd: str) -> str:
         return path[library.end() :]
     root = cwd.rstrip("/")
     return path.removeprefix(f"{root}/") if root else path
+
+
+# --- a worker whose script has ended: Python waits there for threads and child processes, and runs `atexit`
+
+
+_MOST = 3  # threads that are named
+ENDED = "its script has ended, and Python "  # how the sentences begin
+
+
+def exit_state(threads: Sequence[Thread], cwd: str) -> str:
+    """Return the state of a worker whose script has ended, "" while the script runs.
+
+    For example "its script has ended, and Python waits for a thread: train.py:3 in upload". Python does not wait for daemon
+    threads, but a stack does not say which threads are daemons: those in the program's own code are named first.
+    """
+    main = next((thread for thread in threads if thread.at_exit), None)
+    if main is None:
+        return ""
+    begun = main.frames[-1]
+    if begun.function == "_shutdown" and begun.file.endswith("/threading.py"):
+        locations = _locations([thread for thread in threads if not thread.is_main], cwd)
+        named = f": {', '.join(locations[:_MOST])}" if locations else ""
+        return f"{ENDED}waits for {'a thread' if len(locations) < 2 else 'threads'}{named}"
+    if begun.function == "_exit_function" and begun.file.endswith("/multiprocessing/util.py"):
+        return f"{ENDED}waits for its child processes"
+    return f"{ENDED}runs a function that was registered for its exit: {location(_most_telling(main.frames), cwd)}"
+
+
+def _locations(threads: Sequence[Thread], cwd: str) -> list[str]:
+    """Return where threads are, each location once: those in the program's own code, else those in libraries."""
+    frames = [_most_telling(thread.frames) for thread in threads if thread.frames]
+    own = [frame for frame in frames if not is_library(frame)]
+    return list(dict.fromkeys(location(frame, cwd) for frame in own or frames))
+
+
+def _most_telling(frames: Sequence[Frame]) -> Frame:
+    """Return the innermost frame of the program's own code, else the innermost one."""
+    return next((frame for frame in frames if not is_library(frame)), frames[0])
