@@ -256,7 +256,7 @@ def _confirm_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
 
 
 def _read(path: str) -> str:
-    from ddplaunch.spec.options.files import read_text  # few jobs have a file
+    from ddplaunch.system.process.user_files import read_text  # few jobs have a file
 
     return read_text(path, _LARGEST, errors="surrogateescape")
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 
 from ddplaunch.record import trace
 from ddplaunch.system.errors import LaunchError
-from ddplaunch.system.process.apart import result_file, waiting
+from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.user_files import result_file
 from ddplaunch.system.redaction import Redactor, literals
 from ddplaunch.system.words import count
 from ddplaunch.tools.page.history import read

@@ -1,4 +1,4 @@
-"""Reads a file that the user names, which may be a pipe, as of `<(...)`."""
+"""Files that the user names, to be read or to be written. Each may be a pipe, as of `<(...)`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import errno
 import os
 import select
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
-from ddplaunch.system.errors import tell
-from ddplaunch.system.words import size
+from ddplaunch.system.errors import LaunchError, tell
+from ddplaunch.system.process.files import replaced
+from ddplaunch.system.words import size, why_failed
 
 _SLOW = 3.0  # seconds after which a line says what is waited for
 
 
 def read_text(path: str, limit: int, *, errors: str = "strict") -> str:
-    """Return what the file holds, at most `limit` characters; `errors` are those of its decoding.
+    """Return the text of the file, which has `limit` characters at most; `errors` is that of `open`.
 
     Raises:
         OSError: there is no such file, it cannot be read, or is longer.
@@ -49,3 +53,27 @@ def _opener(path: str, flags: int) -> int:
             poll.poll()
     os.set_blocking(fd, True)
     return fd
+
+
+@contextmanager
+def result_file(path: str, hint: str, *, private: bool = False, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
+    """Open the file for the result of a command, which takes the place of `path` at the end, whole.
+
+    `private`: only the user may read it, and a link is not followed. `may_be_pipe`: a pipe or terminal at `path` is written to.
+
+    Raises LaunchError, with this hint: the file cannot be written.
+    """
+    is_file = not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path)
+    try:
+        if private and os.path.islink(path):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        if may_be_pipe and not is_file:
+            from ddplaunch.system.process.apart import waiting
+
+            with waiting(), open(path, "wb") as pipe:  # its reader may come late
+                yield pipe
+            return
+        with replaced(path, 0o600 if private else 0o666) as file:
+            yield file
+    except OSError as error:
+        raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint=hint) from None
