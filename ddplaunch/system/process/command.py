@@ -22,7 +22,7 @@ from ddplaunch.system.process.ask import fork_to_answer
 from ddplaunch.system.process.ending import after_cleanup
 from ddplaunch.system.process.fork import unfollowed
 from ddplaunch.system.process.linux import become_subreaper, memory_file, signal_at_end_of
-from ddplaunch.system.process.tidying import signal_leftovers
+from ddplaunch.system.process.tree import signal_leftovers
 
 _LONGEST = 1 << 20  # characters of each stream that are kept
 

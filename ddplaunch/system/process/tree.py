@@ -1,4 +1,6 @@
-"""The processes below this one, by /proc: what they are, what they use, and their end. Knows nothing of workers.
+"""The processes below this one, by /proc: what they are, what they use, and their end, which spares those that tidy up.
+
+Knows nothing of workers.
 
 psutil reads all processes of the machine to find the children of one, calls a process dead whose first thread is, and takes five
 times as long, while the agent's loop waits.
@@ -7,9 +9,10 @@ times as long, while the agent's loop waits.
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 
 from msgspec import Struct
@@ -100,7 +103,10 @@ def children(pid: int) -> list[int]:
 
 
 def is_orphaned_group() -> bool:
-    """Whether no shell could continue our process group once it stops: no ancestor outside it is in its session (POSIX 3.264)."""
+    """Return whether no shell could continue our process group once the group stops.
+
+    That is so if no ancestor of this process is in the session and outside the group (POSIX 3.264).
+    """
     group, process = os.getpgrp(), look(os.getpid())
     while process is not None and process.parent > 1:
         try:
@@ -138,54 +144,6 @@ def ended_children(pid: int) -> Iterator[tuple[Process, int]]:
             process, (_, fields) = look(child), _stat(f"/proc/{child}/stat")
             if process is not None and process.state == "Z" and fields:
                 yield process, os.waitstatus_to_exitcode(int(fields[49]))
-
-
-def has_ended(child: int) -> bool:
-    """Whether a child has ended, reaped or not; it is not reaped here."""
-    try:
-        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    except ChildProcessError:
-        return True
-
-
-def ends_within(child: int, seconds: float) -> bool:
-    """Wait until a child has ended, at most so long; return whether it has. It is not reaped."""
-    with suppress(OSError):  # no descriptor is left, or it was reaped: it is only looked then
-        pidfd = os.pidfd_open(child)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll(seconds * 1000)
-        os.close(pidfd)
-    return has_ended(child)
-
-
-def signal_process(process: Process, signum: int) -> bool:
-    """Send a signal to this very process, never to a later process with its pid; return whether that was allowed."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except OSError:
-        return True
-    try:
-        now = look(process.pid)
-        if now is not None and now.started == process.started:
-            signal.pidfd_send_signal(fd, signum)
-    except PermissionError:
-        return False
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
-    return True
-
-
-def reap(keep: Collection[int] = ()) -> None:
-    """Reap every dead child of this process but those in `keep`."""
-    for child in children(os.getpid()):
-        if child not in keep:
-            try:
-                os.waitpid(child, os.WNOHANG)
-            except ChildProcessError:
-                pass
 
 
 class ProcessUsage(Struct, frozen=True):
@@ -232,3 +190,120 @@ def footprint(pid: int) -> Footprint:
         transferred=sum(sum(transferred(each)) for each in pids),
         is_held=pid in used and used[pid].state in "Tt",
     )
+
+
+# --- their end
+
+
+def has_ended(child: int) -> bool:
+    """Return whether a child has ended. A dead child is not reaped here."""
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
+
+
+def ends_within(child: int, seconds: float) -> bool:
+    """Wait at most so long for the end of a child, and return whether the child has ended. A dead child is not reaped here."""
+    with suppress(OSError):  # no descriptor is left, or the child was reaped already: then nothing is waited for
+        pidfd = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(seconds * 1000)
+        os.close(pidfd)
+    return has_ended(child)
+
+
+def signal_process(process: Process, signum: int) -> bool:
+    """Send a signal to this very process, never to a later process with its pid; return whether that was allowed."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError:
+        return True
+    try:
+        now = look(process.pid)
+        if now is not None and now.started == process.started:
+            signal.pidfd_send_signal(fd, signum)
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+    return True
+
+
+def reap(keep: Collection[int] = ()) -> None:
+    """Reap every dead child of this process but those in `keep`."""
+    for child in children(os.getpid()):
+        if child not in keep:
+            try:
+                os.waitpid(child, os.WNOHANG)
+            except ChildProcessError:
+                pass
+
+
+# Some processes tidy up: they remove the names that other processes have shared, such as a file in /dev/shm, once these have
+# ended. Then they end by themselves, so signals spare them: killed with the others, they leave the names behind, and a restart
+# that makes the same names fails. The caller decides how long they have.
+
+# torch's manager of shared memory (torch/lib/libshm/manager.cpp) ends 2 s after the last process that it serves. NVIDIA's MPS
+# ends on `quit`. A name in /proc has 15 characters.
+_NAMES = ("torch_shm_manag", "nvidia-cuda-mps")
+# of Python, loky and multiprocess: ends when no process can write to its pipe, removes first what was not unregistered there
+_TRACKER = re.compile(rb"\0-c\0from [\w.]*resource_tracker import main; ?main\(")
+# a tracker ignores SIGTERM and SIGINT; the others are for all of a group, or do nothing to a program that does not handle them
+HARMLESS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGCONT, signal.SIGWINCH))
+
+
+def tidies(process: Process) -> bool:
+    """Return whether a process cleans up after others, and then ends by itself."""
+    if process.name in _NAMES:
+        return True
+    # the command line is memory of the process, and a page fault that hangs, or another thread, may have locked that; a tracker
+    # has one thread, which reads its pipe
+    if process.threads != 1 or process.state not in "SRT":
+        return False
+    try:
+        return _TRACKER.search(content(f"/proc/{process.pid}/cmdline")) is not None
+    except OSError:
+        return False
+
+
+def signal_leftovers(signum: int, left: Iterable[Process], *, sparing: bool) -> None:
+    """Send each of these processes a signal; `sparing`: those that tidy only go on, in case they are stopped."""
+    for process in left:
+        if sparing and tidies(process):
+            let_tidy(process)
+        else:
+            signal_process(process, signum)
+
+
+def let_tidy(process: Process) -> None:
+    """Have a process that tidies go on, if it is stopped."""
+    if process.state == "T":
+        signal_process(process, signal.SIGCONT)
+
+
+def kill_at_once(find: Callable[[], Iterable[Process]]) -> None:
+    """Kill the processes that `find` finds, but for those that tidy: all are stopped first, so that none starts another."""
+    for process in find():
+        signal_process(process, signal.SIGSTOP)
+    signal_leftovers(signal.SIGKILL, find(), sparing=True)
+
+
+def end_all(left: Collection[Process], within: float) -> None:
+    """Kill processes, and wait for each so many seconds at most; those that tidy are killed only if they have not ended then."""
+    for sparing in (True, False):
+        signal_leftovers(signal.SIGKILL, left, sparing=sparing)
+        for process in left:
+            ends_within(process.pid, within)
+
+
+def others_by_group(processes: Iterable[Process]) -> dict[int, tuple[Process, ...]]:
+    """Return the process groups in which a process tidies, each with its other members, as far as `processes` has them."""
+    members: dict[int, list[Process]] = {}
+    for process in processes:
+        members.setdefault(process.group, []).append(process)
+    others = {group: tuple(one for one in found if not tidies(one)) for group, found in members.items()}
+    return {group: found for group, found in others.items() if len(found) < len(members[group])}

@@ -28,7 +28,7 @@ from ddplaunch.system.process import child, tree
 from ddplaunch.system.process.child import Child, End, Stdio
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import become_subreaper, detach
-from ddplaunch.system.process.tidying import end_all
+from ddplaunch.system.process.tree import end_all
 from ddplaunch.system.words import signal_name
 from ddplaunch.tools.check.notes import Trace, read_trace
 
