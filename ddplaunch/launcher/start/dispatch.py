@@ -20,7 +20,7 @@ from ddplaunch.spec.job import Given, JobSpec
 from ddplaunch.spec.options import token
 from ddplaunch.system.console.streams import Screen, Stream, rewraps_lines
 from ddplaunch.system.errors import LaunchError, below, tell
-from ddplaunch.system.process import disk
+from ddplaunch.system.process.files import ask_disk, exists_on_disk
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.node.live import View
@@ -115,7 +115,7 @@ def _failures(env: Mapping[str, str]) -> tuple[list[Failure], list[str]]:
     """Return the failures of machines that are remembered, and a warning if their file cannot be used; most users have none."""
     path = bad_nodes_file(env)
     try:
-        if not path or not disk.exists([path], BAD_NODES):
+        if not path or not exists_on_disk([path], BAD_NODES):
             return [], []
         from ddplaunch.record import bad_nodes
 
@@ -238,7 +238,7 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
         from ddplaunch.launcher.start import shared_token  # few jobs need it
 
         on_one_host = found.task is not None and found.task.nnodes == 1
-        secret = disk.answer(
+        secret = ask_disk(
             partial(shared_token.find, state, found.identity, on_one_host=on_one_host),
             state,
             "the folder of the secret that the agents share",

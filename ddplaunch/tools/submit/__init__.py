@@ -24,8 +24,8 @@ from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.program import check as check_program
 from ddplaunch.system.errors import LaunchError, tell
 from ddplaunch.system.exitcodes import NOT_FOUND, OK
-from ddplaunch.system.process import disk
 from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.files import exists_on_disk
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import why_failed
 from ddplaunch.tools.submit import output, script
@@ -113,7 +113,7 @@ def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> 
     path = bad_nodes_file(env)
     now = time.time()
     try:
-        if not path or not disk.exists([path], BAD_NODES):
+        if not path or not exists_on_disk([path], BAD_NODES):
             return request
         from ddplaunch.record import bad_nodes
 
