@@ -19,7 +19,7 @@ from ddplaunch.record.folders import BAD_NODES, bad_nodes_file, state_folder
 from ddplaunch.spec.job import Given, JobSpec
 from ddplaunch.spec.options import token
 from ddplaunch.system.console.streams import Screen, Stream, rewraps_lines
-from ddplaunch.system.errors import LaunchError, below, tell
+from ddplaunch.system.errors import LaunchError, below, say
 from ddplaunch.system.process.files import ask_disk, exists_on_disk
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run(
     if secret is not None:
         env = {**env, token.VARIABLE: secret}
         for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
-            tell(f"ddplaunch: warning: {below(weakness)}\n")
+            say(f"warning: {below(weakness)}")
     _warn(spec, allocation)
     # a job of this node alone may need this process, its terminal, or be in a container without srun
     if allocation.starter == "srun" and allocation.is_here and (to_caller or os.isatty(0) or _lacks_srun(env)):
@@ -99,7 +99,7 @@ def run(
         with suppress(OSError):  # the process that has started this one cannot be seen
             parent = _read(f"/proc/{os.getppid()}/comm").strip()
             if parent not in ("slurmstepd", ""):
-                tell(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n")
+                say(_NOT_SIGNALLED.format(parent))
     if spec.chaos:
         from ddplaunch.launcher.start import preview  # few jobs want faults
 
@@ -146,7 +146,7 @@ def _warn(spec: JobSpec, allocation: Allocation) -> None:
         return
     warnings = allocation.warnings if is_first else ()
     for warning in (allocation.doubt, *warnings) if allocation.doubt else warnings:
-        tell(f"ddplaunch: warning: {warning}\n")
+        say(f"warning: {warning}")
 
 
 def _run_here(

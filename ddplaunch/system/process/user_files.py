@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from ddplaunch.system.errors import LaunchError, tell
+from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.process.files import replaced
 from ddplaunch.system.words import size, why_failed
 
@@ -49,7 +49,7 @@ def _opener(path: str, flags: int) -> int:
         poll = select.poll()
         poll.register(fd, select.POLLIN)  # the end of those who write counts, too
         if not poll.poll(_SLOW * 1000):
-            tell(f"ddplaunch: waiting for {path}: it is a pipe, and nothing was written to it yet\n")
+            say(f"waiting for {path}: it is a pipe, and nothing was written to it yet")
             poll.poll()
     os.set_blocking(fd, True)
     return fd

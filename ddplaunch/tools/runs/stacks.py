@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from ddplaunch.record.seen.reasons import reasons
 from ddplaunch.record.window.questions import AskStacks
 from ddplaunch.spec.program import working_directory
 from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, line, section, written
-from ddplaunch.system.errors import LaunchError, below
+from ddplaunch.system.errors import LaunchError, below, say
 from ddplaunch.system.exitcodes import NODE_LOST
 from ddplaunch.tools.runs import client, find
 from ddplaunch.tools.runs.client import RunReplies
@@ -30,14 +30,13 @@ _NATIVE = 10.0  # seconds that py-spy has
 def show(
     env: Mapping[str, str],
     named: str | None,
-    say: Callable[[str], None],
     *,
     ranks: str | None,
     threads: bool,
     native: bool,
     as_json: bool,
 ) -> str:
-    """Return the stacks of the job that is meant, for stdout; `say` writes a line to stderr."""
+    """Return the stacks of the job that is meant, for stdout."""
     find.ranks_meant(ranks)
     if native and not shutil.which("py-spy"):
         raise LaunchError("--native needs py-spy, which is not installed here", hint="type `pip install py-spy`")
