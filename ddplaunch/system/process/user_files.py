@@ -37,6 +37,7 @@ def read_text(path: str, limit: int, *, errors: str = "strict") -> str:
 
 
 def _read(path: str, most: int, errors: str) -> str:
+    """Return the first `most` characters of a file."""
     with open(path, encoding="utf-8", errors=errors, opener=_opener) as file:
         return file.read(most)
 

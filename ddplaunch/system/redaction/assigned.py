@@ -1,6 +1,8 @@
-"""Secrets by the names beside them, in any syntax: assignments, options, fields of JSON, YAML and INI, headers, defaults. Pure.
+"""Secrets by what stands beside them: by their names, in any syntax, and by the commands and calls that take them. Pure.
 
-Each finder goes through a text once, and looks from a name no farther than to the end of its value.
+The names stand in assignments, options, fields of JSON, YAML and INI, headers and defaults; the commands are `sshpass -p`,
+`curl -u`, `wandb login`, IDENTIFIED BY and the like. Each finder goes through a text once, and looks from a name no farther
+than to the end of its value.
 """
 
 from __future__ import annotations
@@ -363,3 +365,39 @@ def _word(text: str, at: int, name: str) -> Iterator[Span]:
     word = text[at:end]
     if not word.startswith("-") and _pattern(_SMALL).fullmatch(word) is None:
         yield from _if_value(at, end, text, name)
+
+
+# --- of commands, calls and SQL
+
+
+_SECRET = r"(?P<secret>[^\s\"'|;&<>]+)"
+_SECRET_WORD = rf"[\"']?{_SECRET}"
+_BETWEEN = r"\b[^\n|;]{0,200}?[ \t]"
+_SECRET_QUOTED = r"[\"'](?P<secret>[^\"'\n]+)"
+_COMMANDS = (
+    rf"\bsshpass[ \t]+-p[ \t]*{_SECRET_WORD}",
+    rf"\b(?:mysql\w*|mariadb[\w-]*){_BETWEEN}-p{_SECRET_WORD}",
+    rf"\b(?:curl|wget|http){_BETWEEN}(?:-u|--user|--proxy-user)[ \t=]*[\"']?[^\s:\"'|;]{{0,99}}:{_SECRET}",
+    rf"\bcurl{_BETWEEN}(?:-b|--cookie)[ \t=]+[\"']?[\w.-]{{1,99}}={_SECRET}",
+    rf"\bldap\w+{_BETWEEN}-w[ \t]+{_SECRET_WORD}",
+    rf"\bzip{_BETWEEN}-P[ \t]+{_SECRET_WORD}",
+    rf"\b(?:redis-cli){_BETWEEN}-a[ \t]+{_SECRET_WORD}",
+    rf"\b(?:mongo\w*|(?:docker|podman|helm|az|oc)\b[^\n|;]{{0,80}}?[ \t]login){_BETWEEN}-p[ \t]+{_SECRET_WORD}",
+    rf"\bwandb[ \t]+login[ \t]+(?:--[\w-]+[ \t]+){{0,5}}(?!-){_SECRET_WORD}",
+    rf"\becho[ \t]+(?:-n[ \t]+)?{_SECRET_WORD}[\"']?[ \t]*\|[^\n|;]{{0,200}}?--(?:password-stdin|with-token)",
+    rf"\bssh-keygen{_BETWEEN}-N[ \t]+{_SECRET_WORD}",
+    rf"[ \t]-pass(?:in|out)?[ \t]+pass:{_SECRET_WORD}",
+    rf"\bconfigure[ \t]+set[ \t]+[\w.-]{{0,80}}(?:secret|token)[\w.-]{{0,80}}[ \t]+{_SECRET_WORD}",
+    rf"\b(?:IDENTIFIED[ \t]+BY|(?i:password))[ \t]+{_SECRET_QUOTED}",
+    rf"\blogin\([ \t]*(?:key[ \t]*=[ \t]*)?[rbfu]?{_SECRET_QUOTED}",
+    rf"\blogin\([ \t]*[^\n,()]{{1,200}},[ \t]*[rbfu]?{_SECRET_QUOTED}",
+    rf"[\"']wandb[\"'],[ \t]*[\"']login[\"'],[ \t]*{_SECRET_QUOTED}",
+)
+
+
+def arguments(text: str) -> Iterator[Span]:
+    """Find what commands, calls and SQL take as a secret without a name for it: `curl -u`, `login("...")`."""
+    for command in _COMMANDS:
+        for found in _pattern(command).finditer(text):
+            if is_value(found["secret"], "password"):
+                yield found.span("secret")
