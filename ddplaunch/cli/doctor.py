@@ -88,7 +88,11 @@ def doctor(
         if line.program:
             takes = "--nodes takes no argument" if forget is None else "--forget takes one node"
             raise LaunchError(f"ddplaunch doctor {takes}: {line.program[0]}", hint="ddplaunch doctor --help")
-        return show(_remembered(env, as_json=as_json) if forget is None else _forgotten(env, forget))
+        if forget is not None:
+            return show(_forgotten(env, forget))
+        from ddplaunch.tools.doctor.show import remembered
+
+        return show(remembered(env, as_json=as_json))
     from ddplaunch.plan.devices import interpreter
     from ddplaunch.spec.program import check, working_directory
     from ddplaunch.system.console.tables import Look, written
@@ -117,24 +121,6 @@ def doctor(
     verbose = spec.verbosity > 0
     text = shown.as_json(report) if as_json else written(shown.blocks(report, verbose=verbose), Look.of_stdout(env))
     return show(text) or (_BROKEN if report.is_broken else OK)
-
-
-def _remembered(env: Mapping[str, str], *, as_json: bool) -> str:
-    """Return the nodes whose machine has failed lately, for stdout.
-
-    Raises:
-        LaunchError: the file cannot be read.
-    """
-    import time
-
-    from ddplaunch.record import bad_nodes
-    from ddplaunch.record.folders import bad_nodes_file
-    from ddplaunch.system.console.tables import Look, written
-    from ddplaunch.tools.doctor.show import failures_as_json, failures_block
-
-    now = time.time()
-    found = bad_nodes.read(bad_nodes_file(env), now)
-    return failures_as_json(found) if as_json else written([failures_block(found, now)], Look.of_stdout(env))
 
 
 def _forgotten(env: Mapping[str, str], node: str) -> str:

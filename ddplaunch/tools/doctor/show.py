@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from ddplaunch.record import bad_nodes
-from ddplaunch.record.folders import short
-from ddplaunch.system.console.tables import BAD, GOOD, NAME, NOTE, ODD, Block, Piece, line, section, sentence, table
+from ddplaunch.record.folders import bad_nodes_file, short
+from ddplaunch.system.console.tables import (
+    BAD,
+    GOOD,
+    NAME,
+    NOTE,
+    ODD,
+    Block,
+    Look,
+    Piece,
+    line,
+    section,
+    sentence,
+    table,
+    written,
+)
 from ddplaunch.system.words import count, duration
 from ddplaunch.tools.doctor import SEVERITIES, Finding, Report, Severity
 
@@ -57,16 +72,19 @@ def _summary(report: Report) -> Iterator[Piece]:
 # --- the nodes whose machine has failed lately: --nodes
 
 
-def failures_as_json(failures: Sequence[bad_nodes.Failure]) -> str:
-    """Return the failures as JSON, one object for each."""
-    return msgspec.json.format(msgspec.json.encode({"schema": 1, "failures": failures}), indent=1).decode()
+def remembered(env: Mapping[str, str], *, as_json: bool) -> str:
+    """Return the nodes whose machine has failed lately, for stdout.
 
-
-def failures_block(failures: Sequence[bad_nodes.Failure], now: float) -> Block:
-    """Return a row for each node that has failed, or that there is none."""
+    Raises:
+        LaunchError: the file cannot be read.
+    """
+    now = time.time()
+    failures = bad_nodes.read(bad_nodes_file(env), now)
+    if as_json:
+        return msgspec.json.format(msgspec.json.encode({"schema": 1, "failures": failures}), indent=1).decode()
     if not failures:
-        return line("no node is remembered on which the machine has failed in the last 7 days")
+        return "no node is remembered on which the machine has failed in the last 7 days"
     rows = [
         (host, what, f"run {short(run)}" if run else "", why) for host, what, run, why in bad_nodes.table(failures, now)
     ]
-    return table(rows, styles=(NAME, "", NOTE, NOTE))
+    return written([table(rows, styles=(NAME, "", NOTE, NOTE))], Look.of_stdout(env))
