@@ -33,7 +33,7 @@ def frames_of(error: WorkerError) -> tuple[Frame, ...]:
 
 
 def syntax_error_lines(traceback: str) -> list[str]:
-    """Find where a SyntaxError points to: the file and line, the source and the caret as Python printed them."""
+    """Return where a SyntaxError points to: the file and line, then the source and the caret as Python printed both."""
     _, found, block = f"\n{traceback}".rpartition('\n  File "')
     if not found:
         return []
@@ -43,7 +43,7 @@ def syntax_error_lines(traceback: str) -> list[str]:
 
 
 def source_lines(error: WorkerError, frame: Frame) -> list[str]:
-    """Return the line of code of a frame, and below it the pointer to what failed in it, if Python printed one."""
+    """Return the line of code of a frame, and the pointer that Python may have printed below the line."""
     if not frame.source:
         return []
     file, source = re.escape(frame.file), re.escape(frame.source)
@@ -54,12 +54,12 @@ def source_lines(error: WorkerError, frame: Frame) -> list[str]:
 
 
 def is_library(frame: Frame) -> bool:
-    """Whether a frame is of an installed package or the standard library, not of the user's own code."""
+    """Return whether a frame is of an installed package or the standard library, not of the user's own code."""
     return _LIBRARY.match(frame.file) is not None
 
 
 def relevant_frames(frames: Sequence[Frame]) -> tuple[Frame | None, Frame | None]:
-    """Pick the innermost frame of the user's code, and the innermost of all where that is another one."""
+    """Return the innermost frame of the user's code, and the innermost frame of all: None for it if both are the same."""
     own = next((frame for frame in reversed(frames) if not is_library(frame)), None)
     # <frozen importlib._bootstrap> and <string> have no source to look at
     shown = (frame for frame in reversed(frames) if not frame.file.startswith("<") and not _DEBUGGER.match(frame.file))
@@ -68,13 +68,13 @@ def relevant_frames(frames: Sequence[Frame]) -> tuple[Frame | None, Frame | None
 
 
 def location(frame: Frame, cwd: str) -> str:
-    """Write where a frame is: "train.py:88 in train_step"; the module's own level has no name."""
+    """Return where a frame is: "train.py:88 in train_step"; the module's own level has no name."""
     where = f"{short(frame.file, cwd)}:{frame.line}"
     return where if frame.function == "<module>" else f"{where} in {frame.function}"
 
 
 def short(path: str, cwd: str) -> str:
-    """Shorten a path: relative to `cwd` if it lies below, a library's from the package's name on."""
+    """Return a short path: relative to `cwd` if the path lies below, of a library from the name of the package on."""
     library = _LIBRARY.match(path)
     if library and not path.startswith("<"):
         return path[library.end() :]
@@ -116,5 +116,5 @@ def _locations(threads: Sequence[Thread], cwd: str) -> list[str]:
 
 
 def _most_telling(frames: Sequence[Frame]) -> Frame:
-    """Return the innermost frame of the program's own code, else the innermost one."""
+    """Return the innermost frame of the program's own code, else the innermost frame of all."""
     return next((frame for frame in frames if not is_library(frame)), frames[0])

@@ -86,7 +86,7 @@ _MOST = 1 << 20  # bytes that are read at once: what is left in a pipe when the 
 def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: bytes = b"") -> tuple[int | None, str]:
     """Return the exit status of a command, -n if signal n ended it, and the end of its output, with stderr.
 
-    The status is None if it was killed because it still ran after `within` seconds, and 126 if no shell could be started.
+    The status is None if the command still ran after `within` seconds and was killed, and 126 if no shell could be started.
     Its PATH ends with the folder of our interpreter, where `ddplaunch` is.
 
     The command runs below a guard, which ends it with all that it has started, also when this process is killed.
@@ -121,7 +121,7 @@ def _guard(parent: int, answer: int, command: str, env: Mapping[str, str], withi
 
 
 def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> tuple[int | None, str]:
-    """Run the command in a shell, and kill what is left of it, whatever ends this call."""
+    """Run the command in a shell, and kill the processes that the command leaves behind, whatever ends this call."""
     from subprocess import PIPE, STDOUT, Popen, TimeoutExpired  # few jobs have such a command
 
     def prepare() -> None:

@@ -76,7 +76,7 @@ def check_replaceable(path: str) -> None:
 
 @contextmanager
 def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Open a file beside `path` that takes its place at the end, whole: whoever reads finds the old one or the new one.
+    """Open a file beside `path` that takes its place at the end, whole: a reader finds the old file or the new file.
 
     After an error the old one is as it was, and nothing else is left. A link is followed, and what is there keeps its mode.
 
@@ -116,7 +116,7 @@ def time_of_disk(folder: str) -> float:
 
 
 def read_json(path: str) -> object:
-    """Return the content of a JSON file; None if it cannot be read, is no JSON, or too long, or holds too many values."""
+    """Return the content of a JSON file; None if the file cannot be read, is no JSON, is too long, or holds too many values."""
     import json  # no job needs it before it has something to write
 
     from ddplaunch.system.fields import Malformed, check_density

@@ -50,7 +50,7 @@ def content(path: str) -> bytes:
 
 
 def look(pid: int) -> Process | None:
-    """Read one process's /proc/PID/stat (proc(5)); None if it is gone.
+    """Return a process by its /proc/PID/stat (proc(5)); None if the process is gone.
 
     The first thread of a process may be dead while others still end, and these keep its files, a listening socket among them:
     then the state is that of a thread which lives.
@@ -71,13 +71,13 @@ def look(pid: int) -> Process | None:
 
 
 def state_of(pid: int) -> str:
-    """Return the state of a process as in proc_pid_stat(5): "T" if it is stopped, "t" if a debugger holds it; "" if gone."""
+    """Return the state of a process as in proc_pid_stat(5): "T" for stopped, "t" for held by a debugger; "" for gone."""
     process = look(pid)
     return process.state if process is not None else ""
 
 
 def _stat(path: str) -> tuple[bytes, list[bytes]]:
-    """Return the name in a stat file of /proc and the fields behind that name, the state first; no fields if it is gone."""
+    """Return the name in a stat file of /proc and the fields behind that name, the state first; no fields if the file is gone."""
     try:
         stat = content(path)
     except OSError:
@@ -155,7 +155,7 @@ class ProcessUsage(Struct, frozen=True):
 
 
 def usage(pid: int) -> ProcessUsage | None:
-    """Return what a process uses; None if it is gone."""
+    """Return what a process uses; None if the process is gone."""
     _, fields = _stat(f"/proc/{pid}/stat")
     if not fields:
         return None
@@ -163,7 +163,7 @@ def usage(pid: int) -> ProcessUsage | None:
 
 
 def transferred(pid: int) -> tuple[int, int]:
-    """Return the bytes that a process has read and written so far; (0, 0) if it is gone, or another user's."""
+    """Return the bytes that a process has read and written so far; (0, 0) if the process is gone, or is another user's."""
     with suppress(OSError, ValueError):
         # "rchar: 1948", "wchar: 12", ...: what was asked of the kernel by read(2), write(2) and their kin, from wherever it came
         read, written = (int(line.split()[1]) for line in content(f"/proc/{pid}/io").splitlines()[:2])
@@ -257,7 +257,7 @@ HARMLESS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGC
 
 
 def tidies(process: Process) -> bool:
-    """Return whether a process cleans up after others, and then ends by itself."""
+    """Return whether a process tidies up: removes the names of other processes, and then ends by itself."""
     if process.name in _NAMES:
         return True
     # the command line is memory of the process, and a page fault that hangs, or another thread, may have locked that; a tracker
@@ -271,7 +271,7 @@ def tidies(process: Process) -> bool:
 
 
 def signal_leftovers(signum: int, left: Iterable[Process], *, sparing: bool) -> None:
-    """Send each of these processes a signal; `sparing`: those that tidy only go on, in case they are stopped."""
+    """Send each of these processes a signal; with `sparing`, only let the processes go on that tidy up."""
     for process in left:
         if sparing and tidies(process):
             let_tidy(process)
@@ -280,20 +280,20 @@ def signal_leftovers(signum: int, left: Iterable[Process], *, sparing: bool) -> 
 
 
 def let_tidy(process: Process) -> None:
-    """Have a process that tidies go on, if it is stopped."""
+    """Continue a process that tidies up, if something has stopped the process."""
     if process.state == "T":
         signal_process(process, signal.SIGCONT)
 
 
 def kill_at_once(find: Callable[[], Iterable[Process]]) -> None:
-    """Kill the processes that `find` finds, but for those that tidy: all are stopped first, so that none starts another."""
+    """Kill the processes that `find` finds, except for those that tidy up. Stop all first, so that none starts another."""
     for process in find():
         signal_process(process, signal.SIGSTOP)
     signal_leftovers(signal.SIGKILL, find(), sparing=True)
 
 
 def end_all(left: Collection[Process], within: float) -> None:
-    """Kill processes, and wait for each so many seconds at most; those that tidy are killed only if they have not ended then."""
+    """Kill processes, and wait for each so many seconds at most. Processes that tidy up are killed only after that time."""
     for sparing in (True, False):
         signal_leftovers(signal.SIGKILL, left, sparing=sparing)
         for process in left:

@@ -1,4 +1,4 @@
-"""The network between nodes: which pairs measure it, and from measured ways to what is wrong there. Pure.
+"""The network between nodes: which pairs of nodes measure, and what is wrong by their measurements. Pure.
 
 At fault is a node, one direction of a node, or the link of two nodes.
 """
@@ -125,7 +125,7 @@ def usual(ways: Ways) -> Usual:
 
 
 def why_slow(way: Way, expected: Usual) -> str:
-    """Return in which respect a way is slow, "" if it is not slow."""
+    """Return in which respect a way is slow, "" for a way that is not slow."""
     reasons = []
     if way.speed < max(_SLOW * expected.speed, _SLOWEST):
         reasons.append(f"{_speed(way.speed)}, usual here are {_speed(expected.speed)}")
@@ -253,7 +253,7 @@ def _attribute(
 
 
 def _judge_reach(names: Sequence[str], ways: Ways) -> Iterator[Concern]:
-    """Yield which nodes do not reach which others at all."""
+    """Yield which nodes do not reach which other nodes at all."""
     faults = {
         direction: ", ".join(dict.fromkeys(one.why for one in way.blocked)) or "no address of it is known"
         for direction, way in ways.items()
