@@ -150,7 +150,7 @@ def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: 
     """Show where the workers are."""
     from ddplaunch.tools.runs import stacks as verb
 
-    return show(verb.show(env, run, ranks=ranks, threads=threads, native=native, as_json=as_json))
+    return show(verb.show(env, run, verb.Wanted(ranks=ranks, threads=threads, native=native, as_json=as_json)))
 
 
 @click.command(

@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn
@@ -92,7 +92,7 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
     The command runs below a guard, which ends it with all that it has started, also when this process is killed.
     """
     us = os.getpid()
-    guard, answers = fork_to_answer(lambda answer: _guard(us, answer, command, env, within, stdin))
+    guard, answers = fork_to_answer(lambda answer: _guard(us, answer, lambda: _run(command, env, within, stdin)))
     with after_cleanup():
         try:
             answered = b"".join(iter(lambda: os.read(answers, 1 << 16), b""))
@@ -105,8 +105,8 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
     return msgpack.decode(answered, type=tuple[int | None, str])
 
 
-def _guard(parent: int, answer: int, command: str, env: Mapping[str, str], within: float, stdin: bytes) -> NoReturn:
-    """Run the command, write what `run_in_shell` returns, and exit. SIGTERM, as comes when `parent` ends, ends all."""
+def _guard(parent: int, answer: int, run_command: Callable[[], tuple[int | None, str]]) -> NoReturn:
+    """Run the command, write what became of it, and exit. SIGTERM, as comes when `parent` ends, ends the command too."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -115,7 +115,7 @@ def _guard(parent: int, answer: int, command: str, env: Mapping[str, str], withi
         become_subreaper()  # daemons of the command come to us when their parents end
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         with after_cleanup():
-            os.write(answer, msgpack.encode(_run(command, env, within, stdin)))
+            os.write(answer, msgpack.encode(run_command()))
     finally:
         os._exit(_NOT_STARTED)  # which counts where nothing was written
 

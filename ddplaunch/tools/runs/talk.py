@@ -83,7 +83,7 @@ def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str]) -
                     raise LaunchError(f"run {name}: {below(reason)}")
                 case requests.Unreached():
                     say(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
-                    here = stacks.of(env, run, ranks=str(rank))
+                    here = stacks.of(env, run, stacks.Wanted(ranks=str(rank)))
                     sys.stdout.write(f"{here}\n")
                     return UNREACHED
                 case requests.Attached():

@@ -177,7 +177,7 @@ class _Top:
             case "k":
                 self._asks = True
             case "s":
-                self._apart(screen, lambda: print(stacks.of(self._env, self._run)))
+                self._apart(screen, lambda: print(stacks.of(self._env, self._run, stacks.Wanted())))
             case "l" if rank is not None:
                 self._apart(screen, lambda: _logs(self._env, self._run, rank))
             case "a" if rank is not None:
