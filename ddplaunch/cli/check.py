@@ -14,12 +14,12 @@ from ddplaunch.cli.job import JobCommand, checked
 from ddplaunch.spec.job import JobSpec, ProgramKind
 from ddplaunch.spec.options import parsers
 from ddplaunch.spec.options.parsers import BadValue
-from ddplaunch.system.errors import LaunchError, write_stderr
+from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK
 from ddplaunch.system.words import count, duration, these_ranks
 
 if TYPE_CHECKING:
-    from ddplaunch.tools.check import Trace
+    from ddplaunch.tools.check.notes import Trace
 
 _WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked
@@ -67,8 +67,8 @@ def check(
     from ddplaunch.spec.program import working_directory
     from ddplaunch.system.console.tables import Look, written
     from ddplaunch.tools.check import run
-    from ddplaunch.tools.check import show as shown
     from ddplaunch.tools.check.compare import compare
+    from ddplaunch.tools.check.show import Checked, as_json, blocks
 
     spec, env = checked(ctx), ctx.obj
     if spec.program.kind is ProgramKind.COMMAND:
@@ -81,21 +81,17 @@ def check(
 
     def told(trace: Trace) -> None:
         if says and trace.rank == first and others:
-            write_stderr(
-                f"ddplaunch: rank {first} took {duration(trace.seconds)}, {count(len(others), 'rank')} to go\n"
-            )
+            say(f"rank {first} took {duration(trace.seconds)}, {count(len(others), 'rank')} to go")
 
     if says:
-        write_stderr(f"ddplaunch: checking {these_ranks(wanted.ranks)} of {wanted.world_size}, rank {first} first\n")
+        say(f"checking {these_ranks(wanted.ranks)} of {wanted.world_size}, rank {first} first")
     traces = run.run(spec, env, inspect(spec, env), wanted, told)
     if isinstance(traces, int):
         return traces
     compared, seconds = compare(traces, cwd), time.monotonic() - began
-    if json:
-        text = shown.as_json(wanted, traces, compared, seconds, cwd)
-    else:
-        text = written(shown.blocks(wanted, traces, compared, seconds, cwd), Look.of_stdout(env))
-    return show(text) or (_WRONG if shown.is_wrong(traces, compared) else OK)
+    result = Checked(wanted=wanted, traces=traces, compared=compared, seconds=seconds, cwd=cwd)
+    text = as_json(result) if json else written(blocks(result), Look.of_stdout(env))
+    return show(text) or (_WRONG if result.is_wrong else OK)
 
 
 def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str | None) -> Any:

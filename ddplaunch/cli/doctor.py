@@ -85,12 +85,14 @@ def doctor(
     env = ctx.obj
     line = job.typed(ctx)
     if nodes or forget is not None:
-        from ddplaunch.tools.doctor import remembered
-
         if line.program:
             takes = "--nodes takes no argument" if forget is None else "--forget takes one node"
             raise LaunchError(f"ddplaunch doctor {takes}: {line.program[0]}", hint="ddplaunch doctor --help")
-        return show(remembered.show(env, forget, as_json=as_json))
+        if forget is not None:
+            return show(_forgotten(env, forget))
+        from ddplaunch.tools.doctor.show import remembered
+
+        return show(remembered(env, as_json=as_json))
     from ddplaunch.plan.devices import interpreter
     from ddplaunch.spec.program import check, working_directory
     from ddplaunch.system.console.tables import Look, written
@@ -121,6 +123,31 @@ def doctor(
     return show(text) or (_BROKEN if report.is_broken else OK)
 
 
+def _forgotten(env: Mapping[str, str], node: str) -> str:
+    """Forget the failures of a node, and return how many there were, for stdout.
+
+    Raises:
+        LaunchError: nothing is known of that node, or the file cannot be read or written.
+    """
+    import time
+
+    from ddplaunch.record import bad_nodes
+    from ddplaunch.record.folders import bad_nodes_file
+    from ddplaunch.system.words import count, why_failed
+
+    path, now = bad_nodes_file(env), time.time()
+    if not bad_nodes.among(bad_nodes.read(path, now), [node]):
+        raise LaunchError(
+            f"--forget {node}: no failure of this node is remembered",
+            hint="`ddplaunch doctor --nodes` shows all that is remembered",
+        )
+    try:
+        forgotten = bad_nodes.forget(path, node, now)
+    except OSError as error:
+        raise LaunchError(f"{path}: {why_failed(error)}") from None
+    return f"forgot {count(forgotten, 'failure')} of {node}"
+
+
 def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | None, Mapping[str, str]]:
     """Return the nodes to examine, None for this machine alone, and the variables with the secret of the nodes, if they have one.
 
@@ -146,10 +173,9 @@ def _examined(
     spec: JobSpec, env: Mapping[str, str], allocation: Allocation | None, only: str | None, good: str | None
 ) -> Report:
     """Examine, and write the good hosts if that was asked for."""
-    from ddplaunch.tools.doctor import checks
-    from ddplaunch.tools.doctor.examine import chosen, examine, subject_of
+    from ddplaunch.tools.doctor.examine import ALL_CHECKS, chosen, examine, subject_of
 
-    tests = chosen(checks.ALL, only)
+    tests = chosen(ALL_CHECKS, only)
     if good is not None and (allocation is None or spec.simulate):
         what = "simulated nodes are no hosts" if spec.simulate else "there are no hosts: only this machine is examined"
         raise LaunchError(f"--write-hosts {good}: {what}", hint=f"name hosts: `{BY_NAME['hosts'].flag} a,b,c`")

@@ -26,7 +26,7 @@ from ddplaunch.spec.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS, Opti
 from ddplaunch.spec.program import check, working_directory
 from ddplaunch.system.errors import LaunchError, below, tell
 from ddplaunch.system.exitcodes import MEANINGS
-from ddplaunch.system.process import disk
+from ddplaunch.system.process.files import exists_on_disk
 from ddplaunch.system.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
     """Check the program; `before` are the words before the program on the command line."""
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:
-        missing = not disk.exists([target], "the script")
+        missing = not exists_on_disk([target], "the script")
         if missing or os.path.basename(target).startswith("python"):
             from ddplaunch.cli import mistakes  # most people name a script
 

@@ -10,7 +10,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from ddplaunch.cli.command import Command, Once, not_written, show
-from ddplaunch.system.errors import tell
 
 Env = Mapping[str, str]
 
@@ -33,10 +32,6 @@ def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
         for node, worker in workers(os.environ, named)
         if str(worker.rank).startswith(incomplete)
     ]
-
-
-def _say(text: str) -> None:
-    tell(f"ddplaunch: {text}\n")
 
 
 _RUN = (
@@ -79,7 +74,7 @@ def top(env: Env, run: str | None) -> int:
     """Watch the workers."""
     from ddplaunch.tools.runs import top as verb
 
-    return verb.show(env, run, _say)
+    return verb.show(env, run)
 
 
 @click.command(cls=Command, takes=_ONE_RUN)
@@ -104,7 +99,7 @@ def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str
     from ddplaunch.tools.runs import logs as verb
 
     try:
-        return verb.show(env, run, verb.wanted(ranks, grep, since, follow, time.time()), _say)
+        return verb.show(env, run, verb.wanted(ranks, grep, since, follow, time.time()))
     except OSError as error:  # files that cannot be read are no error: they end
         return not_written(error)
 
@@ -136,7 +131,7 @@ def report(env: Env, opens: bool, out: str | None, trace_file: str | None, shows
     """  # noqa: D205
     from ddplaunch.tools.page import verb
 
-    return show(verb.write(env, run, _say, out=out, trace_file=trace_file, opens=opens, shows_diff=shows_diff))
+    return show(verb.write(env, run, out=out, trace_file=trace_file, opens=opens, shows_diff=shows_diff))
 
 
 @click.command(
@@ -155,7 +150,7 @@ def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: 
     """Show where the workers are."""
     from ddplaunch.tools.runs import stacks as verb
 
-    return show(verb.show(env, run, _say, ranks=ranks, threads=threads, native=native, as_json=as_json))
+    return show(verb.show(env, run, verb.Wanted(ranks=ranks, threads=threads, native=native, as_json=as_json)))
 
 
 @click.command(
@@ -185,7 +180,7 @@ def profile(
     """Profile the workers."""
     from ddplaunch.tools.profile import verb
 
-    return show(verb.show(env, run, ranks, verb.wanted(seconds, steps, memory=memory), out, _say))
+    return show(verb.show(env, run, ranks, verb.wanted(seconds, steps, memory=memory), out))
 
 
 @click.command(
@@ -208,7 +203,7 @@ def attach(env: Env, rank: str | None, run: str | None) -> int:
     """Open a debugger in a worker."""
     from ddplaunch.tools.runs import talk
 
-    return talk.attach(env, run, rank, _say)
+    return talk.attach(env, run, rank)
 
 
 @click.command(
@@ -223,7 +218,7 @@ def stop(env: Env, run: str | None) -> int:
     """Stop a job."""
     from ddplaunch.tools.runs import talk
 
-    return talk.stop(env, run, _say)
+    return talk.stop(env, run)
 
 
 @click.command(cls=Command)

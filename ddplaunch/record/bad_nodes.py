@@ -24,8 +24,7 @@ from ddplaunch.record.run import lines_of
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Host, Piece
 from ddplaunch.system.net.resolver import leads_to
-from ddplaunch.system.process import disk
-from ddplaunch.system.process.files import open_regular, time_of_disk
+from ddplaunch.system.process.files import ask_disk, open_regular, time_of_disk
 from ddplaunch.system.words import count, duration, some, why_failed
 
 KINDS = {
@@ -61,7 +60,7 @@ def read(path: str, now: float) -> list[Failure]:
     Raises:
         LaunchError: the file cannot be used, or its disk hangs.
     """
-    return disk.answer(partial(_read, path, now), path, BAD_NODES)
+    return ask_disk(partial(_read, path, now), path, BAD_NODES)
 
 
 def _read(path: str, now: float) -> list[Failure]:
@@ -157,7 +156,7 @@ def forget(path: str, host: str, now: float) -> int:
 
     Raises OSError, and LaunchError as `read` does.
     """
-    return disk.answer(partial(_forget, path, host, now), path, BAD_NODES)
+    return ask_disk(partial(_forget, path, host, now), path, BAD_NODES)
 
 
 def _forget(path: str, host: str, now: float) -> int:

@@ -219,7 +219,7 @@ def run_id_with_nodes(spec: JobSpec, env: Mapping[str, str]) -> str:
     asked, runs = run_id_of(spec), runs_folder(env)
     if spec.run_id is None or spec.log_dir == os.devnull or (runs is None and not spec.log_dir):
         return asked
-    from ddplaunch.system.process import disk  # few jobs need it
+    from ddplaunch.system.process.files import exists_on_disk  # few jobs need it
 
     def folder(run_id: str) -> str:
         return f"{os.path.abspath(spec.log_dir)}/{_shared_name(spec, run_id)}" if spec.log_dir else f"{runs}/{run_id}"
@@ -227,7 +227,7 @@ def run_id_with_nodes(spec: JobSpec, env: Mapping[str, str]) -> str:
     with suppress(LaunchError):
         for number in counted():
             run_id = f"{asked}.{number}" if number else asked
-            if not disk.exists([folder(run_id)], "the folder of runs"):
+            if not exists_on_disk([folder(run_id)], "the folder of runs"):
                 return run_id
     return asked
 

@@ -125,6 +125,11 @@ def tell(text: str) -> None:
     write_stderr(shown(text))
 
 
+def say(text: str) -> None:
+    """Write a line to stderr that begins with our name, as others may see the line."""
+    tell(f"ddplaunch: {text}\n")
+
+
 def expendable(call: Callable[[], object], failed: Callable[[str], None]) -> None:
     """Call what a job can do without: what fails in it, such as files of another version, goes to `failed` and ends no job."""
     try:

@@ -306,7 +306,7 @@ class _Children:
 
 
 def _tidies(pid: int) -> bool:
-    """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/system/process/tidying.py.
+    """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/system/process/tree.py.
 
     A process in uninterruptible sleep may be one that reads a page for a moment: its caller looks again.
     """

@@ -20,8 +20,7 @@ import pytest
 
 from ddplaunch.launcher.workers import show, warm
 from ddplaunch.record import run_socket
-from ddplaunch.system.process.tidying import tidies
-from ddplaunch.system.process.tree import descendants, look
+from ddplaunch.system.process.tree import descendants, look, tidies
 from tests.conftest import PATIENCE, Job, Result, until
 from tests.process import keeping
 from tests.process.terminal import agent_of, typed

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system.process.tidying import end_all, others_by_group, tidies
-from ddplaunch.system.process.tree import descendants, look
+from ddplaunch.system.process.tree import descendants, end_all, look, others_by_group, tidies
 from tests.conftest import PATIENCE, insist, until
 from tests.process.terminal import agent_of
 

@@ -10,8 +10,7 @@ from functools import partial
 from ddplaunch.reach.connections import HostConnection
 from ddplaunch.spec.job import Fault
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.process.tidying import kill_at_once
-from ddplaunch.system.process.tree import Process, descendants, look, signal_process
+from ddplaunch.system.process.tree import Process, descendants, kill_at_once, look, signal_process
 
 SLOW_INTERVAL = 0.05  # seconds for which a worker that is slowed down runs, then is stopped
 

@@ -38,8 +38,7 @@ from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.linux import become_subreaper
-from ddplaunch.system.process.tidying import kill_at_once
-from ddplaunch.system.process.tree import descendants, reap
+from ddplaunch.system.process.tree import descendants, kill_at_once, reap
 
 SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, so that one message names all
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed

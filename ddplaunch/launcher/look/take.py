@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.look.recorder import ask, ask_ras
 from ddplaunch.record.seen import NOT_BEGUN, Group, Sample
-from ddplaunch.record.seen.at_exit import at_exit
 from ddplaunch.record.seen.dump import parse_dump
+from ddplaunch.record.seen.stack import exit_state
 from ddplaunch.spec.program import working_directory
 from ddplaunch.system.fields import line, piece
 from ddplaunch.system.process.child import STACKS_FD, STACKS_SIGNAL
@@ -153,7 +153,7 @@ def seen(
 ) -> Sample:
     """Return what is seen of a process, whatever its name is, and whatever the process has written as its stacks."""
     threads = parse_dump(dump)
-    state = state or ("" if child else at_exit(threads, working_directory() or ""))
+    state = state or ("" if child else exit_state(threads, working_directory() or ""))
     return Sample(rank=rank, pid=pid, host=host, child=line(child), threads=threads, state=piece(state), ended=ended)
 
 

@@ -24,8 +24,7 @@ from ddplaunch.system.process.linux import (
     return_freed_memory,
     signal_at_end_of,
 )
-from ddplaunch.system.process.tidying import let_tidy, tidies
-from ddplaunch.system.process.tree import Process, descendants, reap, signal_process, state_of
+from ddplaunch.system.process.tree import Process, descendants, let_tidy, reap, signal_process, state_of, tidies
 
 INTERVAL = 0.5  # seconds from one question to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep

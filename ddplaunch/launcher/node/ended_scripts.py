@@ -66,7 +66,7 @@ class EndedScripts:
 
 def lingering(samples: Iterable[Sample], running: Mapping[int, RunningWorker]) -> list[str]:
     """Say what Python waits for in workers whose script has ended, unless they have ended or are being stopped meanwhile."""
-    from ddplaunch.record.seen.at_exit import ENDED  # most workers end with their scripts
+    from ddplaunch.record.seen.stack import ENDED  # most workers end with their scripts
 
     by_state: dict[str, list[int]] = {}
     for sample in samples:

@@ -10,7 +10,7 @@ from ddplaunch.launcher.job.orders import Generation
 from ddplaunch.launcher.node.events import HealthChecked
 from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop, Pending
-from ddplaunch.system.process.shell import run_in_shell
+from ddplaunch.system.process.command import run_in_shell
 
 LIMIT = 60.0  # seconds that the command has
 # signals that Slurm, a terminal or a user sends to all processes of a job, which say nothing of the machine

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable
 
 from ddplaunch.launcher.node import events
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.process.tidying import signal_leftovers
-from ddplaunch.system.process.tree import Process, descendants, reap
+from ddplaunch.system.process.tree import Process, descendants, reap, signal_leftovers
 
 # rest after a look at all children, in times of what the look took: thousands may end one by one
 _REST = 9

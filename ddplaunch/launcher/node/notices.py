@@ -18,7 +18,7 @@ from ddplaunch.launcher.node.giver import why_not_ours
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.process.shell import run_in_shell
+from ddplaunch.system.process.command import run_in_shell
 from ddplaunch.system.words import why_failed
 
 EVERY = 1.0  # seconds from one look at a file to the next

@@ -20,8 +20,8 @@ from ddplaunch.record.folders import short
 from ddplaunch.spec.outcome import Progress, progress_of_job
 from ddplaunch.system.fields import line, size
 from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.command import run_in_shell
 from ddplaunch.system.process.files import replaced
-from ddplaunch.system.process.shell import run_in_shell
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.coordinator import Coordinator

@@ -25,8 +25,7 @@ from ddplaunch.system.console.streams import Stream, Written
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.child import RunningWorker, StartError
 from ddplaunch.system.process.terminal import awaited_input
-from ddplaunch.system.process.tidying import HARMLESS, others_by_group
-from ddplaunch.system.process.tree import Process, descendants
+from ddplaunch.system.process.tree import HARMLESS, Process, descendants, others_by_group
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.node.services import Mps

@@ -19,8 +19,8 @@ from ddplaunch.record.folders import BAD_NODES, bad_nodes_file, state_folder
 from ddplaunch.spec.job import Given, JobSpec
 from ddplaunch.spec.options import token
 from ddplaunch.system.console.streams import Screen, Stream, rewraps_lines
-from ddplaunch.system.errors import LaunchError, below, tell
-from ddplaunch.system.process import disk
+from ddplaunch.system.errors import LaunchError, below, say
+from ddplaunch.system.process.files import ask_disk, exists_on_disk
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.node.live import View
@@ -82,7 +82,7 @@ def run(
     if secret is not None:
         env = {**env, token.VARIABLE: secret}
         for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
-            tell(f"ddplaunch: warning: {below(weakness)}\n")
+            say(f"warning: {below(weakness)}")
     _warn(spec, allocation)
     # a job of this node alone may need this process, its terminal, or be in a container without srun
     if allocation.starter == "srun" and allocation.is_here and (to_caller or os.isatty(0) or _lacks_srun(env)):
@@ -99,7 +99,7 @@ def run(
         with suppress(OSError):  # the process that has started this one cannot be seen
             parent = _read(f"/proc/{os.getppid()}/comm").strip()
             if parent not in ("slurmstepd", ""):
-                tell(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n")
+                say(_NOT_SIGNALLED.format(parent))
     if spec.chaos:
         from ddplaunch.launcher.start import preview  # few jobs want faults
 
@@ -115,7 +115,7 @@ def _failures(env: Mapping[str, str]) -> tuple[list[Failure], list[str]]:
     """Return the failures of machines that are remembered, and a warning if their file cannot be used; most users have none."""
     path = bad_nodes_file(env)
     try:
-        if not path or not disk.exists([path], BAD_NODES):
+        if not path or not exists_on_disk([path], BAD_NODES):
             return [], []
         from ddplaunch.record import bad_nodes
 
@@ -146,7 +146,7 @@ def _warn(spec: JobSpec, allocation: Allocation) -> None:
         return
     warnings = allocation.warnings if is_first else ()
     for warning in (allocation.doubt, *warnings) if allocation.doubt else warnings:
-        tell(f"ddplaunch: warning: {warning}\n")
+        say(f"warning: {warning}")
 
 
 def _run_here(
@@ -238,7 +238,7 @@ def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, 
         from ddplaunch.launcher.start import shared_token  # few jobs need it
 
         on_one_host = found.task is not None and found.task.nnodes == 1
-        secret = disk.answer(
+        secret = ask_disk(
             partial(shared_token.find, state, found.identity, on_one_host=on_one_host),
             state,
             "the folder of the secret that the agents share",
@@ -256,7 +256,7 @@ def _confirm_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
 
 
 def _read(path: str) -> str:
-    from ddplaunch.spec.options.files import read_text  # few jobs have a file
+    from ddplaunch.system.process.user_files import read_text  # few jobs have a file
 
     return read_text(path, _LARGEST, errors="surrogateescape")
 

@@ -148,7 +148,7 @@ def _environment(given: Sequence[Given]) -> tuple[dict[str, str], dict[str, str]
 
 def _read_env_file(given: Given) -> list[tuple[str, str]]:
     """Return the variables in the file of --env-file, in order."""
-    from ddplaunch.spec.options.files import read_text  # few jobs have one
+    from ddplaunch.system.process.user_files import read_text  # few jobs have one
 
     try:
         return variables_of_file(read_text(BY_NAME["env_file"].value(given), _LARGEST), given.text)

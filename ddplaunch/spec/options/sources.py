@@ -12,7 +12,7 @@ from ddplaunch.spec.job import Given, Source
 from ddplaunch.spec.options import token
 from ddplaunch.spec.options.table import BY_NAME, OPTIONS, Option
 from ddplaunch.system.errors import LaunchError
-from ddplaunch.system.process import disk
+from ddplaunch.system.process.files import ask_disk, exists_on_disk
 from ddplaunch.system.words import did_you_mean, why_failed
 
 _FILES = {"pyproject.toml": Source.PYPROJECT, "ddplaunch.toml": Source.FILE}
@@ -54,9 +54,9 @@ def from_files(folder: str) -> tuple[list[Given], list[str]]:
     while (above := os.path.dirname(upward[-1])) != upward[-1]:
         upward.append(above)
     what = f"the working directory, in which {' or '.join(_FILES)} may lie,"
-    if not disk.exists([os.path.join(place, file) for place in upward for file in _FILES], what):
+    if not exists_on_disk([os.path.join(place, file) for place in upward for file in _FILES], what):
         return [], []
-    return disk.answer(partial(_from_files, upward), folder, what, hint="`cd` to a folder on a disk that works")
+    return ask_disk(partial(_from_files, upward), folder, what, hint="`cd` to a folder on a disk that works")
 
 
 def _from_files(upward: Sequence[str]) -> tuple[list[Given], list[str]]:

@@ -88,7 +88,7 @@ def unhidden(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
 
 def _read(path: str, asked: str) -> str:
     """Return the secret in a file; `asked` names the option in errors."""
-    from ddplaunch.spec.options.files import read_text  # few jobs have a file
+    from ddplaunch.system.process.user_files import read_text  # few jobs have a file
 
     try:
         secret = read_text(path, _MAX_SIZE).strip()

@@ -7,7 +7,6 @@ sleeps in one system call for long, its output is read, and it has not said that
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import select
@@ -16,14 +15,11 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
-from ddplaunch.system.errors import LaunchError
-from ddplaunch.system.process.files import replaced
 from ddplaunch.system.process.linux import signal_at_end_of
 from ddplaunch.system.process.terminal import modes, set_modes
 from ddplaunch.system.process.tree import content, look
-from ddplaunch.system.words import why_failed
 
 INTERVAL = 0.5  # seconds from one look at the child to the next
 LOOKS = 8  # without progress, after which its disk hangs
@@ -65,28 +61,6 @@ def waiting() -> Iterator[None]:
     finally:
         for shared in _watched:
             shared[:1] = b"\0"
-
-
-@contextmanager
-def result_file(path: str, hint: str, *, private: bool = False, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
-    """Open the file for what a command makes, which takes the place of `path` at the end, whole.
-
-    `private`: only the user may read it, and a link is not followed. `may_be_pipe`: a pipe or terminal at `path` is written to.
-
-    Raises LaunchError, with this hint: the file cannot be written.
-    """
-    is_file = not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path)
-    try:
-        if private and os.path.islink(path):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        if may_be_pipe and not is_file:
-            with waiting(), open(path, "wb") as pipe:  # its reader may come late
-                yield pipe
-            return
-        with replaced(path, 0o600 if private else 0o666) as file:
-            yield file
-    except OSError as error:
-        raise LaunchError(f"cannot write {path}: {why_failed(error)}", hint=hint) from None
 
 
 class _Relay:

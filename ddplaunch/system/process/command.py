@@ -1,16 +1,28 @@
-"""Runs a command from a child that looks for something: it has a time limit, needs no shell, and ends with the child."""
+"""Runs a command with a time limit and bounded output: one of ours by its arguments, one of the user's in a shell.
+
+Each call blocks until the command has ended, so make it in a child. The command ends with the process that made the call.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import NoReturn
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 
+from ddplaunch.system.process import tree
+from ddplaunch.system.process.ask import fork_to_answer
+from ddplaunch.system.process.ending import after_cleanup
 from ddplaunch.system.process.fork import unfollowed
-from ddplaunch.system.process.linux import signal_at_end_of
+from ddplaunch.system.process.linux import become_subreaper, memory_file, signal_at_end_of
+from ddplaunch.system.process.tree import signal_leftovers
 
 _LONGEST = 1 << 20  # characters of each stream that are kept
 
@@ -18,7 +30,7 @@ _LONGEST = 1 << 20  # characters of each stream that are kept
 class Ended(Struct, frozen=True, kw_only=True):
     """How a command ended."""
 
-    status: int | None  # negative: the signal that ended it; None: it was killed at the time limit
+    status: int | None  # -n: signal n ended the command; None: it was killed at the time limit
     out: str = ""
     err: str = ""
 
@@ -26,9 +38,9 @@ class Ended(Struct, frozen=True, kw_only=True):
 def run(
     argv: Sequence[str], env: Mapping[str, str], timeout: float, folder: str = "/", *, keeps_start: bool = False
 ) -> Ended:
-    """Run a command and return its output. In the root folder no file of the user changes what it does.
+    """Run a command and return its output. In the root folder no file of the user changes what the command does.
 
-    Of a long output the end is kept, or the start.
+    Of a long output the end is kept, or with `keeps_start` the start.
 
     Raises: OSError: it cannot be started.
     """
@@ -60,3 +72,108 @@ def _begin(parent: int) -> None:
 
 def _text(stream: bytes | None, kept: slice) -> str:
     return (stream or b"")[kept].decode(errors="replace")
+
+
+# --- in a shell
+
+
+_KILLED = 2.0  # seconds that the end of a killed process may take
+_KEPT = 2048  # bytes of the end of its output
+_NOT_STARTED = 126
+_MOST = 1 << 20  # bytes that are read at once: what is left in a pipe when the command has ended
+
+
+def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: bytes = b"") -> tuple[int | None, str]:
+    """Return the exit status of a command, -n if signal n ended it, and the end of its output, with stderr.
+
+    The status is None if the command still ran after `within` seconds and was killed, and 126 if no shell could be started.
+    Its PATH ends with the folder of our interpreter, where `ddplaunch` is.
+
+    The command runs below a guard, which ends it with all that it has started, also when this process is killed.
+    """
+    us = os.getpid()
+    guard, answers = fork_to_answer(lambda answer: _guard(us, answer, lambda: _run(command, env, within, stdin)))
+    with after_cleanup():
+        try:
+            answered = b"".join(iter(lambda: os.read(answers, 1 << 16), b""))
+        finally:
+            os.close(answers)
+            os.kill(guard, signal.SIGTERM)  # if a signal has come to us; it may have ended
+            _, status = os.waitpid(guard, 0)
+    if not answered:  # the guard was killed, or could start no shell
+        return os.waitstatus_to_exitcode(status), ""
+    return msgpack.decode(answered, type=tuple[int | None, str])
+
+
+def _guard(parent: int, answer: int, run_command: Callable[[], tuple[int | None, str]]) -> NoReturn:
+    """Run the command, write what became of it, and exit. SIGTERM, as comes when `parent` ends, ends the command too."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setsid()
+        signal_at_end_of(parent, signal.SIGTERM)
+        become_subreaper()  # daemons of the command come to us when their parents end
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+        with after_cleanup():
+            os.write(answer, msgpack.encode(run_command()))
+    finally:
+        os._exit(_NOT_STARTED)  # which counts where nothing was written
+
+
+def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> tuple[int | None, str]:
+    """Run the command in a shell, and kill the processes that the command leaves behind, whatever ends this call."""
+    from subprocess import PIPE, STDOUT, Popen, TimeoutExpired  # few jobs have such a command
+
+    def prepare() -> None:
+        for notice in (signal.SIGUSR1, signal.SIGUSR2):  # which Slurm sends to all processes of a job
+            signal.signal(notice, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal_at_end_of(us, signal.SIGKILL)
+
+    us, until = os.getpid(), time.monotonic() + within
+    given = memory_file("stdin")
+    os.write(given, stdin)
+    os.lseek(given, 0, os.SEEK_SET)
+    process, code, tail = None, None, b""
+    try:
+        process = Popen(
+            ["/bin/sh", "-c", command],
+            stdin=given,
+            stdout=PIPE,
+            stderr=STDOUT,
+            env={**env, "PATH": f"{env.get('PATH', os.defpath)}{os.pathsep}{os.path.dirname(sys.executable)}"},
+            start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509 - the guard has one thread
+        )
+        os.close(given)
+        assert process.stdout is not None
+        tail = _tail_until_end(process.pid, process.stdout.fileno(), until)
+    finally:
+        code = process.poll() if process is not None else None
+        signal_leftovers(signal.SIGKILL, tree.descendants(us), sparing=True)
+        if process is not None:
+            with suppress(TimeoutExpired):  # it is in uninterruptible sleep
+                process.wait(_KILLED)
+    return code, tail.decode(errors="replace")
+
+
+def _tail_until_end(pid: int, output: int, until: float) -> bytes:
+    """Return the end of what a pipe brings until the process ends. What daemons of the process write later is not waited for."""
+    os.set_blocking(output, False)
+    ended = os.pidfd_open(pid)
+    try:
+        poll, tail = select.poll(), b""
+        is_open, has_ended = True, False
+        poll.register(ended, select.POLLIN)
+        poll.register(output, select.POLLIN)
+        while not has_ended and (left := until - time.monotonic()) > 0:
+            has_ended = any(fd == ended for fd, _ in poll.poll(left * 1000))
+            with suppress(BlockingIOError):
+                if data := os.read(output, _MOST):
+                    tail = (tail + data)[-_KEPT:]
+                elif is_open:
+                    is_open = False
+                    poll.unregister(output)
+        return tail
+    finally:
+        os.close(ended)

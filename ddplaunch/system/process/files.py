@@ -1,4 +1,7 @@
-"""Files and folders that others write to: opened only if they are regular files, and removed whatever a program has put there.
+"""Files and folders that others write to, on disks that may hang, as that of a dead file server.
+
+A file is opened only if it is a regular one, a folder is removed whatever a program has put there, and a disk that may hang is
+asked by a child.
 
 A program may leave a million files, 3,000 folders in each other, links to the home. So a removal follows no link, enters no
 mount, does not recurse, builds no path, and holds no descriptor for each level.
@@ -10,15 +13,22 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.process.linux import find_in_cache
 
 LONGEST_JSON = 32 << 20  # bytes: a plan of 65,536 workers is shorter
 _TIMES = 10  # how much more memory than its text the values of such a file may take
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_ONCE = 1000  # names that one step reads
+_ANSWERS_WITHIN = 3.0  # seconds that a disk gets to answer
+
+T = TypeVar("T")
 
 
 def open_regular(path: str, *, dir_fd: int | None = None) -> BinaryIO:
@@ -66,7 +76,7 @@ def check_replaceable(path: str) -> None:
 
 @contextmanager
 def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Open a file beside `path` that takes its place at the end, whole: whoever reads finds the old one or the new one.
+    """Open a file beside `path` that takes its place at the end, whole: a reader finds the old file or the new file.
 
     After an error the old one is as it was, and nothing else is left. A link is followed, and what is there keeps its mode.
 
@@ -106,7 +116,7 @@ def time_of_disk(folder: str) -> float:
 
 
 def read_json(path: str) -> object:
-    """Return the content of a JSON file; None if it cannot be read, is no JSON, or too long, or holds too many values."""
+    """Return the content of a JSON file; None if the file cannot be read, is no JSON, is too long, or holds too many values."""
     import json  # no job needs it before it has something to write
 
     from ddplaunch.system.fields import Malformed, check_density
@@ -208,3 +218,44 @@ def _remove_or_enter(name: str, within: int | None) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+# --- disks that may hang
+
+
+def exists_on_disk(paths: Sequence[str], what: str) -> bool:
+    """Return whether there is anything at one of these paths; `what` names the files in an error.
+
+    The kernel knows of many paths without asking the disk: so a start on a disk that works costs no child.
+
+    Raises:
+        LaunchError: the disk of a path hangs.
+    """
+    known = {path: find_in_cache(path) for path in paths}
+    unknown = [path for path, found in known.items() if found is None]
+    return any(known.values()) or (bool(unknown) and ask_disk(partial(_exist, unknown), unknown[0], what))
+
+
+def _exist(paths: Sequence[str]) -> bool:
+    return any(map(os.path.lexists, paths))
+
+
+def ask_disk(question: Callable[[], T], path: str, what: str, hint: str | None = None) -> T:
+    """Call `question` in a child, which can be left behind, and return or raise what the call did.
+
+    `what` names the file at `path` in an error.
+
+    Raises:
+        LaunchError: the disk hangs.
+    """
+    from ddplaunch.system.process.ask import AskedEnded, ask  # most starts ask nothing
+
+    try:
+        return ask(question, _ANSWERS_WITHIN)
+    except TimeoutError:
+        why = f"its disk does not answer, or not within {_ANSWERS_WITHIN:g} s"
+    except AskedEnded as error:
+        why = str(error)
+    except BlockingIOError:  # there is no room for a child
+        return question()
+    raise LaunchError(f"{what} cannot be used: {path}: {why}", hint=hint)

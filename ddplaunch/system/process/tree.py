@@ -1,4 +1,6 @@
-"""The processes below this one, by /proc: what they are, what they use, and their end. Knows nothing of workers.
+"""The processes below this one, by /proc: what they are, what they use, and their end, which spares those that tidy up.
+
+Knows nothing of workers.
 
 psutil reads all processes of the machine to find the children of one, calls a process dead whose first thread is, and takes five
 times as long, while the agent's loop waits.
@@ -7,9 +9,10 @@ times as long, while the agent's loop waits.
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 
 from msgspec import Struct
@@ -47,7 +50,7 @@ def content(path: str) -> bytes:
 
 
 def look(pid: int) -> Process | None:
-    """Read one process's /proc/PID/stat (proc(5)); None if it is gone.
+    """Return a process by its /proc/PID/stat (proc(5)); None if the process is gone.
 
     The first thread of a process may be dead while others still end, and these keep its files, a listening socket among them:
     then the state is that of a thread which lives.
@@ -68,13 +71,13 @@ def look(pid: int) -> Process | None:
 
 
 def state_of(pid: int) -> str:
-    """Return the state of a process as in proc_pid_stat(5): "T" if it is stopped, "t" if a debugger holds it; "" if gone."""
+    """Return the state of a process as in proc_pid_stat(5): "T" for stopped, "t" for held by a debugger; "" for gone."""
     process = look(pid)
     return process.state if process is not None else ""
 
 
 def _stat(path: str) -> tuple[bytes, list[bytes]]:
-    """Return the name in a stat file of /proc and the fields behind that name, the state first; no fields if it is gone."""
+    """Return the name in a stat file of /proc and the fields behind that name, the state first; no fields if the file is gone."""
     try:
         stat = content(path)
     except OSError:
@@ -100,7 +103,10 @@ def children(pid: int) -> list[int]:
 
 
 def is_orphaned_group() -> bool:
-    """Whether no shell could continue our process group once it stops: no ancestor outside it is in its session (POSIX 3.264)."""
+    """Return whether no shell could continue our process group once the group stops.
+
+    That is so if no ancestor of this process is in the session and outside the group (POSIX 3.264).
+    """
     group, process = os.getpgrp(), look(os.getpid())
     while process is not None and process.parent > 1:
         try:
@@ -140,8 +146,57 @@ def ended_children(pid: int) -> Iterator[tuple[Process, int]]:
                 yield process, os.waitstatus_to_exitcode(int(fields[49]))
 
 
+class ProcessUsage(Struct, frozen=True):
+    """What a process uses at this moment, by /proc/PID/stat (proc(5)): that waits for no lock which the process may hold."""
+
+    state: str
+    cpu_seconds: float  # user and system, of it and the children that it waited for
+    rss: int  # bytes
+
+
+def usage(pid: int) -> ProcessUsage | None:
+    """Return what a process uses; None if the process is gone."""
+    _, fields = _stat(f"/proc/{pid}/stat")
+    if not fields:
+        return None
+    return ProcessUsage(fields[0].decode(), sum(map(int, fields[11:15])) / _TICK, int(fields[21]) * _PAGE)
+
+
+def transferred(pid: int) -> tuple[int, int]:
+    """Return the bytes that a process has read and written so far; (0, 0) if the process is gone, or is another user's."""
+    with suppress(OSError, ValueError):
+        # "rchar: 1948", "wchar: 12", ...: what was asked of the kernel by read(2), write(2) and their kin, from wherever it came
+        read, written = (int(line.split()[1]) for line in content(f"/proc/{pid}/io").splitlines()[:2])
+        return read, written
+    return 0, 0
+
+
+class Footprint(Struct, frozen=True):
+    """What a process and all below it have done so far."""
+
+    pids: frozenset[int]
+    cpu_seconds: float
+    transferred: int  # bytes
+    is_held: bool  # the process itself is stopped, by a signal or a debugger
+
+
+def footprint(pid: int) -> Footprint:
+    """Return the footprint of a process and of all processes below it; an empty one if the process is gone."""
+    pids = frozenset({pid, *(process.pid for process in descendants(pid))})
+    used = {each: found for each in pids if (found := usage(each)) is not None}
+    return Footprint(
+        pids=pids,
+        cpu_seconds=sum(each.cpu_seconds for each in used.values()),
+        transferred=sum(sum(transferred(each)) for each in pids),
+        is_held=pid in used and used[pid].state in "Tt",
+    )
+
+
+# --- their end
+
+
 def has_ended(child: int) -> bool:
-    """Whether a child has ended, reaped or not; it is not reaped here."""
+    """Return whether a child has ended. A dead child is not reaped here."""
     try:
         return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:
@@ -149,8 +204,8 @@ def has_ended(child: int) -> bool:
 
 
 def ends_within(child: int, seconds: float) -> bool:
-    """Wait until a child has ended, at most so long; return whether it has. It is not reaped."""
-    with suppress(OSError):  # no descriptor is left, or it was reaped: it is only looked then
+    """Wait at most so long for the end of a child, and return whether the child has ended. A dead child is not reaped here."""
+    with suppress(OSError):  # no descriptor is left, or the child was reaped already: then nothing is waited for
         pidfd = os.pidfd_open(child)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
@@ -188,47 +243,67 @@ def reap(keep: Collection[int] = ()) -> None:
                 pass
 
 
-class ProcessUsage(Struct, frozen=True):
-    """What a process uses at this moment, by /proc/PID/stat (proc(5)): that waits for no lock which the process may hold."""
+# Some processes tidy up: they remove the names that other processes have shared, such as a file in /dev/shm, once these have
+# ended. Then they end by themselves, so signals spare them: killed with the others, they leave the names behind, and a restart
+# that makes the same names fails. The caller decides how long they have.
 
-    state: str
-    cpu_seconds: float  # user and system, of it and the children that it waited for
-    rss: int  # bytes
-
-
-def usage(pid: int) -> ProcessUsage | None:
-    """Return what a process uses; None if it is gone."""
-    _, fields = _stat(f"/proc/{pid}/stat")
-    if not fields:
-        return None
-    return ProcessUsage(fields[0].decode(), sum(map(int, fields[11:15])) / _TICK, int(fields[21]) * _PAGE)
+# torch's manager of shared memory (torch/lib/libshm/manager.cpp) ends 2 s after the last process that it serves. NVIDIA's MPS
+# ends on `quit`. A name in /proc has 15 characters.
+_NAMES = ("torch_shm_manag", "nvidia-cuda-mps")
+# of Python, loky and multiprocess: ends when no process can write to its pipe, removes first what was not unregistered there
+_TRACKER = re.compile(rb"\0-c\0from [\w.]*resource_tracker import main; ?main\(")
+# a tracker ignores SIGTERM and SIGINT; the others are for all of a group, or do nothing to a program that does not handle them
+HARMLESS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGCONT, signal.SIGWINCH))
 
 
-def transferred(pid: int) -> tuple[int, int]:
-    """Return the bytes that a process has read and written so far; (0, 0) if it is gone, or another user's."""
-    with suppress(OSError, ValueError):
-        # "rchar: 1948", "wchar: 12", ...: what was asked of the kernel by read(2), write(2) and their kin, from wherever it came
-        read, written = (int(line.split()[1]) for line in content(f"/proc/{pid}/io").splitlines()[:2])
-        return read, written
-    return 0, 0
+def tidies(process: Process) -> bool:
+    """Return whether a process tidies up: removes the names of other processes, and then ends by itself."""
+    if process.name in _NAMES:
+        return True
+    # the command line is memory of the process, and a page fault that hangs, or another thread, may have locked that; a tracker
+    # has one thread, which reads its pipe
+    if process.threads != 1 or process.state not in "SRT":
+        return False
+    try:
+        return _TRACKER.search(content(f"/proc/{process.pid}/cmdline")) is not None
+    except OSError:
+        return False
 
 
-class Footprint(Struct, frozen=True):
-    """What a process and all below it have done so far."""
+def signal_leftovers(signum: int, left: Iterable[Process], *, sparing: bool) -> None:
+    """Send each of these processes a signal; with `sparing`, only let the processes go on that tidy up."""
+    for process in left:
+        if sparing and tidies(process):
+            let_tidy(process)
+        else:
+            signal_process(process, signum)
 
-    pids: frozenset[int]
-    cpu_seconds: float
-    transferred: int  # bytes
-    is_held: bool  # the process itself is stopped, by a signal or a debugger
+
+def let_tidy(process: Process) -> None:
+    """Continue a process that tidies up, if something has stopped the process."""
+    if process.state == "T":
+        signal_process(process, signal.SIGCONT)
 
 
-def footprint(pid: int) -> Footprint:
-    """Return the footprint of a process and of all processes below it; an empty one if the process is gone."""
-    pids = frozenset({pid, *(process.pid for process in descendants(pid))})
-    used = {each: found for each in pids if (found := usage(each)) is not None}
-    return Footprint(
-        pids=pids,
-        cpu_seconds=sum(each.cpu_seconds for each in used.values()),
-        transferred=sum(sum(transferred(each)) for each in pids),
-        is_held=pid in used and used[pid].state in "Tt",
-    )
+def kill_at_once(find: Callable[[], Iterable[Process]]) -> None:
+    """Kill the processes that `find` finds, except for those that tidy up. Stop all first, so that none starts another."""
+    for process in find():
+        signal_process(process, signal.SIGSTOP)
+    signal_leftovers(signal.SIGKILL, find(), sparing=True)
+
+
+def end_all(left: Collection[Process], within: float) -> None:
+    """Kill processes, and wait for each so many seconds at most. Processes that tidy up are killed only after that time."""
+    for sparing in (True, False):
+        signal_leftovers(signal.SIGKILL, left, sparing=sparing)
+        for process in left:
+            ends_within(process.pid, within)
+
+
+def others_by_group(processes: Iterable[Process]) -> dict[int, tuple[Process, ...]]:
+    """Return the process groups in which a process tidies, each with its other members, as far as `processes` has them."""
+    members: dict[int, list[Process]] = {}
+    for process in processes:
+        members.setdefault(process.group, []).append(process)
+    others = {group: tuple(one for one in found if not tidies(one)) for group, found in members.items()}
+    return {group: found for group, found in others.items() if len(found) < len(members[group])}

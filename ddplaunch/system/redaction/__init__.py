@@ -1,7 +1,7 @@
 """Hides secrets in what is written down or shown: variables, arguments, source text, messages. Nothing that must run passes here.
 
-`names` knows the names of secrets, `assigned` finds what stands beside them, `shapes` finds what needs no name, `diffs` goes
-through a diff. No rule finds everything: a secret that is a word, beside a name that says nothing, is not found.
+`names` knows the names of secrets, `assigned` finds secrets by what stands beside them, `shapes` finds secrets that need no
+name, `diffs` goes through a diff. No rule finds everything: a word that is a secret, beside a name that says nothing, is missed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.system.redaction import shapes
-from ddplaunch.system.redaction.assigned import Syntax, values
-from ddplaunch.system.redaction.commands import arguments
+from ddplaunch.system.redaction.assigned import Syntax, arguments, values
 from ddplaunch.system.redaction.names import HIDDEN, PARTS, is_secret, is_value
 from ddplaunch.system.redaction.shapes import Span
 

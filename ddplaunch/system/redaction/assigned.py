@@ -1,6 +1,8 @@
-"""Secrets by the names beside them, in any syntax: assignments, options, fields of JSON, YAML and INI, headers, defaults. Pure.
+"""Secrets by what stands beside them: by their names, in any syntax, and by the commands and calls that take them. Pure.
 
-Each finder goes through a text once, and looks from a name no farther than to the end of its value.
+The names stand in assignments, options, fields of JSON, YAML and INI, headers and defaults; the commands are `sshpass -p`,
+`curl -u`, `wandb login`, IDENTIFIED BY and the like. Each finder goes through a text once, and looks from a name no farther
+than to the end of its value.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def _pattern(text: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def values(text: str, syntax: Syntax) -> Iterator[Span]:
-    """Find the values of names that say that they are secret."""
+    """Find the values beside the names of secrets."""
     done = 0  # nothing before is looked at again
     for hit in _pattern("|".join(PARTS), re.IGNORECASE).finditer(text):
         if hit.start() < done:
@@ -89,7 +91,7 @@ def values(text: str, syntax: Syntax) -> Iterator[Span]:
 
 
 def _is_of_text(text: str, start: int) -> bool:
-    """Whether the word before a token says that it is one of a text: `unexpected token: "}"`."""
+    """Return whether the word before a token says that it is one of a text: `unexpected token: "}"`."""
     before = _pattern(r"([A-Za-z]+) \Z").search(text, max(0, start - 20), start)
     return before is not None and before[1].lower() in TEXTS
 
@@ -107,7 +109,7 @@ def _name(text: str, at: int, low: int) -> Span:
 
 
 def _beside(text: str, start: int, end: int, name: str, syntax: Syntax) -> Iterator[Span]:
-    """Find what is assigned to a name, or follows it as the value of an option."""
+    """Find what is assigned to a name, or follows a name as the value of an option."""
     for between in _GIVES:
         found = _pattern(between).match(text, end)
         if found is None:
@@ -177,7 +179,7 @@ def _literals(text: str, at: int, name: str, *, inside: bool) -> Iterator[Span]:
 
 
 def _closes(text: str, start: int, at: int, quote: str) -> bool:
-    """Whether a quote ends what was begun before the name, as in `getpass("Password: ")`."""
+    """Return whether a quote ends what was begun before the name, as in `getpass("Password: ")`."""
     before = _before(text, start)
     if len(before) >= _NEAR or text[at + len(quote) : at + len(quote) + 1] not in ("", *" \t\n),]}:;.+"):
         return False
@@ -213,7 +215,7 @@ def _if_value(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
 
 
 def _is_name_itself(text: str) -> bool:
-    """Whether a text is a name itself, as in a list of variables, a flag, or a sentence that asks for a secret."""
+    """Return whether a text is a name itself, as in a list of variables, a flag, or a sentence that asks for a secret."""
     return (
         (text.isupper() and "_" in text and text.replace("_", "").isalpha())
         or _pattern(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST]) is not None
@@ -297,7 +299,7 @@ def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator
 
 
 def _is_said(value: str, between: str, *, begins: bool) -> bool:
-    """Whether what stands behind a name and a sign is a sentence, or something that is compared with it, and no value."""
+    """Return whether what stands behind a name and a sign is a sentence, or something that is compared with it, and no value."""
     is_tight = not between[-1:].isspace() and not between.endswith(":")
     if between.strip("\"' ]\t").endswith(("==", "!=")) or (begins and not is_tight and len(value.split()) > 1):
         return True
@@ -326,13 +328,13 @@ def _end(text: str, at: int, pattern: str) -> int:
 
 
 def _is_name(value: str, name: str, before: str, after: str) -> bool:
-    """Whether this is the name of a value: NAME=WORD among the arguments of a call, NAME=NAME."""
+    """Return whether this is the name of a value: NAME=WORD among the arguments of a call, NAME=NAME."""
     is_argument = before.rstrip()[-1:] in ("(", ",") and after in (")", ",") and value.isidentifier()
     return is_argument or value == name
 
 
 def _is_code(text: str) -> bool:
-    """Whether this is an expression of a program: a call, a name in another one."""
+    """Return whether this is an expression of a program: a call, a name in another one."""
     return _pattern(_EXPRESSION).fullmatch(text.rstrip().rstrip(",)}];")[:_NEAR]) is not None
 
 
@@ -340,7 +342,7 @@ def _is_code(text: str) -> bool:
 
 
 def _takes_next_word(text: str, start: int, name: str) -> bool:
-    """Whether the word behind a name is its value: of an option --NAME, of a variable of Docker, of a file .netrc."""
+    """Return whether the word behind a name is its value: of an option --NAME, of a variable of Docker, of a file .netrc."""
     if name.startswith("-"):
         return text[start - 1 : start] in ("", *" \t\n+\"'=([{,") and (name.startswith("--") or len(name) > 3)
     before = text[max(0, start - 260) : start]
@@ -363,3 +365,39 @@ def _word(text: str, at: int, name: str) -> Iterator[Span]:
     word = text[at:end]
     if not word.startswith("-") and _pattern(_SMALL).fullmatch(word) is None:
         yield from _if_value(at, end, text, name)
+
+
+# --- of commands, calls and SQL
+
+
+_SECRET = r"(?P<secret>[^\s\"'|;&<>]+)"
+_SECRET_WORD = rf"[\"']?{_SECRET}"
+_BETWEEN = r"\b[^\n|;]{0,200}?[ \t]"
+_SECRET_QUOTED = r"[\"'](?P<secret>[^\"'\n]+)"
+_COMMANDS = (
+    rf"\bsshpass[ \t]+-p[ \t]*{_SECRET_WORD}",
+    rf"\b(?:mysql\w*|mariadb[\w-]*){_BETWEEN}-p{_SECRET_WORD}",
+    rf"\b(?:curl|wget|http){_BETWEEN}(?:-u|--user|--proxy-user)[ \t=]*[\"']?[^\s:\"'|;]{{0,99}}:{_SECRET}",
+    rf"\bcurl{_BETWEEN}(?:-b|--cookie)[ \t=]+[\"']?[\w.-]{{1,99}}={_SECRET}",
+    rf"\bldap\w+{_BETWEEN}-w[ \t]+{_SECRET_WORD}",
+    rf"\bzip{_BETWEEN}-P[ \t]+{_SECRET_WORD}",
+    rf"\b(?:redis-cli){_BETWEEN}-a[ \t]+{_SECRET_WORD}",
+    rf"\b(?:mongo\w*|(?:docker|podman|helm|az|oc)\b[^\n|;]{{0,80}}?[ \t]login){_BETWEEN}-p[ \t]+{_SECRET_WORD}",
+    rf"\bwandb[ \t]+login[ \t]+(?:--[\w-]+[ \t]+){{0,5}}(?!-){_SECRET_WORD}",
+    rf"\becho[ \t]+(?:-n[ \t]+)?{_SECRET_WORD}[\"']?[ \t]*\|[^\n|;]{{0,200}}?--(?:password-stdin|with-token)",
+    rf"\bssh-keygen{_BETWEEN}-N[ \t]+{_SECRET_WORD}",
+    rf"[ \t]-pass(?:in|out)?[ \t]+pass:{_SECRET_WORD}",
+    rf"\bconfigure[ \t]+set[ \t]+[\w.-]{{0,80}}(?:secret|token)[\w.-]{{0,80}}[ \t]+{_SECRET_WORD}",
+    rf"\b(?:IDENTIFIED[ \t]+BY|(?i:password))[ \t]+{_SECRET_QUOTED}",
+    rf"\blogin\([ \t]*(?:key[ \t]*=[ \t]*)?[rbfu]?{_SECRET_QUOTED}",
+    rf"\blogin\([ \t]*[^\n,()]{{1,200}},[ \t]*[rbfu]?{_SECRET_QUOTED}",
+    rf"[\"']wandb[\"'],[ \t]*[\"']login[\"'],[ \t]*{_SECRET_QUOTED}",
+)
+
+
+def arguments(text: str) -> Iterator[Span]:
+    """Find what commands, calls and SQL take as a secret without a name for it: `curl -u`, `login("...")`."""
+    for command in _COMMANDS:
+        for found in _pattern(command).finditer(text):
+            if is_value(found["secret"], "password"):
+                yield found.span("secret")

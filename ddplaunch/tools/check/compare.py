@@ -16,7 +16,7 @@ from ddplaunch.record.seen.merge import own_frame
 from ddplaunch.record.seen.stack import location
 from ddplaunch.spec.outcome import Frame
 from ddplaunch.system.words import these_ranks
-from ddplaunch.tools.check import P2P, Call, Trace
+from ddplaunch.tools.check.notes import P2P, Call, Trace
 
 _MOST = 8  # disagreements that are named
 _MOST_SIDES = 6  # of each

@@ -28,9 +28,9 @@ from ddplaunch.system.process import child, tree
 from ddplaunch.system.process.child import Child, End, Stdio
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import become_subreaper, detach
-from ddplaunch.system.process.tidying import end_all
+from ddplaunch.system.process.tree import end_all
 from ddplaunch.system.words import signal_name
-from ddplaunch.tools.check import Trace, notes
+from ddplaunch.tools.check.notes import Trace, read_trace
 
 _MOST_AT_ONCE = 4  # each holds a whole model
 _LATE = 5.0  # seconds after its deadline until a rank is killed that has not ended itself, and that a kill may take
@@ -277,7 +277,7 @@ class _Runs:
         """Return what a rank has noted, and why it ended: by its notes, else late, well, with an exception, or with a status."""
         path = self._path(one.rank)
         trace = replace(
-            notes.read(path, one.rank, self._wanted.world_size),
+            read_trace(path, one.rank, self._wanted.world_size),
             seconds=self._loop.now() - one.began,
             output=one.tail.decode(errors="replace"),
         )

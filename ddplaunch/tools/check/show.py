@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec import Struct
 
 from ddplaunch.record.seen.stack import frames_of
+from ddplaunch.spec.outcome import Frame
 from ddplaunch.system.console.tables import BAD, GOOD, NAME, NOTE, Block, line, section, sentence
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import compress, count, duration, some, these_ranks
-from ddplaunch.tools.check import Trace
 from ddplaunch.tools.check.compare import Compared, in_short, where
+from ddplaunch.tools.check.notes import Trace
 from ddplaunch.tools.check.run import Wanted
 
 _SCHEMA = 1
@@ -24,14 +26,34 @@ _LINES = 5  # of the output of a rank that failed without an exception,
 _LONGEST = 300  # and characters of a line: a progress bar may be one line of megabytes
 
 
-def blocks(wanted: Wanted, traces: Sequence[Trace], compared: Compared, seconds: float, cwd: str) -> Iterator[Block]:
+class Checked(Struct, frozen=True, kw_only=True):
+    """All that is known once the ranks have been compared."""
+
+    wanted: Wanted
+    traces: Sequence[Trace]
+    compared: Compared
+    seconds: float  # that the check took
+    cwd: str  # the folder of the program: paths are shown relative to it
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the job would not run: ranks disagree, or one does not get through."""
+        return bool(self.compared.mismatches) or any(trace.is_wrong for trace in self.traces)
+
+    def where(self, frames: Sequence[Frame]) -> str:
+        """Return where in the program's own code a stack is: "train.py:88 in train"; "" for no stack."""
+        return where(frames, self.cwd)
+
+
+def blocks(checked: Checked) -> Iterator[Block]:
     """Yield the mismatches and failures, then the limits of the check, then a line that sums all up."""
+    wanted, traces, compared = checked.wanted, checked.traces, checked.compared
     for mismatch in compared.mismatches:
         yield line(("mismatch: ", BAD), mismatch.text)
-    for text, output, hint in _failures(traces, wanted, cwd):
+    for text, output, hint in _failures(checked):
         parts = [line(("error: ", BAD), text), *(line((f"  {words}", NOTE)) for words in output)]
         yield section(*parts, *([sentence("hint: ", hint)] if hint else []))
-    if notes := list(_notes(wanted, traces, compared, cwd)):
+    if notes := list(_notes(checked)):
         yield section(*(sentence(("note: ", NAME), text) for text in notes))
     failed = [trace.rank for trace in traces if trace.is_wrong]
     if compared.mismatches:
@@ -43,13 +65,10 @@ def blocks(wanted: Wanted, traces: Sequence[Trace], compared: Compared, seconds:
     else:
         verdict = ("got through", GOOD)
     yield line(
-        f"{these_ranks(wanted.ranks)} of {wanted.world_size}: ", verdict, f", {_extent(traces)} ({duration(seconds)})"
+        f"{these_ranks(wanted.ranks)} of {wanted.world_size}: ",
+        verdict,
+        f", {_extent(traces)} ({duration(checked.seconds)})",
     )
-
-
-def is_wrong(traces: Sequence[Trace], compared: Compared) -> bool:
-    """Whether the job would not run: ranks disagree, or one does not get through."""
-    return bool(compared.mismatches) or any(trace.is_wrong for trace in traces)
 
 
 def _extent(traces: Sequence[Trace]) -> str:
@@ -57,24 +76,24 @@ def _extent(traces: Sequence[Trace]) -> str:
     return count(high, "step") if low == high else f"{low} to {high} steps"
 
 
-def _failures(traces: Sequence[Trace], wanted: Wanted, cwd: str) -> Iterator[tuple[str, list[str], str]]:
-    """Yield of ranks that did not get through: a sentence, the end of their output, and a hint; equal ones once."""
+def _failures(checked: Checked) -> Iterator[tuple[str, list[str], str]]:
+    """Yield for ranks that did not get through a sentence, the end of their output, and a hint; equal ones once."""
     found: dict[tuple[str, str, str], list[Trace]] = {}
-    for trace in traces:
+    for trace in checked.traces:
         if trace.is_wrong:
-            found.setdefault(_failure(trace, wanted, cwd), []).append(trace)
-    for (text, place, hint), who in found.items():
+            found.setdefault(_failure(checked, trace), []).append(trace)
+    for (text, location, hint), who in found.items():
         lines = who[0].output.splitlines()[-_LINES:] if who[0].end == "failed" else []
         output = [text if len(text) <= _LONGEST else f"...{text[-_LONGEST:]}" for text in lines]
-        yield f"{these_ranks([one.rank for one in who])} {text}{f': {place}' if place else ''}", output, hint
+        yield f"{these_ranks([one.rank for one in who])} {text}{f': {location}' if location else ''}", output, hint
 
 
-def _failure(trace: Trace, wanted: Wanted, cwd: str) -> tuple[str, str, str]:
+def _failure(checked: Checked, trace: Trace) -> tuple[str, str, str]:
     """Return what happened to a rank, where, and a hint."""
     if trace.end == "late":
-        text = f"did not come to the end of step {trace.steps + 1} in {duration(wanted.seconds)}"
+        text = f"did not come to the end of step {trace.steps + 1} in {duration(checked.wanted.seconds)}"
         hint = "no other rank answers in a check. If the script only needs more time, `--timeout 15m` gives it"
-        return text, where(trace.frames, cwd), hint
+        return text, checked.where(trace.frames), hint
     error = trace.error
     if error is None:
         return f"{'was' if trace.how.startswith('killed') else 'ended with'} {trace.how}", "", ""
@@ -89,21 +108,22 @@ def _failure(trace: Trace, wanted: Wanted, cwd: str) -> tuple[str, str, str]:
         )
     elif lacking is not None:
         hint = (
-            f"it got nothing from rank {lacking.peer} by {lacking.operation} ({where(lacking.frames, cwd)}), because that "
-            f"rank was not checked before. `--ranks {compress({*wanted.ranks, lacking.peer or 0})}` checks both"
+            f"it got nothing from rank {lacking.peer} by {lacking.operation} ({checked.where(lacking.frames)}), because that "
+            f"rank was not checked before. `--ranks {compress({*checked.wanted.ranks, lacking.peer or 0})}` checks both"
         )
-    return f"raised {said}", where(tuple(reversed(frames_of(error))), cwd), hint
+    return f"raised {said}", checked.where(tuple(reversed(frames_of(error)))), hint
 
 
-def _notes(wanted: Wanted, traces: Sequence[Trace], compared: Compared, cwd: str) -> Iterator[str]:
+def _notes(checked: Checked) -> Iterator[str]:
     """Yield the limits of this check: ranks that stopped early, steps that never came, groups with one checked rank."""
+    wanted, traces, compared = checked.wanted, checked.traces, checked.compared
     saved: dict[tuple[int, str], list[int]] = {}
     for trace in traces:
         if trace.end == "saves":
-            saved.setdefault((trace.steps, where(trace.frames, cwd)), []).append(trace.rank)
-    for (steps, place), ranks in saved.items():
+            saved.setdefault((trace.steps, checked.where(trace.frames)), []).append(trace.rank)
+    for (steps, location), ranks in saved.items():
         after = f"after step {steps}" if steps else "before a step"
-        yield f"{these_ranks(ranks)} would save {after}: {place}. Nothing after that was checked"
+        yield f"{these_ranks(ranks)} would save {after}: {location}. Nothing after that was checked"
     if many := [trace.rank for trace in traces if trace.end == "calls"]:
         yield f"{these_ranks(many)} asked for so many collectives that their check ended in step {traces[0].steps + 1}"
     if not any(trace.groups for trace in traces):
@@ -119,19 +139,19 @@ def _notes(wanted: Wanted, traces: Sequence[Trace], compared: Compared, cwd: str
         )
 
 
-def as_json(wanted: Wanted, traces: Sequence[Trace], compared: Compared, seconds: float, cwd: str) -> str:
+def as_json(checked: Checked) -> str:
     """Return all as JSON; docs/guides/check.md has the schema."""
-    ranks = []
-    for trace in traces:
-        error, place, _ = _failure(trace, wanted, cwd) if trace.is_wrong else ("", where(trace.frames, cwd), "")
+    ranks, compared = [], checked.compared
+    for trace in checked.traces:
+        error, location, _ = _failure(checked, trace) if trace.is_wrong else ("", checked.where(trace.frames), "")
         of_rank = {"rank": trace.rank, "end": trace.end, "steps": trace.steps, "calls": len(trace.calls)}
-        ranks.append({**of_rank, "seconds": round(trace.seconds, 3), "error": error, "where": place})
+        ranks.append({**of_rank, "seconds": round(trace.seconds, 3), "error": error, "where": location})
     report = {
         "schema": _SCHEMA,
-        "world_size": wanted.world_size,
-        "nproc_per_node": wanted.nproc_per_node,
-        "agree": not is_wrong(traces, compared),
-        "seconds": round(seconds, 3),
+        "world_size": checked.wanted.world_size,
+        "nproc_per_node": checked.wanted.nproc_per_node,
+        "agree": not checked.is_wrong,
+        "seconds": round(checked.seconds, 3),
         "collectives": compared.calls,
         "groups": compared.groups,
         "mismatches": [

@@ -1,4 +1,4 @@
-"""Runs checks at once, each in a child with a deadline of its own: a check that hangs or crashes is a finding."""
+"""All checks of one machine, run at once, each in a child with a deadline of its own: one that hangs or crashes is a finding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -30,7 +31,20 @@ from ddplaunch.tools.doctor import (
     Severity,
     Subject,
     Verdict,
+    all_reduce,
+    files,
+    gpus,
+    interpreter,
+    limits,
+    network,
+    shared_memory,
+    slurm,
+    variables,
 )
+
+_MODULES = (interpreter, gpus, all_reduce, limits, shared_memory, files, network, variables, slurm)
+# in the order in which -v shows them
+ALL_CHECKS: tuple[Check, ...] = tuple(chain.from_iterable(module.CHECKS for module in _MODULES))
 
 _MARGIN = 0.2  # seconds in which the kernel ends a late check, before its process is left behind
 

@@ -1,13 +1,30 @@
-"""What `ddplaunch doctor` prints: findings for people, the worst first, or the whole report as JSON."""
+"""What `ddplaunch doctor` prints, for people or as JSON: findings, the worst first, or the failures that are remembered."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from ddplaunch.system.console.tables import BAD, GOOD, NAME, NOTE, ODD, Block, Piece, line, section, sentence, table
+from ddplaunch.record import bad_nodes
+from ddplaunch.record.folders import bad_nodes_file, short
+from ddplaunch.system.console.tables import (
+    BAD,
+    GOOD,
+    NAME,
+    NOTE,
+    ODD,
+    Block,
+    Look,
+    Piece,
+    line,
+    section,
+    sentence,
+    table,
+    written,
+)
 from ddplaunch.system.words import count, duration
 from ddplaunch.tools.doctor import SEVERITIES, Finding, Report, Severity
 
@@ -50,3 +67,24 @@ def _summary(report: Report) -> Iterator[Piece]:
             yield f", {text}" if at else text, _STYLES[severity]
         yield ")"
     yield f"; {passed} of {count(len(report.checks), 'check')} passed in {duration(report.seconds)}"
+
+
+# --- the nodes whose machine has failed lately: --nodes
+
+
+def remembered(env: Mapping[str, str], *, as_json: bool) -> str:
+    """Return the nodes whose machine has failed lately, for stdout.
+
+    Raises:
+        LaunchError: the file cannot be read.
+    """
+    now = time.time()
+    failures = bad_nodes.read(bad_nodes_file(env), now)
+    if as_json:
+        return msgspec.json.format(msgspec.json.encode({"schema": 1, "failures": failures}), indent=1).decode()
+    if not failures:
+        return "no node is remembered on which the machine has failed in the last 7 days"
+    rows = [
+        (host, what, f"run {short(run)}" if run else "", why) for host, what, run, why in bad_nodes.table(failures, now)
+    ]
+    return written([table(rows, styles=(NAME, "", NOTE, NOTE))], Look.of_stdout(env))

@@ -22,11 +22,10 @@ from ddplaunch.system.fields import Duration, Size, clean
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.redaction.diffs import diff
 from ddplaunch.system.words import compress, count, duration, size
-from ddplaunch.tools.page.charts import charts
 from ddplaunch.tools.page.collectives import waits
 from ddplaunch.tools.page.history import History, Life, NodeHistory
 from ddplaunch.tools.page.markup import Html, join, scrolling, styles, table, tag
-from ddplaunch.tools.page.timeline import timeline
+from ddplaunch.tools.page.pictures import charts, timeline
 
 _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
 # bytes of a page, escaped characters counted as they are written

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ddplaunch.record import trace
-from ddplaunch.system.errors import LaunchError
-from ddplaunch.system.process.apart import result_file, waiting
+from ddplaunch.system.errors import LaunchError, say
+from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.user_files import result_file
 from ddplaunch.system.redaction import Redactor, literals
 from ddplaunch.system.words import count
 from ddplaunch.tools.page.history import read
@@ -24,7 +25,6 @@ _POINTS, _TRACED = 300, 1000  # points of a curve on the page, and in a trace
 def write(
     env: Mapping[str, str],
     named: str | None,
-    say: Callable[[str], None],
     *,
     out: str | None,
     trace_file: str | None,
@@ -33,7 +33,7 @@ def write(
 ) -> str:
     """Write the page of a run, or only its trace if a file for that is named, and return where.
 
-    `say` writes a line to stderr, `opens` shows the page in a browser, `shows_diff` has changes of the code on it in which
+    `opens` shows the page in a browser, `shows_diff` has changes of the code on it in which
     something is hidden.
 
     Raises:

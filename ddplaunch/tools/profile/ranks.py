@@ -19,7 +19,7 @@ from msgspec import Struct
 from ddplaunch.reach.channel.handshake import LIMIT, pack
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window import requests
-from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import NODE_LOST
 from ddplaunch.system.fields import Line, Malformed, Number, Piece, Size, decoder
 from ddplaunch.system.loop.stream import Decoder, FrameError
@@ -254,12 +254,10 @@ class Rank:
 # --- all ranks
 
 
-def record(
-    path: SocketPath, wanted: Collection[int], wish: Wish, folder: str, stack: ExitStack, say: Callable[[str], None]
-) -> list[Rank]:
+def record(path: SocketPath, wanted: Collection[int], wish: Wish, folder: str, stack: ExitStack) -> list[Rank]:
     """Profile these ranks of the run whose socket is at `path`, and return all of them, those that have failed too.
 
-    `folder` is where traces are kept meanwhile, `stack` closes what is opened, and `say` writes a line to stderr.
+    `folder` is where traces are kept meanwhile, and `stack` closes what is opened.
     """
     selector = stack.enter_context(selectors.DefaultSelector())
     ranks: list[Rank] = []

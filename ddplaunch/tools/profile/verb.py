@@ -6,7 +6,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from msgspec import Struct
@@ -14,13 +14,13 @@ from msgspec import Struct
 from ddplaunch.record import trace
 from ddplaunch.spec.program import working_directory
 from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, fits, line, section, sentence, table, written
-from ddplaunch.system.errors import LaunchError, below
+from ddplaunch.system.errors import LaunchError, below, say
 from ddplaunch.system.exitcodes import NODE_LOST
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.fields import line as printable
-from ddplaunch.system.process.apart import result_file
 from ddplaunch.system.process.ending import after_cleanup
 from ddplaunch.system.process.files import replaced
+from ddplaunch.system.process.user_files import result_file
 from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.page.trace import entries_of
 from ddplaunch.tools.profile.division import Division, Joined, Last, divide, join
@@ -79,9 +79,8 @@ def show(
     ranks: str | None,
     wish: Wish,
     out: str | None,
-    say: Callable[[str], None],
 ) -> str:
-    """Profile ranks of the job that is meant, and return what is for stdout; `say` writes a line to stderr."""
+    """Profile ranks of the job that is meant, and return what is for stdout."""
     asked = find.ranks_meant(ranks)
     run = find.choose(env, named, "profile", *(["-r", ranks] if ranks is not None else []))
     assert run.replies is not None
@@ -93,7 +92,7 @@ def show(
     path = os.path.abspath(out) if out is not None else _path(run)
     with after_cleanup(), result_file(path, "name another file: --out FILE") as file, ExitStack() as stack:
         say(heading(run))
-        recorded = record(run.replies.socket_path, chosen, wish, os.path.dirname(path), stack, say)
+        recorded = record(run.replies.socket_path, chosen, wish, os.path.dirname(path), stack)
         profiled = _read(recorded, hosts)
         found = [one.found for one in profiled if one.found is not None]
         if not found:

@@ -317,7 +317,7 @@ def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) 
             raise _none("none of your jobs runs here", found_runs.there, verb, options)
         raise several(f"{len(here)} of your jobs run here", here, verb, *options)
     if os.sep in named:
-        return _by_folder(env, named, here)
+        return _by_folder(named, here)
     exact = [run for run in here if named in (run.run_id, run.name)]
     known = {run.run_id for run in (*here, *found_runs.there)}
     ended = [folder for folder in folders(env) if os.path.basename(folder) not in known]
@@ -390,7 +390,7 @@ def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb:
     return _none(what, (), verb, (), like)
 
 
-def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Known]) -> Known:
+def _by_folder(named: str, here: Sequence[Known]) -> Known:
     """Return the running job whose folder is `named`; ask the socket in a folder that no listing shows."""
     path = os.path.realpath(named)
     for known in here:

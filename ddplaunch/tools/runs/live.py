@@ -83,6 +83,6 @@ class _Viewer:
         has_few = replies.run is not None and replies.run.world_size <= _MOST_WORKERS
         shown = written([ps.render(replies) if has_few else ps.facts_of(replies)], look)
         try:
-            return f"{shown}\n{stacks.of(self._env, run, look=look)}"
+            return f"{shown}\n{stacks.of(self._env, run, stacks.Wanted(), look)}"
         except LaunchError as error:
             return f"{shown}\nddplaunch: {error.message}"

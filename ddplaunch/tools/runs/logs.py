@@ -26,7 +26,7 @@ from ddplaunch.record.window.questions import NodeStatus
 from ddplaunch.spec.options.parsers import BadValue, duration
 from ddplaunch.system.console.lines import Lines
 from ddplaunch.system.console.screen import moves
-from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as printable
 from ddplaunch.system.process.apart import waiting
@@ -93,8 +93,8 @@ def beginning(since: str, now: float) -> float:
 _TIMES = "type for example `--since 5m`, `--since 14:05`, `--since 14:05:30` or `--since 2026-11-22T14:05`"
 
 
-def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[[str], None]) -> int:
-    """Write the logs that are meant to stdout, and return the exit status; `say` writes a line to stderr.
+def show(env: Mapping[str, str], named: str | None, want: Wanted) -> int:
+    """Write the logs that are meant to stdout, and return the exit status.
 
     Raises:
         LaunchError: there is no such run, or it has no such logs.
@@ -106,7 +106,7 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
     folder = run.folder
     if run.keeps_elsewhere:
         say(f"logs of {heading(run)}")
-        return _show_elsewhere(run, want, say)
+        return _show_elsewhere(run, want)
     logs = _chosen(run, logs_of(folder), want)
     say(_heading(run, others))
     several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
@@ -226,7 +226,7 @@ _PIECE = 1 << 16  # bytes
 _SSH = ("ssh", "-T", "-x", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")
 
 
-def _show_elsewhere(run: Known, want: Wanted, say: Callable[[str], None]) -> int:
+def _show_elsewhere(run: Known, want: Wanted) -> int:
     """Have each host of a run that was typed here show its logs over ssh: node by node, or all together as lines come.
 
     Return the exit status.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from ddplaunch.record.seen.reasons import reasons
 from ddplaunch.record.window.questions import AskStacks
 from ddplaunch.spec.program import working_directory
 from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, line, section, written
-from ddplaunch.system.errors import LaunchError, below
+from ddplaunch.system.errors import LaunchError, below, say
 from ddplaunch.system.exitcodes import NODE_LOST
 from ddplaunch.tools.runs import client, find
 from ddplaunch.tools.runs.client import RunReplies
@@ -27,55 +27,51 @@ _ON_THE_WAY = 1.5  # seconds, for the child that asks them and for the channel
 _NATIVE = 10.0  # seconds that py-spy has
 
 
-def show(
-    env: Mapping[str, str],
-    named: str | None,
-    say: Callable[[str], None],
-    *,
-    ranks: str | None,
-    threads: bool,
-    native: bool,
-    as_json: bool,
-) -> str:
-    """Return the stacks of the job that is meant, for stdout; `say` writes a line to stderr."""
-    find.ranks_meant(ranks)
-    if native and not shutil.which("py-spy"):
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What is to be shown, as it was typed."""
+
+    ranks: str | None = None
+    threads: bool = False  # all of them, not only the main one
+    native: bool = False  # with frames of C, by py-spy
+    as_json: bool = False
+
+    @property
+    def typed(self) -> list[str]:
+        """The options, to be typed again."""
+        given = {"--threads": self.threads, "--native": self.native, "--json": self.as_json}
+        ranks = ["-r", self.ranks] if self.ranks is not None else []
+        return [*ranks, *(flag for flag, is_given in given.items() if is_given)]
+
+
+def show(env: Mapping[str, str], named: str | None, want: Wanted) -> str:
+    """Return the stacks of the job that is meant, for stdout."""
+    find.ranks_meant(want.ranks)
+    if want.native and not shutil.which("py-spy"):
         raise LaunchError("--native needs py-spy, which is not installed here", hint="type `pip install py-spy`")
-    given = {"--threads": threads, "--native": native, "--json": as_json}
-    options = [*(["-r", ranks] if ranks is not None else []), *(flag for flag, is_given in given.items() if is_given)]
-    run = find.choose(env, named, "stacks", *options)
-    if not as_json:
+    run = find.choose(env, named, "stacks", *want.typed)
+    if not want.as_json:
         say(f"stacks of {heading(run)}")
-    return of(env, run, ranks=ranks, threads=threads, native=native, as_json=as_json)
+    return of(env, run, want)
 
 
-def of(
-    env: Mapping[str, str],
-    run: Known,
-    *,
-    ranks: str | None = None,
-    threads: bool = False,
-    native: bool = False,
-    as_json: bool = False,
-    look: Look | None = None,
-) -> str:
+def of(env: Mapping[str, str], run: Known, want: Wanted, look: Look | None = None) -> str:
     """Return the stacks of this job as text, for stdout unless `look` says how the text is to be shown."""
-    wanted, name = find.ranks_meant(ranks), run.name
-    replies = _ask(run, threads=threads, native=native)
+    ranks, name = find.ranks_meant(want.ranks), run.name
+    replies = _ask(run, want)
     samples = replies.samples
     known = {sample.rank for sample in samples}
     size = replies.run.world_size if replies.run is not None else 0
     # before all nodes have met there is none yet, and no number of them
-    if wanted is not None and size and (unknown := sorted(wanted - known - set(range(size)))):
+    if ranks is not None and size and (unknown := sorted(ranks - known - set(range(size)))):
         raise find.no_such_ranks(name, unknown, size)
-    shown = [sample for sample in samples if wanted is None or sample.rank in wanted]
+    shown = [sample for sample in samples if ranks is None or sample.rank in ranks]
     # the program's paths are shown as its own report shows them, where both have the same working directory
     cwd = working_directory() or ""
     waits = [*reasons(samples, cwd), *explain(samples, cwd)]
     silent = find.silent(replies.nodes)
     if replies.problem:
         silent.append(f"run {name} {below(replies.problem)}")
-    if as_json:
+    if want.as_json:
         import json
 
         data = {"run_id": run.run_id, "waits": waits, "problems": silent, "processes": [_plain(one) for one in shown]}
@@ -84,7 +80,7 @@ def of(
     parts: list[list[Block]] = [
         [line((f"run {name} is suspended", ODD))] if is_suspended else [],
         [line((text, ODD)) for text in waits],
-        [_line(each) for each in lines(merge(shown, threads=threads), cwd, threads=threads)],
+        [_line(each) for each in lines(merge(shown, threads=want.threads), cwd, threads=want.threads)],
         [line(text) for text in ras_lines(samples)],
         [line((text, ODD)) for text in silent],
     ]
@@ -92,11 +88,11 @@ def of(
     return written(blocks, look or Look.of_stdout(env)) if blocks else f"run {name} has no worker now"
 
 
-def _ask(run: Known, *, threads: bool, native: bool) -> RunReplies:
+def _ask(run: Known, want: Wanted) -> RunReplies:
     """Ask a run for the stacks of its workers; raise LaunchError if no node has answered."""
     assert run.replies is not None
-    within = _NATIVE if native else WITHIN
-    asked = AskStacks(within, threads, native)
+    within = _NATIVE if want.native else WITHIN
+    asked = AskStacks(within, want.threads, want.native)
     replies = client.ask(run.replies.socket_path, asked, within + _ON_THE_WAY)
     if replies is None or (replies.problem and not replies.nodes):
         problem = replies.problem if replies is not None else "has just ended"

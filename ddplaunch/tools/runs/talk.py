@@ -8,11 +8,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from ddplaunch.record.window import requests
-from ddplaunch.system.errors import LaunchError, below, visible
+from ddplaunch.system.errors import LaunchError, below, say, visible
 from ddplaunch.system.exitcodes import NODE_LOST, OK
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.process.apart import waiting
@@ -48,8 +48,8 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
 # --- attach
 
 
-def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: Callable[[str], None]) -> int:
-    """Debug a rank of the job that is meant, and return the exit status; `write` writes a line to stderr."""
+def attach(env: Mapping[str, str], named: str | None, asked: str | None) -> int:
+    """Debug a rank of the job that is meant, and return the exit status."""
     if asked is not None and not asked.isdecimal():
         raise LaunchError(f"-r {asked}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
     if not (os.isatty(0) and os.isatty(1)):
@@ -68,12 +68,12 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
         raise find.no_such_ranks(name, [rank], size)
     try:
         with _connection(known) as sock:
-            return _debug(sock, known, rank, env, write)
+            return _debug(sock, known, rank, env)
     except OSError:
         raise LaunchError(f"run {name} has just ended", status=NODE_LOST) from None
 
 
-def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:
+def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str]) -> int:
     """Carry the conversation with the debugger of a rank; return the exit status."""
     name = run.name
     try:
@@ -82,13 +82,13 @@ def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str], w
                 case requests.RequestRefused(reason):
                     raise LaunchError(f"run {name}: {below(reason)}")
                 case requests.Unreached():
-                    write(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
-                    here = stacks.of(env, run, ranks=str(rank))
+                    say(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
+                    here = stacks.of(env, run, stacks.Wanted(ranks=str(rank)))
                     sys.stdout.write(f"{here}\n")
                     return UNREACHED
                 case requests.Attached():
-                    write(f"this is {heading(run)}")
-                    write(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
+                    say(f"this is {heading(run)}")
+                    say(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
                     signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends no command at the prompt
                     import readline  # noqa: F401 - lines that are typed can be edited from now on
                 case requests.Said(text, asks, ends):
@@ -107,9 +107,9 @@ def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str], w
         pass
     except (_Lost, ConnectionError):
         sys.stdout.write("\n")
-        write(f"rank {rank} is held no more: it has ended, or its job is being stopped")
+        say(f"rank {rank} is held no more: it has ended, or its job is being stopped")
         return OK
-    write(f"rank {rank} goes on")
+    say(f"rank {rank} goes on")
     return OK
 
 
@@ -149,8 +149,8 @@ def _typed(prompt: str, sock: socket.socket) -> str | None:
 # --- stop
 
 
-def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]) -> int:
-    """Stop the job that is meant, and return the exit status; `write` writes a line to stderr."""
+def stop(env: Mapping[str, str], named: str | None) -> int:
+    """Stop the job that is meant, and return the exit status."""
     chosen = find.choose(env, named, "stop")
     name, began = chosen.name, time.monotonic()
     assert chosen.replies is not None
@@ -165,18 +165,18 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
                 match reply:
                     case requests.Run(phase="waiting"):
                         ends = f"this node of {name}"
-                        write(f"{name} waits for node 0. Stopping this node, and no other that waits for it")
+                        say(f"{name} waits for node 0. Stopping this node, and no other that waits for it")
                     case requests.Run(nnodes=nodes):
-                        write(f"stopping {heading(chosen)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
+                        say(f"stopping {heading(chosen)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
                     case requests.RunEnded(status):
-                        write(f"{ends} has ended with status {status}, {duration(time.monotonic() - began)} later")
+                        say(f"{ends} has ended with status {status}, {duration(time.monotonic() - began)} later")
                         return OK
                     case requests.RequestRefused(reason):
                         raise LaunchError(f"run {name} does not take the request: {below(reason)}")
     except OSError:
         pass  # it ended at this very moment
     if nodes > 1:
-        write(f"who coordinates {name} was lost before its end. Its other nodes stop their workers")
+        say(f"who coordinates {name} was lost before its end. Its other nodes stop their workers")
         return NODE_LOST
-    write(f"{name} has ended; its status is not known")
+    say(f"{name} has ended; its status is not known")
     return OK

@@ -18,7 +18,7 @@ from ddplaunch.record.run import Run
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import AskStatus
 from ddplaunch.system.console.tables import Look, section, written
-from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.process.apart import waiting
 from ddplaunch.tools.runs import client, find, logs, stacks, talk
@@ -40,8 +40,8 @@ _ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the alternate 
 _KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
-def show(env: Mapping[str, str], named: str | None, say: Callable[[str], None]) -> int:
-    """Show the chosen job until the job ends or `q` is pressed; return the exit status. `say` writes a line to stderr.
+def show(env: Mapping[str, str], named: str | None) -> int:
+    """Show the chosen job until the job ends or `q` is pressed; return the exit status.
 
     Raises:
         LaunchError: there is no terminal, or it is not clear which job is meant.
@@ -53,7 +53,7 @@ def show(env: Mapping[str, str], named: str | None, say: Callable[[str], None]) 
         )
     run = find.choose(env, named, "top")
     look = Look.of_stdout(env)
-    top = _Top(env, run, say, colour=look.colour)
+    top = _Top(env, run, colour=look.colour)
     with suppress(KeyboardInterrupt), _screen() as screen:
         top.loop(screen)
     if top.has_ended:
@@ -120,12 +120,11 @@ def _screen() -> Iterator[_Screen]:
 class _Top:
     """What is shown, and what the keys do."""
 
-    def __init__(self, env: Mapping[str, str], run: Known, say: Callable[[str], None], *, colour: bool) -> None:
-        """Prepare the table of this run; `say` writes a line to stderr."""
+    def __init__(self, env: Mapping[str, str], run: Known, *, colour: bool) -> None:
+        """Prepare the table of this run."""
         assert run.replies is not None
         self._env = env
         self._run = run
-        self._say = say
         self._colour = colour
         self._path = run.replies.socket_path
         self._board = Board()
@@ -178,11 +177,11 @@ class _Top:
             case "k":
                 self._asks = True
             case "s":
-                self._apart(screen, lambda: print(stacks.of(self._env, self._run)))
+                self._apart(screen, lambda: print(stacks.of(self._env, self._run, stacks.Wanted())))
             case "l" if rank is not None:
-                self._apart(screen, lambda: _logs(self._env, self._run, rank, self._say))
+                self._apart(screen, lambda: _logs(self._env, self._run, rank))
             case "a" if rank is not None:
-                self._apart(screen, lambda: talk.attach(self._env, self._run.run_id, str(rank), self._say))
+                self._apart(screen, lambda: talk.attach(self._env, self._run.run_id, str(rank)))
             case _:
                 self._board.press(key)
         return True
@@ -209,8 +208,8 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _logs(env: Mapping[str, str], run: Known, rank: int, say: Callable[[str], None]) -> None:
-    logs.show(env, run.run_id, logs.wanted(str(rank), None, None, False, time.time()), say)
+def _logs(env: Mapping[str, str], run: Known, rank: int) -> None:
+    logs.show(env, run.run_id, logs.wanted(str(rank), None, None, False, time.time()))
 
 
 def _keys(within: float) -> list[str]:

@@ -22,10 +22,10 @@ from ddplaunch.plan.variables import without_worker_place
 from ddplaunch.record.folders import BAD_NODES, bad_nodes_file
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.program import check as check_program
-from ddplaunch.system.errors import LaunchError, tell
+from ddplaunch.system.errors import LaunchError, say, tell
 from ddplaunch.system.exitcodes import NOT_FOUND, OK
-from ddplaunch.system.process import disk
 from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.files import exists_on_disk
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import why_failed
 from ddplaunch.tools.submit import output, script
@@ -113,14 +113,14 @@ def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> 
     path = bad_nodes_file(env)
     now = time.time()
     try:
-        if not path or not disk.exists([path], BAD_NODES):
+        if not path or not exists_on_disk([path], BAD_NODES):
             return request
         from ddplaunch.record import bad_nodes
 
         failures = [one for one in bad_nodes.read(path, now) if one.in_slurm]
     except LaunchError as error:
         if spec.verbosity >= 0:
-            tell(f"ddplaunch: warning: {error.message}\n")
+            say(f"warning: {error.message}")
         return request
     hosts = dict.fromkeys(one.host for one in failures)
     if spec.avoid_bad_nodes and hosts:
@@ -130,7 +130,7 @@ def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> 
         names = ",".join(filter(None, (request.value("exclude"), *bad)))
         return replace(request, options=(*typed, SbatchOption("exclude", names))) if bad else request
     if hosts and spec.verbosity >= 0:
-        tell(f"ddplaunch: warning: {bad_nodes.warning(bad_nodes.among(failures, hosts), now)}\n")
+        say(f"warning: {bad_nodes.warning(bad_nodes.among(failures, hosts), now)}")
     return request
 
 

@@ -1,8 +1,8 @@
 """What `ddplaunch check` finds in what ranks did: made-up traces go in, sentences come out."""
 
 from ddplaunch.spec.outcome import Frame
-from ddplaunch.tools.check import Call, Group, Trace
 from ddplaunch.tools.check.compare import compare
+from ddplaunch.tools.check.notes import Call, Group, Trace
 
 WORLD = Group(members=tuple(range(8)))
 

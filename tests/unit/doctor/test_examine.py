@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from ddplaunch.system.console.tables import Look, written
-from ddplaunch.tools.doctor import Check, Finding, Report, Subject, Verdict, checks, show
-from ddplaunch.tools.doctor.examine import chosen, examine, presentable
+from ddplaunch.tools.doctor import Check, Finding, Report, Subject, Verdict, show
+from ddplaunch.tools.doctor.examine import ALL_CHECKS, chosen, examine, presentable
 from tests.unit.builders import refusal
 
 HERE = Subject(env={"HOME": "/home/ada"}, python="/home/ada/env/bin/python")
@@ -103,12 +103,12 @@ def test_of_several_nodes_the_findings_are_counted_and_not_the_nodes():
     ],
 )
 def test_a_check_that_does_not_exist_is_refused(only, message, hint):
-    said, to_type = refusal(lambda: chosen(checks.ALL, only))
+    said, to_type = refusal(lambda: chosen(ALL_CHECKS, only))
     assert said == message
     assert to_type is not None
     assert to_type.startswith(hint)
 
 
 def test_each_check_has_a_name_of_its_own():
-    names = [check.id for check in checks.ALL]
+    names = [check.id for check in ALL_CHECKS]
     assert len(set(names)) == len(names)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddplaunch.record.seen.at_exit import at_exit
 from ddplaunch.record.seen.dump import parse_dump
+from ddplaunch.record.seen.stack import exit_state
 
 CWD = "/home/me"
 LIBRARY = "/usr/lib/python3.11"
@@ -50,4 +50,4 @@ STEP = f'  File "{CWD}/train.py", line 88 in step\n  File "{CWD}/train.py", line
          "atexit", "the script runs", "no frame", "too deep to know", "no dump"],
 )  # fmt: skip
 def test_what_python_waits_for_is_told_once_the_script_has_ended(text: str, said: str) -> None:
-    assert at_exit(parse_dump(text), CWD) == said
+    assert exit_state(parse_dump(text), CWD) == said

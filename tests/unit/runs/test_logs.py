@@ -50,7 +50,7 @@ def shown(capfdbinary: pytest.CaptureFixture[bytes], run: Path, named: str | Non
     """What is shown with these options."""
     given: dict[str, Any] = {"ranks": None, "pattern": None, "since": None, "follow": False, "now": NOW, **options}
     env = {"XDG_STATE_HOME": str(run.parents[2])}
-    assert logs.show(env, named, logs.wanted(**given), lambda text: None) == 0
+    assert logs.show(env, named, logs.wanted(**given)) == 0
     return capfdbinary.readouterr().out
 
 
@@ -109,14 +109,13 @@ def test_of_a_run_that_was_typed_here_the_hosts_are_named_that_have_its_logs(run
     assert "ddplaunch logs run` shows those of gpu01" in str(raised.value.hint)
 
 
-def test_a_folder_that_is_none_of_a_run_has_no_heading(run, tmp_path):
-    said: list[str] = []
+def test_a_folder_that_is_none_of_a_run_has_no_heading(run, tmp_path, capfd):
     want = logs.wanted(None, None, None, follow=False, now=NOW)
     with pytest.raises(LaunchError) as raised:
-        logs.show({"XDG_STATE_HOME": str(run.parents[2])}, str(tmp_path), want, said.append)
+        logs.show({"XDG_STATE_HOME": str(run.parents[2])}, str(tmp_path), want)
     assert raised.value.message == f"there are no logs in {tmp_path}"
     assert (raised.value.hint or "").startswith("that is no folder of a run; ")
-    assert said == []
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

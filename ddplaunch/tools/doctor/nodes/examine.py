@@ -29,12 +29,12 @@ from ddplaunch.system.net.addresses import is_loopback
 from ddplaunch.system.process.files import replaced
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import count, duration, some, why_failed
-from ddplaunch.tools.doctor import SEVERITIES, CheckResult, NodesReport, Report, checks
-from ddplaunch.tools.doctor.examine import presentable
+from ddplaunch.tools.doctor import SEVERITIES, CheckResult, NodesReport, Report
+from ddplaunch.tools.doctor.examine import ALL_CHECKS, presentable
 from ddplaunch.tools.doctor.nodes import Concern, agreement, joined, messages, network
 from ddplaunch.tools.doctor.nodes.agreement import Clock
+from ddplaunch.tools.doctor.nodes.network import Pair, doubtful, halves
 from ddplaunch.tools.doctor.nodes.nodes import Batch, Nodes
-from ddplaunch.tools.doctor.nodes.pairs import Pair, doubtful, halves
 
 _MODULE = "ddplaunch.tools.doctor.nodes.host"
 _START, _START_EACH = 20.0, 0.05  # seconds: a login may take 10, and of many hosts 64 start at once
@@ -228,7 +228,7 @@ class _Examination:
         chosen, only = self._nodes.alive, self._only
         if self._is_shared:
             # the job of two workers would be late beside all that starts here
-            others = ",".join(check.id for check in checks.ALL if check.id != "all-reduce")
+            others = ",".join(check.id for check in ALL_CHECKS if check.id != "all-reduce")
             chosen, only = chosen[:1], only or others
         return self._nodes.post(dict.fromkeys(chosen, messages.Examine(only)), _CHECKS)
 

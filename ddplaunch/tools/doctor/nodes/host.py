@@ -234,11 +234,10 @@ def examine(request: messages.Examine, order: Order) -> messages.Examined:
         LaunchError: there is no such check, or no such interpreter here.
     """
     from ddplaunch.reach import order as orders
-    from ddplaunch.tools.doctor import checks
     from ddplaunch.tools.doctor import examine as doctor
 
     _enter(order)
-    chosen = doctor.chosen(checks.ALL, request.only)
+    chosen = doctor.chosen(doctor.ALL_CHECKS, request.only)
     report = doctor.examine(chosen, doctor.subject_of(orders.spec(order), _variables(order)))
     return messages.Examined(doctor.presentable(report, ""))  # no longer than the doctor takes
 

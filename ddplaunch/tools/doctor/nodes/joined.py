@@ -27,7 +27,7 @@ from ddplaunch.reach.messages import order as order_in
 from ddplaunch.reach.protocol import PROTOCOL
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options import token
-from ddplaunch.system.errors import LaunchError, tell
+from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, RENDEZVOUS
 from ddplaunch.system.fields import Host, Line, Malformed, decoder, line
 from ddplaunch.system.fields import host as host_name
@@ -191,7 +191,7 @@ class Gathering:
         """Print who was refused, and why, a few times: without a token anybody may come."""
         self._refusals += 1
         if self._refusals <= MAX_REFUSALS:
-            tell(f"ddplaunch: {who} was refused: {why}\n")
+            say(f"{who} was refused: {why}")
 
     def _on_opened(self, peer: Peer) -> None:
         """Wait for the hello of a node that has proved the key; refuse a node rank that is taken, or too high."""

@@ -1,4 +1,7 @@
-"""From measured ways between nodes to what is wrong: a node, one direction of it, or the link of two nodes. Pure."""
+"""The network between nodes: which pairs of nodes measure, and what is wrong by their measurements. Pure.
+
+At fault is a node, one direction of a node, or the link of two nodes.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from ddplaunch.system.words import count, duration, size, some
 from ddplaunch.tools.doctor import Finding, Severity
 from ddplaunch.tools.doctor.nodes import Concern
 from ddplaunch.tools.doctor.nodes.messages import Facts, Way
-from ddplaunch.tools.doctor.nodes.pairs import Pair, pair_of
 
+Pair = tuple[int, int]  # node ranks, ascending
 Direction = tuple[int, int]  # node ranks: from, to
 Ways = Mapping[Direction, Way]
 
@@ -28,6 +31,65 @@ _LATE, _LATER = 3.0, 0.0005  # times the usual, and seconds more
 _LATEST = 0.005  # seconds, which light needs for 500 km and back: these nodes are not in one place
 _LOSSY = 0.01  # at 1 % TCP falls below 200 MB/s (Mathis et al. 1997: 1448 bytes / 0.1 ms * 1.22 / sqrt(0.01))
 EPHEMERAL = "the ports that the kernel chooses"
+
+
+# --- which nodes measure each other: n log n pairs in rounds, then the doubtful ones once more
+
+
+# In a round a node is in one pair at most, so that no pair slows another one on the cards of its nodes.
+
+
+def pair_of(one: int, other: int) -> Pair:
+    """Return two nodes as a pair."""
+    return (one, other) if one < other else (other, one)
+
+
+def halves(nodes: Sequence[int]) -> list[list[Pair]]:
+    """Return the rounds: each node of one half with one of the other half, then the same within each half, and so on.
+
+    Of three nodes all pairs meet: of two pairs alone the usual could not be told from the slow.
+    """
+    if len(nodes) == 3:
+        first, second, third = nodes
+        return [[(first, second)], [(second, third)], [(first, third)]]
+    rounds: list[list[Pair]] = []
+    groups = [list(nodes)]
+    while groups := [group for group in groups if len(group) > 1]:
+        middles = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in groups]
+        rounds.append([pair_of(*pair) for lower, upper in middles for pair in zip(lower, upper, strict=False)])
+        groups = [half for both in middles for half in both]
+    return rounds
+
+
+def doubtful(speeds: Mapping[Pair, float], bad: Collection[Pair]) -> list[Pair]:
+    """Return one more round of pairs, which shows whether a node or a link is at fault for the `bad` pairs so far.
+
+    A node without any good pair meets the fastest node that it has not met, or one in doubt as well: if that pair is bad too, the
+    node is at fault, else the link was. Two such rounds leave no node with one bad pair alone, where there are nodes to meet.
+    Bad pairs whose nodes are free otherwise are measured again, since a moment's load looks the same.
+    """
+    best: dict[int, float] = {}
+    for pair, speed in speeds.items():
+        for node in pair if pair not in bad else ():
+            best[node] = max(speed, best.get(node, 0.0))
+    worst_first = sorted(bad, key=lambda pair: speeds[pair])
+    suspects = list(dict.fromkeys(node for pair in worst_first for node in pair if node not in best))
+    partners = [*sorted(best, key=lambda node: -best[node]), *suspects]
+    busy: set[int] = set()
+    chosen: list[Pair] = []
+    for suspect in suspects:
+        free = (node for node in partners if node not in (*busy, suspect) and pair_of(suspect, node) not in speeds)
+        if suspect not in busy and (partner := next(free, None)) is not None:
+            busy |= {suspect, partner}
+            chosen.append(pair_of(suspect, partner))
+    for pair in worst_first:
+        if busy.isdisjoint(pair):
+            busy |= set(pair)
+            chosen.append(pair)
+    return chosen
+
+
+# --- which ways are slow
 
 
 class Usual(Struct, frozen=True):
@@ -63,7 +125,7 @@ def usual(ways: Ways) -> Usual:
 
 
 def why_slow(way: Way, expected: Usual) -> str:
-    """Return in which respect a way is slow, "" if it is not slow."""
+    """Return in which respect a way is slow, "" for a way that is not slow."""
     reasons = []
     if way.speed < max(_SLOW * expected.speed, _SLOWEST):
         reasons.append(f"{_speed(way.speed)}, usual here are {_speed(expected.speed)}")
@@ -191,7 +253,7 @@ def _attribute(
 
 
 def _judge_reach(names: Sequence[str], ways: Ways) -> Iterator[Concern]:
-    """Yield which nodes do not reach which others at all."""
+    """Yield which nodes do not reach which other nodes at all."""
     faults = {
         direction: ", ".join(dict.fromkeys(one.why for one in way.blocked)) or "no address of it is known"
         for direction, way in ways.items()

@@ -13,7 +13,7 @@ from ddplaunch.reach import diagnose
 from ddplaunch.reach.connections import MAX_STARTING, NOTICE_AFTER, AgentStart, HostConnection, HostPhase
 from ddplaunch.reach.diagnose import HostError
 from ddplaunch.reach.protocol import ORDER, PROTOCOL, REQUEST
-from ddplaunch.system.errors import tell
+from ddplaunch.system.errors import say
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
@@ -80,7 +80,7 @@ class Nodes:
 
         def name_silent() -> None:
             silent = [self.names[rank] for rank, host in enumerate(self._hosts) if host.phase in starting]
-            tell(f"ddplaunch: waiting {within:g} s at most for {some(silent)}\n")
+            say(f"waiting {within:g} s at most for {some(silent)}")
 
         notice = self._loop.timer(self._loop.now() + NOTICE_AFTER, name_silent)
         self._run(lambda: not any(host.phase in starting for host in self._hosts), self._loop.now() + within)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.tools.doctor.nodes import Concern
 from ddplaunch.tools.doctor.nodes.messages import Blocked, Facts, Way
-from ddplaunch.tools.doctor.nodes.network import bad_pairs, best_of, judge, summary
-from ddplaunch.tools.doctor.nodes.pairs import doubtful, halves
+from ddplaunch.tools.doctor.nodes.network import bad_pairs, best_of, doubtful, halves, judge, summary
 
 FINE = Way(address="10.0.0.1", latency=0.0001, speed=1e9, mtu=1500)
 SLOW = Way(address="10.0.0.1", latency=0.0001, speed=2e8, mtu=1500)

@@ -1,17 +1,136 @@
-"""The curves of a run as SVG, a chart for each figure: few ranks have a line each, many a median and a band. Pure."""
+"""The pictures of a run as SVG: the timeline of all ranks, and curves, a chart for each figure. Pure.
+
+The timeline has a row for each rank, a bar for each generation, gaps and restarts across them. In a chart few ranks have a line
+each, many have a median and a band. The size of a picture is bounded, however many restarts there were: bars that are too narrow
+to be seen become one.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from math import ceil, floor, log10
 
 from ddplaunch.system.words import duration, size
-from ddplaunch.tools.page.history import History
-from ddplaunch.tools.page.markup import Html, scrolling, table, tag
+from ddplaunch.tools.page.history import History, Life
+from ddplaunch.tools.page.markup import Html, join, scrolling, table, tag
 from ddplaunch.tools.page.samples import Curve, Point
 
-_LEFT, _WIDTH, _TOP, _HEIGHT, _RIGHT = 90, 900, 10, 110, 10  # units of the picture, as wide as the timeline
+_LEFT, _WIDTH = 90, 900  # units of a picture: room for names, and for the time of the run
+_RESTARTS = 200  # that are marked
+
+_Place = Callable[[float], float]
+
+
+def _length(run: History) -> float:
+    """Return how many seconds a run took, more than none, since pictures divide by them."""
+    return max(run.ended - run.began, 1e-3)
+
+
+def _from_left(run: History) -> _Place:
+    """Return what places a time of the run in a picture: so many units from the left."""
+    length = _length(run)
+    return lambda at: round(_LEFT + _WIDTH * min(max((at - run.began) / length, 0.0), 1.0), 1)
+
+
+# --- the timeline
+
+
+_AXIS = 30  # units above the rows
+_MOST_BARS = 30_000
+_MOST_RANKS = 2048
+_KINDS = ("good", "stopped", "failed", "running")  # the later ones are drawn over the earlier ones
+
+
+def timeline(run: History) -> Html:
+    """Return the picture; its text alternative is the table of generations."""
+    rows = [list(lives) for _, lives in groupby(run.lives, key=lambda life: life.rank)][:_MOST_RANKS]
+    if not rows:
+        return tag("p", "What the nodes recorded is on their hosts." if run.is_of_command else "No worker was started.")
+    height = 16 if len(rows) <= 64 else 8
+    bottom = _AXIS + height * len(rows)
+    x = _from_left(run)
+    finest = max(0.5, _WIDTH * len(rows) / _MOST_BARS)
+    every = 1 if height == 16 else 8
+    drawn = []
+    for index, lives in enumerate(rows):
+        top = _AXIS + index * height
+        name = f"rank {lives[0].rank}"
+        if index % every == 0:
+            drawn.append(tag("text", name, x=_LEFT - 8, y=top + (12 if height == 16 else 8), class_="name"))
+        last = lives[-1]
+        title = tag("title", f"{name}: {last.how or 'running'}" + (f", {len(lives)} starts" if len(lives) > 1 else ""))
+        drawn.append(tag("g", title, _bars(lives, x, run.ended, top + 1, height - 2, finest)))
+    lines = [
+        tag("path", d=f"M{x(one.began)} {_AXIS - 6}V{bottom}", class_="restart")
+        for one in run.generations[1:][:_RESTARTS]
+    ]
+    gaps = [
+        tag("rect", tag("title", f"did not run for {duration(gap.ended - gap.began)}"), x=x(gap.began), y=_AXIS,
+            width=max(x(gap.ended) - x(gap.began), 1.0), height=bottom - _AXIS, class_="gap")
+        for gap in run.gaps[:_RESTARTS]
+    ]  # fmt: skip
+    return tag(
+        "svg",
+        tag(
+            "title",
+            f"Timeline of {len(rows)} ranks over {duration(_length(run))}, which the table below has too",
+            id="drawn",
+        ),
+        _axis(_length(run)),
+        drawn,
+        gaps,
+        lines,
+        viewBox=f"0 0 {_LEFT + _WIDTH + 10} {bottom + 6}",
+        role="img",
+        aria_labelledby="drawn",
+    )
+
+
+def _bars(lives: Iterable[Life], x: _Place, until: float, top: int, height: int, finest: float) -> Html:
+    """Return the bars of one rank, those of a kind as one path."""
+    spans: dict[str, list[list[float]]] = {}
+    for life in lives:
+        of_kind = spans.setdefault(life.kind, [])
+        left = x(life.began)
+        right = max(x(until if life.ended is None else life.ended), left + 1.0)
+        if of_kind and left - of_kind[-1][0] < finest:
+            of_kind[-1][1] = max(of_kind[-1][1], right)
+        else:
+            of_kind.append([left, right])
+    paths = []
+    for kind in _KINDS:
+        if kind in spans:
+            d = "".join(f"M{left:g} {top}H{right:g}v{height}H{left:g}z" for left, right in spans[kind])
+            paths.append(tag("path", d=d, class_=kind))
+    # not by colour alone: a failure has a cross at its end
+    cross = [f"M{right - 4:g} {top}l4 {height}m0 -{height}l-4 {height}" for _, right in spans.get("failed", ())]
+    return join(paths, tag("path", d="".join(cross), class_="cross") if cross else "")
+
+
+def _axis(length: float) -> Html:
+    """Return the times above the rows."""
+    quarters = range(5)
+    anchors = ("start", "middle", "middle", "middle", "end")
+    return join(
+        [
+            tag(
+                "text",
+                duration(length * at / 4) if at else "0 s",
+                x=_LEFT + _WIDTH * at / 4,
+                y=14,
+                text_anchor=anchors[at],
+            )
+            for at in quarters
+        ]
+    )
+
+
+# --- the curves
+
+
+_TOP, _HEIGHT, _RIGHT = 10, 110, 10  # units above, of and beside a chart
 _EACH = 8  # ranks that have a line of their own, and a colour and a dash in the style sheet
 _MOST_ROWS = 1024
 _PARTS = 300  # of the time, which the band of many ranks has points for
@@ -58,12 +177,9 @@ _SHOW: dict[str, Callable[[float], str]] = {
 
 def _chart(run: History, curve: Curve) -> Html:
     """Draw a figure over time: a line for each rank, or, for many ranks, a band."""
-    span = max(run.ended - run.began, 1e-3)
     largest = max(point.value for points in curve.ranks.values() for point in points)
     top = _round_up(largest, curve.unit)
-
-    def x(at: float) -> float:
-        return round(_LEFT + _WIDTH * min(max((at - run.began) / span, 0.0), 1.0), 1)
+    x = _from_left(run)
 
     def y(value: float) -> float:
         return round(_TOP + _HEIGHT * (1 - value / top), 1)
@@ -72,7 +188,9 @@ def _chart(run: History, curve: Curve) -> Html:
     bottom = _TOP + _HEIGHT
     parts = [tag("path", d=f"M{_LEFT} {y(top * at)}h{_WIDTH}", class_="grid") for at in (0, 0.5, 1)]
     parts += [tag("text", show(top * at), x=_LEFT - 8, y=y(top * at) + 4, class_="name") for at in (0, 0.5, 1)]
-    parts += [tag("path", d=f"M{x(one.began)} {_TOP}V{bottom}", class_="restart") for one in run.generations[1:201]]
+    parts += [
+        tag("path", d=f"M{x(one.began)} {_TOP}V{bottom}", class_="restart") for one in run.generations[1:][:_RESTARTS]
+    ]
     if len(curve.ranks) <= _EACH:
         for index, (rank, points) in enumerate(curve.ranks.items()):
             line = _line(points, lambda point: (x(point.at), y(point.value)))
@@ -103,7 +221,7 @@ def _line(points: Sequence[Point], place: Callable[[Point], tuple[float, float]]
 
 def _band(run: History, curve: Curve, x: Callable[[float], float], y: Callable[[float], float]) -> Iterator[Html]:
     """Return the band between the lowest and the highest rank, and the line of the median."""
-    width = max(run.ended - run.began, 1e-3) / _PARTS
+    width = _length(run) / _PARTS
     parts: dict[tuple[int, int], list[float]] = {}
     for points in curve.ranks.values():
         for point in points:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ddplaunch.system.process.shell import run_in_shell
+from ddplaunch.system.process.command import run_in_shell
 
 ENV = {"PATH": os.environ["PATH"]}
 
