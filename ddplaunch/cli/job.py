@@ -196,6 +196,7 @@ class JobCommand(Command):
 
     def mistake(self, error: click.UsageError, args: Sequence[str]) -> LaunchError:
         """Return what is wrong with the options, and what was probably meant."""
+        # those of this verb, which its help shows; all others it hands on, as options of the job
         own = [name for option in self.own_options for name in option.opts]
         words = [*own, *_FLAGS]
         if (

@@ -57,7 +57,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 
 
 
 class SubmitCommand(Command):
-    """A command with all options of sbatch that we know, hidden, and any other."""
+    """A command that takes all options of sbatch that we know, and others; its help shows only our own."""
 
     def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), **settings: Any) -> None:
         """Add all options of sbatch to our own `params`; what follows the options is the job."""
@@ -65,9 +65,10 @@ class SubmitCommand(Command):
         rest = click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete)
         options: list[click.Parameter] = []
         for name in sorted(KNOWN.difference(_OURS)):
-            kind: dict[str, Any] = {"is_flag": name in FLAGS, "flag_value": _NO_VALUE}
+            # click: with a `flag_value`, an option need not have a value; without `is_flag`, it may have one
+            without_value: dict[str, Any] = {"is_flag": name in FLAGS, "flag_value": _NO_VALUE}
             names = [f"--{name}", *letters.get(name, ())]
-            options.append(click.Option(names, type=_Value(), **(kind if name in FLAGS | OPTIONAL else {})))
+            options.append(click.Option(names, type=_Value(), **(without_value if name in FLAGS | OPTIONAL else {})))
         context = {"allow_interspersed_args": False, "ignore_unknown_options": True}
         super().__init__(*args, params=[*params, *options, rest], context_settings=context, **settings)
         self.own_options = [param for param in params if isinstance(param, click.Option)]

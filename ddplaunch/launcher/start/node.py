@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # one node needs none of it, or its agent alone
     from ddplaunch.spec.outcome import ClusterEnding
 
 
-_STACKS_WITHIN = 2.0  # seconds
+_STACKS_WITHIN = 2.0  # seconds that workers have to write their stacks before they are stopped
 _LOOKS = 4  # whether workers move, in --hang-timeout
 _AT_REST = 10.0  # seconds from look to look without it, each of which takes 3 ms: a minute's rest is named that exactly
 _PTY = ": `srun --pty` gives one to the first node"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ddplaunch.record.events import VERSION
 from ddplaunch.record.seen import LONGEST_REPEATED_MEMBERS, MAX_ENTRIES, Arrivals, Sample
@@ -30,9 +30,18 @@ _Group: TypeAlias = "tuple[str, str]"  # its name and its ranks
 _Came: TypeAlias = "dict[_Group, dict[int, dict[int, int]]]"  # by group, number and rank: nanoseconds
 
 
+class _Call(NamedTuple):
+    """A collective of one group."""
+
+    number: int
+    at: int  # nanoseconds
+    name: str
+    sizes: str
+
+
 def arrivals(rank: int, bodies: Iterable[bytes], members: Mapping[str, str], every: int = 1) -> list[Arrivals]:
     """Return when a worker came to the collectives of each group, as its recorders tell; of the steps, only one in `every`."""
-    calls: dict[str, list[tuple[int, int, str, str]]] = {}
+    calls: dict[str, list[_Call]] = {}
     for body in bodies:
         for fields in entries_of(body):
             group = _group(fields)
@@ -42,16 +51,18 @@ def arrivals(rank: int, bodies: Iterable[bytes], members: Mapping[str, str], eve
             if group not in calls and len(calls) == _MOST_GROUPS:
                 continue
             of_group = calls.setdefault(group, [])
-            if of_group and index < of_group[-1][0]:
+            if of_group and index < of_group[-1].number:
                 of_group.clear()  # a group of this name was made again, and counts from the start
-            if not of_group or index > of_group[-1][0]:  # collectives that are called as one share a number
-                of_group.append((index, at, str(fields.get("profiling_name")), str(fields.get("input_sizes"))))
+            if not of_group or index > of_group[-1].number:  # collectives that are called as one share a number
+                name, sizes = str(fields.get("profiling_name")), str(fields.get("input_sizes"))
+                of_group.append(_Call(index, at, name, sizes))
     is_too_much = sum(map(len, calls.values())) > _MOST_ENTRIES
     most = _MOST_ENTRIES // len(calls) if is_too_much else _MOST_ENTRIES
     return [_of_group(rank, group, of_group, members, every, most) for group, of_group in calls.items()]
 
 
 def _group(fields: Mapping[str, Any]) -> str:
+    """Return the backend and the name of a call's group: "nccl default_pg"."""
     name = fields.get("process_group")
     carrier = str(fields.get("profiling_name")).partition(":")[0]
     return piece(f"{carrier} {name[0] if isinstance(name, list) and name else ''}", _LONGEST)
@@ -60,30 +71,31 @@ def _group(fields: Mapping[str, Any]) -> str:
 def _of_group(
     rank: int,
     group: str,
-    calls: Sequence[tuple[int, int, str, str]],
+    calls: Sequence[_Call],
     members: Mapping[str, str],
     every: int,
     most: int,
 ) -> Arrivals:
     """Return when a rank came to the last `most` collectives of a group, for every `every`-th step, and how long a step is."""
-    kinds = [(name, sizes) for _, _, name, sizes in calls]
-    length, period = step([(at, kind) for (_, at, *_), kind in zip(calls, kinds, strict=True)])
+    kinds = [(call.name, call.sizes) for call in calls]
+    length, period = step([(call.at, kind) for call, kind in zip(calls, kinds, strict=True)])
     # where there is one operation and its sizes change, a step may be one call or all of them
     if not length and len({name for name, _ in kinds}) > 1 and not _repeats_rarely(kinds):
-        length, period = step([(at, name) for _, at, name, _ in calls])
-    kept = [(index, at) for index, at, *_ in calls]
+        length, period = step([(call.at, call.name) for call in calls])
+    kept = calls
     if length and every > 1:
-        steps = _kept(kept[0][0], kept[-1][0], length, every)
-        kept = [(index, at) for index, at in kept if index // length in steps]
-    ranks = members.get(group.partition(" ")[2], "")
+        steps = _steps_to_keep(calls[0].number, calls[-1].number, length, every)
+        kept = [call for call in calls if call.number // length in steps]
+    _, _, own_name = group.partition(" ")  # behind the backend, see `_group`
+    ranks = members.get(own_name, "")
     return Arrivals(
         rank=rank,
         group=group,
         members=ranks if len(ranks) <= LONGEST_REPEATED_MEMBERS else "",
-        numbers=gaps(index for index, _ in kept[-most:]),
-        times=gaps(at for _, at in kept[-most:]),
-        newest=calls[-1][0],
-        newest_at=calls[-1][1],
+        numbers=gaps(call.number for call in kept[-most:]),
+        times=gaps(call.at for call in kept[-most:]),
+        newest=calls[-1].number,
+        newest_at=calls[-1].at,
         length=number(length),
         period=duration(period),
     )
@@ -94,7 +106,7 @@ def gaps(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(size(after - before) for before, after in pairwise((0, *values)))
 
 
-def _kept(first: int, last: int, length: int, every: int) -> range:
+def _steps_to_keep(first: int, last: int, length: int, every: int) -> range:
     """Return the steps to keep of those that are whole between these numbers: one in `every`, but two if there are two.
 
     The steps are multiples of a power of two, so that ranks which know fewer steps keep the same steps, and some between.

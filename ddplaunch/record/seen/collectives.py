@@ -262,7 +262,7 @@ def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
 
 def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     """Return where the last living ranks were when they had to end, and who waited for whom; each rank's location once."""
-    # a process without our handler may just as well have been at its end
+    # NOT_BEGUN says only that our handler of stacks is not there, which is so at the end of a process, too
     alive = [sample for sample in samples if not (sample.ended or sample.child or sample.state == NOT_BEGUN)]
     ranks = {sample.rank: sample for sample in alive}
     groups = _groups(ranks)
@@ -271,9 +271,11 @@ def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     named = frozenset[int]().union(*(of_ranks for _, of_ranks in explained))
     elsewhere: dict[tuple[str, str], list[int]] = {}
     for sample in alive:
-        if sample.rank not in named and (sample.main or sample.state):
+        is_known = bool(
+            sample.main or sample.state
+        )  # by a stack, or by a sentence in place of one: "its script has ended"
+        if is_known and sample.rank not in named:
             elsewhere.setdefault((sample.state, where(sample, cwd)), []).append(sample.rank)
-    # what is known instead of a stack may be a sentence: "its script has ended"
     locations = [
         these_ranks(who) + (f": {state}" if state else f" {'was' if len(who) == 1 else 'were'} in {text}")
         for (state, text), who in list(elsewhere.items())[:_MOST]

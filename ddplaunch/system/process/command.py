@@ -121,7 +121,10 @@ def _guard(parent: int, answer: int, run_command: Callable[[], tuple[int | None,
 
 
 def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> tuple[int | None, str]:
-    """Run the command in a shell, and kill the processes that the command leaves behind, whatever ends this call."""
+    """Run the command in a shell, and kill the processes that the command leaves behind, whatever ends this call.
+
+    This is called in a child of its own, the guard, so that all below it are the command's.
+    """
     from subprocess import PIPE, STDOUT, Popen, TimeoutExpired  # few jobs have such a command
 
     def prepare() -> None:
@@ -150,7 +153,7 @@ def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> t
         tail = _tail_until_end(process.pid, process.stdout.fileno(), until)
     finally:
         code = process.poll() if process is not None else None
-        signal_leftovers(signal.SIGKILL, tree.descendants(us), sparing=True)
+        signal_leftovers(signal.SIGKILL, tree.descendants(us), sparing=True)  # those that tidy up end by themselves
         if process is not None:
             with suppress(TimeoutExpired):  # it is in uninterruptible sleep
                 process.wait(_KILLED)

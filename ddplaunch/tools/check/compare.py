@@ -231,12 +231,15 @@ def _unpaired(traces: Sequence[Trace], cwd: str) -> Iterator[Mismatch]:
                 continue
             ends = ((source, one, f"to rank {target}"), (target, other, f"from rank {source}"))
             if all(call is not None or by_rank[rank].is_complete for rank, call, _ in ends):
-                yield _unpaired_at(ends, cwd)
+                yield _mismatch_of_pair(ends, cwd)
             break
 
 
-def _unpaired_at(ends: Sequence[tuple[int, Call | None, str]], cwd: str) -> Mismatch:
-    """Return the mismatch of two ranks: each end is a rank, its call (None: no more calls) and "to rank 3" or "from rank 3"."""
+def _mismatch_of_pair(ends: Sequence[tuple[int, Call | None, str]], cwd: str) -> Mismatch:
+    """Return the mismatch of two ranks of which one calls no more, or whose calls have different tensors.
+
+    Each end is a rank, its call (None: no more calls) and "to rank 3" or "from rank 3".
+    """
     sides = []
     for rank, call, way in ends:
         verb = "sends" if way.startswith("to") else "receives"

@@ -79,9 +79,10 @@ def judge(trial: Trial) -> Verdict:
     if "no torch" in steps or "No module named 'torch'" in trial.err:
         return Verdict("there is no torch")  # which the check of the interpreter says
     was_measured = last in ("end", "nccl") or (last == "gloo" and "gpu" not in steps)
-    if was_measured and trial.status in (0, TIMEOUT, None):  # on a busy machine the ends of the workers take long, too
+    was_late = trial.status in (TIMEOUT, None)  # ddplaunch has stopped the job, or did not end itself
+    if was_measured and (was_late or trial.status == 0):  # on a busy machine the ends of the workers take long, too
         return Verdict(facts, tuple(_slow(steps)))
-    if trial.status in (TIMEOUT, None):
+    if was_late:
         return Verdict(
             facts or "not measured", (_late(last, max((step.seconds for step in trial.steps), default=0.0)),)
         )

@@ -174,27 +174,34 @@ _WHY_NONE = "one worker has the command's own stdout and stderr, and no logs, un
 
 
 def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
-    """The logs of the ranks that are wanted."""
-    plan = Run(run.folder).plan
-    world_size = plan.get("world_size")
-    may_come = want.follow and goes_on(run.folder)  # that of a worker which has not started yet
+    """Return the logs of the ranks that are wanted.
+
+    Raises LaunchError: the run has no such rank, or a log that is wanted is not here, and no worker that starts later brings it.
+    """
+    world_size = Run(run.folder).plan.get("world_size")
     if isinstance(world_size, int) and (never := {rank for rank in want.ranks or () if rank >= world_size}):
         raise find.no_such_ranks(run.name, never, world_size)
-    if not logs and not may_come and plan.get("workers") == []:  # it is the plan of the command that started all agents
-        raise _on_its_hosts(run)
-    if want.ranks is None:
-        if not logs and not may_come:
-            no_run = "that is no folder of a run; `ddplaunch logs` alone shows those of the latest"
-            raise LaunchError(f"there are no logs in {run.folder}", hint=no_run if world_size is None else _WHY_NONE)
-        return logs
-    missing = want.ranks - {log.rank for log in logs}
-    if missing and not may_come:
-        what = f"there is no log of {these_ranks(missing)} of {run.name}"
-        if not logs:
-            raise LaunchError(f"{what} in {run.folder}", hint=_WHY_NONE)
-        there = f"here are those of {compress(log.rank for log in logs)}; the others are on the hosts of their nodes"
-        raise LaunchError(f"{what} here", hint=there)
-    return [log for log in logs if log.rank in want.ranks]
+    there = {log.rank for log in logs}
+    are_missing = not logs if want.ranks is None else not want.ranks <= there
+    if are_missing and not (want.follow and goes_on(run.folder)):
+        raise _none_of(run, want.ranks, there)
+    return [log for log in logs if want.ranks is None or log.rank in want.ranks]
+
+
+def _none_of(run: Known, wanted: Collection[int] | None, there: Collection[int]) -> LaunchError:
+    """Return why there are no logs of the ranks that are `wanted`, None for all, but only of those that are `there`."""
+    plan = Run(run.folder).plan
+    if not there and plan.get("workers") == []:  # it is the plan of the command that started all agents
+        return _on_its_hosts(run)
+    if wanted is None:
+        is_no_run = plan.get("world_size") is None
+        no_run = "that is no folder of a run; `ddplaunch logs` alone shows those of the latest"
+        return LaunchError(f"there are no logs in {run.folder}", hint=no_run if is_no_run else _WHY_NONE)
+    what = f"there is no log of {these_ranks({*wanted}.difference(there))} of {run.name}"
+    if not there:
+        return LaunchError(f"{what} in {run.folder}", hint=_WHY_NONE)
+    hint = f"here are those of {compress(there)}; the others are on the hosts of their nodes"
+    return LaunchError(f"{what} here", hint=hint)
 
 
 def _on_its_hosts(run: Known) -> LaunchError:

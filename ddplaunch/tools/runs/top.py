@@ -128,7 +128,7 @@ class _Top:
         self._colour = colour
         self._path = run.replies.socket_path
         self._board = Board()
-        self._asks = False  # whether to stop the job
+        self._asks_to_stop = False  # whether the last line asks if the job is to be stopped
         self.has_ended = False
 
     def loop(self, screen: _Screen) -> None:
@@ -158,15 +158,17 @@ class _Top:
 
     def _draw(self) -> None:
         width, height = os.get_terminal_size(1)
-        question = f"stop {heading(of_running(self._board.replies))}, as Ctrl-C does? y or n" if self._asks else ""
+        question = (
+            f"stop {heading(of_running(self._board.replies))}, as Ctrl-C does? y or n" if self._asks_to_stop else ""
+        )
         shown = self._board.lines(width, height, question)
         text = written([section(*shown)], Look(self._colour, width))
         _write("\x1b[H" + text.replace("\n", "\x1b[K\r\n") + "\x1b[J")
 
     def _pressed(self, key: str, screen: _Screen) -> bool:
         """Do what a key asks for; False: leave."""
-        if self._asks:
-            self._asks = False
+        if self._asks_to_stop:
+            self._asks_to_stop = False
             if key == "y":
                 self._stop()
             return True
@@ -175,13 +177,13 @@ class _Top:
             case "q":
                 return False
             case "k":
-                self._asks = True
+                self._asks_to_stop = True
             case "s":
-                self._apart(screen, lambda: print(stacks.of(self._env, self._run, stacks.Wanted())))
+                self._off_screen(screen, lambda: print(stacks.of(self._env, self._run, stacks.Wanted())))
             case "l" if rank is not None:
-                self._apart(screen, lambda: _logs(self._env, self._run, rank))
+                self._off_screen(screen, lambda: _logs(self._env, self._run, rank))
             case "a" if rank is not None:
-                self._apart(screen, lambda: talk.attach(self._env, self._run.run_id, str(rank)))
+                self._off_screen(screen, lambda: talk.attach(self._env, self._run.run_id, str(rank)))
             case _:
                 self._board.press(key)
         return True
@@ -191,7 +193,7 @@ class _Top:
             for _ in client.replies_of(sock, requests.StopRun(), _WITHIN):
                 break
 
-    def _apart(self, screen: _Screen, verb: Callable[[], object]) -> None:
+    def _off_screen(self, screen: _Screen, verb: Callable[[], object]) -> None:
         """Run a verb on the ordinary screen, where what it shows can be copied and stays."""
         with screen.left():
             try:

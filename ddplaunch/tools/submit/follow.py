@@ -87,10 +87,10 @@ class _Watch:
         self._tails = {tail.path: tail for tail in tails}
         self._shown: Mapping[str, int] = {}  # the job's output files, and the stream for each
         self._follow = follow
-        self._observed = Observation()
-        self._responds = True
+        self._observed = Observation()  # the last that Slurm has said of the job
+        self._slurm_responds = True
         self._ran = False  # then its output files appear soon
-        self._mid_line = False
+        self._mid_line = False  # what was shown last has no newline at its end
         self._dropped: set[int] = set()  # streams that cannot be written
 
     def run(self) -> int:
@@ -118,12 +118,12 @@ class _Watch:
             observed = forgotten(self._observed)
             lines: tuple[str, ...] = (observed.ended[""].text,)
         except ScontrolError as error:
-            if self._responds:
-                self._responds = False
+            if self._slurm_responds:
+                self._slurm_responds = False
                 self.print_below(f"Slurm does not respond, trying again: {error}")
             return False
         else:
-            self._responds = True
+            self._slurm_responds = True
             if self._follow and jobs:
                 self._shown = output_files(jobs[0])
                 self._ran = has_run(jobs[0])

@@ -171,13 +171,14 @@ def faulty_nodes(
 ) -> dict[int, tuple[Literal["slow", "unreachable"], str]]:
     """Return which nodes of so many are slow or out of reach as machines, and why in a line.
 
-    None if more than half of all are so or lost: the fault then lies with this host or the network.
+    Empty if more than half of all are so or lost: the fault then lies with this host or the network.
     """
     found: dict[int, tuple[Literal["slow", "unreachable"], str]] = {
         node: ("unreachable", why.message.partition("\n")[0]) for node, why in lost.items() if why.may_be_the_machines
     }
     for one in concerns:
         finding = one.finding
+        # a bad link between two nodes may be the fault of either
         if finding.check == "network" and finding.severity != "note" and not one.is_link:
             kind: Literal["slow", "unreachable"] = "slow" if finding.severity == "slow" else "unreachable"
             for node in one.nodes:

@@ -87,7 +87,8 @@ class Nodes:
         notice.cancel()
         for host in self._hosts:
             if host.phase in starting:
-                self._lose(host, diagnose.not_started(within) if host.agent.argv else _absent(within))
+                is_started_by_us = bool(host.agent.argv)
+                self._lose(host, diagnose.not_started(within) if is_started_by_us else _absent(within))
 
     @property
     def joining(self) -> dict[int, JoinedNode]:
