@@ -33,14 +33,18 @@ def job(job):
 
 @pytest.fixture
 def start(job, program):
-    """Type the command on each node, or on some, with the address of node 0 and a folder for runs of its own."""
+    """Type the command on each node, or on some, with the address of node 0 and a folder for runs of its own.
 
-    def start(nnodes, *flags, hosts=NODES, silence=SILENCE, steps=1):
+    Workers of stubborn hosts take longer to save than anybody waits.
+    """
+
+    def start(nnodes, *flags, hosts=NODES, silence=SILENCE, steps=1, stubborn=()):
         told = ["--nnodes", nnodes, "--node-rank", "{node_rank}", "--master-addr", job.bed.address(NODES[0])]
         limit = ["--heartbeat-timeout", f"{silence}s"] if silence else []
         for host in hosts:
             env = {"XDG_STATE_HOME": str(job.home / f"state-{host}")}
-            job.start_each(*told, "--nproc-per-node", 1, *limit, *flags, program("alone"), steps, hosts=[host], env=env)
+            worker = (program("alone"), steps, 600 if host in stubborn else 0)
+            job.start_each(*told, "--nproc-per-node", 1, *limit, *flags, *worker, hosts=[host], env=env)
 
     return start
 
@@ -95,7 +99,7 @@ def nobody_is_lost(job, hosts=NODES):
 
 @pytest.mark.parametrize("way", ONE_WAY, ids=" to ".join)
 def test_a_node_that_is_cut_off_one_way_has_no_worker_when_the_others_begin_and_comes_back(job, start, faults, way):
-    start("1:3")
+    start("1:3", stubborn=["node1"])
     first = newest(job, NODES)
     faults.cut(*way)
     second = newest(job, ["node0", "node2"])
@@ -156,7 +160,7 @@ def test_nobody_is_lost_who_is_cut_off_again_and_again_for_less_than_the_heartbe
 
 
 def test_a_node_0_that_is_typed_again_where_it_is_cut_off_does_not_train_beside_the_others(job, start, faults):
-    start("1:3")
+    start("1:3", stubborn=["node1", "node2"])
     first = newest(job, NODES)
     faults.part(["node0"], ["node1", "node2"])
     kill_agent(job, "node0")
@@ -187,7 +191,7 @@ def test_of_nodes_that_lose_each_other_the_larger_part_goes_on_where_the_command
     job, program, faults, ways, left
 ):
     told = ["--nnodes", "1:3", "--nproc-per-node", 1, "--heartbeat-timeout", f"{SILENCE}s"]
-    over_ssh.start(job, *told, program("alone"))
+    over_ssh.start(job, *told, program("alone"), 1, 1)
     first = newest(job, NODES)
     for way in ways:
         faults.cut(*way)

@@ -1,7 +1,8 @@
-"""A worker that trains with the others of its generation over the network: `alone.py [STEPS]`.
+"""A worker that trains with the others of its generation over the network: `alone.py STEPS SAVES`.
 
-trains-TERM-RANK is put up after so many steps, one if nothing is said. In each step rank 0 hears of all, and all of rank 0,
-which ends them after the sign `finish`. A worker that loses another one raises, as with gloo.
+trains-TERM-RANK is put up after so many steps. In each step rank 0 hears of all, and all of rank 0, which ends them after the
+sign `finish`. At SIGTERM a worker saves for so many seconds before it ends. One that loses another one raises, as with gloo;
+but one that saves waits for the lost one for ever, as with NCCL.
 
 As long as it lives, a worker has a lock of its generation. When it begins, it looks for locks of others, and puts up
 overlap-TERM-RANK if it finds one: then workers of two generations live. No clock has a part in that, for the kernel keeps the
@@ -12,6 +13,7 @@ import fcntl
 import itertools
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -25,6 +27,8 @@ MASTER = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 FLOCK = "hhqqi4x"  # struct flock of fcntl.h: type, whence, start, length, pid
 LOCKED_BY = "lives-"
 STEP, FINISH = b"s", b"f"
+
+steps, saves = int(sys.argv[1]), float(sys.argv[2])
 
 
 def live():
@@ -57,13 +61,14 @@ def meet():
 def hear(connection):
     """The next byte of another worker."""
     if not (word := connection.recv(1)):
+        if saves:
+            time.sleep(600)
         raise ConnectionError("connection closed by peer")
     return word
 
 
 def train(connections):
     """Take steps together until told to finish."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     for step in itertools.count(1):
         if RANK == 0:
             for connection in connections:
@@ -81,5 +86,13 @@ def train(connections):
         time.sleep(0.05)
 
 
+def save(*_):
+    """Take a while, and end."""
+    time.sleep(saves)
+    os._exit(0)
+
+
+if saves:
+    signal.signal(signal.SIGTERM, save)
 live()
 train(meet())
