@@ -82,3 +82,12 @@ class Silence:
     def describe(self, agent: float) -> str:
         """Say for how long the agent of a lost side was silent at least: "silent for 5 s"."""
         return f"silent for {self.most if agent >= self.most else self.host_limit:g} s"
+
+
+def describe_way(agent: float, host: float, *, sends_in_vain: bool) -> str:
+    """Say that a lost side hears nothing from here, if that can be known: ", and hears nothing from here"; else "".
+
+    Its kernel has sent packets since its agent was last heard, and none of them acknowledged what was sent from here again.
+    Once nothing is acknowledged, a TCP connection carries nothing new either way, so its agent is silent too.
+    """
+    return ", and hears nothing from here" if sends_in_vain and host < agent / 2 else ""

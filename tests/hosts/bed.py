@@ -5,7 +5,8 @@ plugged, so nothing is added to the network of the machine itself, and beds do n
 a network file system, but for /run, /dev/shm, /etc, /sys, the sockets of runs in /tmp, and /srv, which is the host's local disk.
 All ends with the process that made the bed, killed or not. It needs root.
 
-What a fault looks like to the others: cut and power_cut are silence; crash is a kernel that closes every connection.
+What a fault looks like to the others: cut and power_cut are silence; crash is a kernel that closes every connection. Faults of
+one way between two hosts are those of another switch, in faults.py.
 """
 
 import functools
@@ -68,6 +69,7 @@ class Bed:
             for number, name in enumerate(hosts)
         }
         self._slow: dict[tuple[str, int], Command] = {}
+        self._carrier: Command | None = None  # of all frames of the first network, in place of its bridge
         self._cut: set[str] = set()
         self._parted: tuple[str, ...] = ()
         self._clocks = dict.fromkeys(hosts, 0.0)  # seconds that a wall clock is ahead of what it should show
@@ -117,9 +119,9 @@ class Bed:
         """Remove all of it."""
         for host in (*self._hosts.values(), self._switch):
             host.kill()
-        for carrier in self._slow.values():
-            assert carrier.stdout is not None
-            carrier.stdout.close()
+        for carrier in (*self._slow.values(), *filter(None, [self._carrier])):
+            for pipe in filter(None, (carrier.stdin, carrier.stdout)):
+                pipe.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- who is who
@@ -248,6 +250,36 @@ class Bed:
             if self._hosts[host].is_on:
                 self._ip(f"link set {port} master br{network}\n")
 
+    def carry(self, switch: Path) -> Command:
+        """Plug all hosts into a program on the switch, in place of the bridge, until they are mended: see faults.py.
+
+        It is told their ports, in the order of the hosts, and has pipes for stdin and stdout.
+        """
+        ports = [self._plan.port(host, 0) for host in self.hosts]
+        self._ip("".join(f"link set {port} nomaster\n" for port in ports))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._carrier = self._switch.start([switch, *ports], os.environ, Path("/"), **pipes)
+        return self._carrier
+
+    def _uncarry(self) -> None:
+        """Plug all hosts into the bridge again."""
+        if self._carrier is not None:
+            with self._carrier:
+                self._carrier.kill()
+            self._carrier = None
+            self._ip("".join(f"link set {self._plan.port(host, 0)} master br0\n" for host in self.hosts))
+
+    def left_of_carriers(self) -> list[str]:
+        """What programs that carry frames have left on the switch: processes, their sockets, hosts that are not plugged in."""
+        sockets = Path(f"/proc/{self._switch.pid}/net/packet").read_text().splitlines()[1:]
+        plugged = self._ip("link show master br0\n")
+        ports = (self._plan.port(host, 0) for host in self.hosts)
+        return [
+            *map(str, proc.processes(self._switch.pid)),
+            *(f"packet socket {line}" for line in sockets),
+            *(f"port {port} outside the bridge" for port in ports if f" {port}@" not in plugged),
+        ]
+
     def set_clock(self, host: str, ahead: float) -> None:
         """Set the wall clock of a host, also under the programs that run there, `ahead` seconds before the right time."""
         assert self._clock is not None, "a bed whose clocks can be set is made with clocks=True"
@@ -264,6 +296,7 @@ class Bed:
 
     def mend(self) -> None:
         """Undo all faults; what runs on the hosts runs on."""
+        self._uncarry()
         if self._parted:
             ports = "".join(f"link set {self._plan.port(host, 0)} master br0\n" for host in self._parted)
             self._ip(f"{ports}link del apart\n")
@@ -300,11 +333,12 @@ class Bed:
     def _ports(self, host: str, state: str) -> None:
         self._ip("".join(f"link set {self._plan.port(host, network)} {state}\n" for network in self._plan.networks))
 
-    def _ip(self, batch: str, *options: str) -> None:
-        """Run `ip` on the switch."""
+    def _ip(self, batch: str, *options: str) -> str:
+        """Run `ip` on the switch, and return what it shows."""
         argv = ["nsenter", "--target", str(self._switch.pid), "--net", "--", "ip", *options, "-batch", "-"]
         done = subprocess.run(argv, input=batch, text=True, capture_output=True, check=False)
         assert done.returncode == 0 or "-force" in options, f"{batch}{done.stderr}"
+        return done.stdout
 
 
 _FORWARD = {"4": "ip_forward", "6": "conf/all/forwarding"}

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from tests.hosts.bed import SBIN, Bed, has_ipv6
+from tests.hosts.faults import Faults
 from tests.hosts.job import HostsJob
+
+SWITCH = Path(__file__).parent / "switch.c"
 
 
 @functools.cache
@@ -66,6 +69,24 @@ def bed(three_hosts: Bed) -> Iterator[Bed]:
     left = {host: three_hosts.processes(host) for host in three_hosts.alive}
     three_hosts.heal()
     assert not any(left.values()), f"the test left {left}"
+
+
+@pytest.fixture(scope="session")
+def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the switch whose links have faults."""
+    if shutil.which("gcc") is None:
+        pytest.skip("a switch with faults needs gcc; `make test-deps` installs it")
+    program = tmp_path_factory.mktemp("switch") / "switch"
+    subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, SWITCH], check=True)
+    return program
+
+
+@pytest.fixture
+def faults(bed: Bed, switch: Path) -> Iterator[Faults]:
+    """The faults of the links between the hosts, which are all well at first and at the end."""
+    faults = Faults(bed, switch)
+    yield faults
+    faults.close()
 
 
 @pytest.fixture

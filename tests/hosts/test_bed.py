@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import PATIENCE, until
 from tests.hosts import proc
 from tests.hosts.bed import UPTIME, Bed
+from tests.hosts.faults import Faults
 from tests.hosts.host import Command
 
 PYTHON = [sys.executable, "-I", "-S"]
@@ -99,6 +100,111 @@ def test_a_lagging_host_can_be_cut_and_lose_its_power(bed, connect):
     bed.power_cut("node1")
     assert conversation.exchange(patience=0.3) == "silence"
     bed.boot("node1")
+    connect(bed, "node0", "node1").echoes()
+
+
+# --- faults of each way between two hosts
+
+
+MANY = 200
+
+RECEIVER = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+    receiver.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE: all of them find room
+    receiver.bind(("", 4242))
+    print("ready", flush=True)
+    while (word := receiver.recv(100)) != b"end":
+        print(word.decode(), flush=True)
+"""
+SENDER = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    for word in sys.argv[2:]:
+        sender.sendto(word.encode(), (sys.argv[1], 4242))
+"""
+
+
+def send(bed: Bed, source: str, target: str, *words: object) -> None:
+    """Send datagrams."""
+    bed.run(source, [*PYTHON, "-c", SENDER, bed.address(target), *words]).check_returncode()
+
+
+@pytest.fixture
+def sent(bed, faults, connect):
+    """Send many datagrams through the faults there are, then one without any; return those that have come before that."""
+    connect(bed, "node0", "node1").echoes()  # from now on they know where they are
+
+    def sent(source: str, target: str) -> list[int]:
+        with bed.start(target, [*PYTHON, "-c", RECEIVER], stdout=subprocess.PIPE) as receiver:
+            assert line_of(receiver) == "ready"
+            send(bed, source, target, *range(MANY))
+            time.sleep(0.3)  # those that are late come
+            faults.heal()
+            send(bed, source, target, "end")
+            return [int(line) for line in receiver.stdout]
+
+    return sent
+
+
+def test_without_faults_all_comes_in_order(sent):
+    assert sent("node0", "node1") == [*range(MANY)]
+
+
+def test_one_way_is_cut_and_the_other_is_not(faults, sent):
+    faults.cut("node0", "node1")
+    assert sent("node0", "node1") == []
+    faults.cut("node0", "node1")
+    assert sent("node1", "node0") == [*range(MANY)]
+
+
+def test_hosts_that_are_parted_hear_nothing_of_each_other_until_they_are_healed(faults, sent):
+    for source, target in (("node0", "node1"), ("node1", "node0")):
+        faults.part(["node0", "node2"], ["node1"])
+        assert sent(source, target) == []
+        assert sent(source, target) == [*range(MANY)]
+
+
+def test_some_frames_are_lost(faults, sent):
+    faults.everywhere(loss=50)
+    found = sent("node0", "node1")
+    assert MANY / 4 < len(found) < MANY * 3 / 4
+    assert found == sorted({*found})
+
+
+def test_some_frames_come_twice(faults, sent):
+    faults.everywhere(doubles=50)
+    found = sent("node0", "node1")
+    assert MANY * 5 / 4 < len(found) < MANY * 7 / 4
+    assert found == sorted(found)
+    assert {*found} == {*range(MANY)}
+
+
+def test_some_frames_overtake_others(faults, sent):
+    faults.everywhere(jitter=50)
+    found = sent("node0", "node1")
+    assert found != sorted(found)
+    assert sorted(found) == [*range(MANY)]
+
+
+def test_all_frames_are_late_and_a_stream_is_unharmed_by_any_fault(bed, faults, connect):
+    conversation = connect(bed, "node0", "node1")
+    faults.everywhere(delay=300)
+    assert conversation.seconds() > 0.6
+    faults.everywhere(delay=1, jitter=2, loss=2, doubles=5)
+    conversation.echoes(200_000)
+
+
+def test_what_the_switch_with_faults_leaves_is_found_and_goes(bed, switch, connect):
+    assert not bed.left_of_carriers()
+    faults = Faults(bed, switch)
+    faults.part(["node0"], ["node1", "node2"])
+    process, *others = bed.left_of_carriers()
+    assert "/switch v0-0 v0-1 v0-2" in process
+    assert sum(word.startswith("packet socket ") for word in others) == 3
+    assert others[-3:] == [f"port v0-{number} outside the bridge" for number in range(3)]
+    faults.close()
+    assert not bed.left_of_carriers()
     connect(bed, "node0", "node1").echoes()
 
 
@@ -201,13 +307,16 @@ def of_beds_of(pid: int) -> list[int]:
     return [child for child in proc.children(pid) if "unshare" in Path(f"/proc/{child}/comm").read_text()]
 
 
-def test_nothing_of_a_bed_is_left_on_the_machine():
+def test_nothing_of_a_bed_is_left_on_the_machine(switch):
     before, beds = things(), of_beds_of(os.getpid())
     bed = Bed(["node0", "node1"])
     inits = [bed._switch.pid, *(host.pid for host in bed._hosts.values())]
     try:
         sleeping = bed.start("node0", ["sleep", "600"])
         bed.lag("node1", 1)
+        assert things()[:2] == before[:2]
+        bed.unlag("node1")
+        Faults(bed, switch)
         assert things()[:2] == before[:2]
     finally:
         bed.close()

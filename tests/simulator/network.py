@@ -36,6 +36,10 @@ class Peer:
         """Kernels do not say it here."""
         return 0.0
 
+    def sends_in_vain(self) -> bool:
+        """Nor that."""
+        return False
+
     def admit(self) -> None:
         """No message is too long."""
 

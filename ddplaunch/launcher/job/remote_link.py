@@ -20,7 +20,7 @@ from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Leased, Look
 from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
-from ddplaunch.reach.silence import Keepalive, Silence
+from ddplaunch.reach.silence import Keepalive, Silence, describe_way
 from ddplaunch.spec.outcome import OWN_END, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import Malformed
@@ -259,7 +259,7 @@ class RemoteLink(Link):
         if (
             not when and self._loop.now() - self._heard_at > self._lease.seconds / 2
         ):  # its pings come four times as often
-            self._lose_coordinator(f"silent for {limit}")
+            self._lose_coordinator(f"silent for {limit}{self._describe_way(self._peer)}")
             return
         how = f"was {when}" if when else f"was not heard by {self._place} for {limit}"
         error = f"this node {how}, and other nodes may have gone on without it"
@@ -359,7 +359,7 @@ class RemoteLink(Link):
             if left := self._silence.seconds_left(agent, self._peer.host_silence()):
                 self._lost_at.set(self._loop.now() + left)
             else:
-                self._lose_coordinator(self._silence.describe(agent))
+                self._lose_coordinator(self._silence.describe(agent) + self._describe_way(self._peer))
             return
         within = f"within {self._rdzv_timeout:g} s at {self._places} ({self._search.refusals.text})"
         if self._lost:
@@ -371,6 +371,11 @@ class RemoteLink(Link):
             hint = f"can this node connect to {self._command_host}? A firewall may be between them"
         text = f"error: {self._name} was not reached {within}\n\nhint: {hint}\n"
         self.on_order(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
+
+    def _describe_way(self, peer: Peer) -> str:
+        """Say that the coordinator hears nothing from here either, if the kernel knows."""
+        agent = self._loop.now() - self._heard_at
+        return describe_way(agent, peer.host_silence(), sends_in_vain=peer.sends_in_vain())
 
     @property
     def _name(self) -> str:

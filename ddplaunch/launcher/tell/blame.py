@@ -10,7 +10,8 @@ from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Member, Phase, Sta
 from ddplaunch.spec.outcome import CLOSED
 
 # how reasons begin for which an agent is lost, but for what it has sent
-KINDS = {"silent for": "lost", "connection": "lost", "its health check failed": "unfit"}
+OUT_OF_CONTACT = ("silent for", "has heard nothing")  # which of both sides says so first is chance
+KINDS = {**dict.fromkeys(OUT_OF_CONTACT, "lost"), "connection": "lost", "its health check failed": "unfit"}
 
 
 class Suspect(Struct, frozen=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Member, State
 from ddplaunch.launcher.tell import closing
-from ddplaunch.launcher.tell.blame import Faults, suspect_of
+from ddplaunch.launcher.tell.blame import OUT_OF_CONTACT, Faults, suspect_of
 from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.job import Program, ProgramKind
@@ -346,7 +346,8 @@ def _node_lost(state: State) -> str:
     lines += [f"  then {other}" for other in others]
     if ended := sum(end.stopped_with is not None for end in state.generation.exits):
         lines += ["", f"  {count(ended, 'other worker')} of the job {'was' if ended == 1 else 'were'} stopped"]
-    slow = "if it is only slow, `--heartbeat-timeout 60s`; " if "silent" in first else ""
+    is_out_of_contact = any(words in first for words in OUT_OF_CONTACT)
+    slow = "if it is only slow, `--heartbeat-timeout 60s`; " if is_out_of_contact else ""
     hint = f"hint: {slow}{_WITHOUT_LOST}"
     if state.policy.is_elastic and len(state.members) >= state.policy.min_nodes:
         hint = ""  # the loss alone did not end the job

@@ -59,10 +59,20 @@ class Peer:
 
         0.0 where this kernel does not say, as in some sandboxes, and where the connection is no TCP of its own.
         """
+        info = self._tcp_info()
+        return min(struct.unpack_from("II", info, _LAST_RECEIVED)) / 1000 if info else 0.0
+
+    def sends_in_vain(self) -> bool:
+        """Return whether the kernel here sends again what the other side has not acknowledged; False where it does not say."""
+        info = self._tcp_info()
+        return bool(info and info[_RETRANSMITS])
+
+    def _tcp_info(self) -> bytes | None:
+        """Return what the kernel says of the connection; None if nothing, or if this is no TCP of its own."""
         if self._sock.family == socket.AF_UNIX:
-            return 0.0
+            return None
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
-        return min(struct.unpack_from("II", info, _LAST_RECEIVED)) / 1000 if len(info) == _TCP_INFO_SIZE else 0.0
+        return info if len(info) == _TCP_INFO_SIZE else None
 
     def admit(self) -> None:
         """Take long frames from now on."""
@@ -262,6 +272,7 @@ TCP_RTO_MAX_MS = 44  # include/uapi/linux/tcp.h
 _RTO_MAX = 1000  # milliseconds
 # of struct tcp_info there: the milliseconds since data, and since an acknowledgement, have arrived end its first 60 bytes
 _LAST_RECEIVED, _TCP_INFO_SIZE = 52, 60
+_RETRANSMITS = 2  # how often in vain what was sent first has been sent again, in one byte
 _PROBE_AFTER = 2  # seconds without a packet
 
 Sockaddr = tuple[Any, ...]  # as getaddrinfo gives it: address, port, for IPv6 also flow and scope

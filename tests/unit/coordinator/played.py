@@ -26,6 +26,9 @@ class PlayedCoordinator:
     def host_silence(self) -> float:
         return 10.0
 
+    def sends_in_vain(self) -> bool:
+        return False
+
     def admit(self) -> None:
         """Nothing is sent that is too long."""
 

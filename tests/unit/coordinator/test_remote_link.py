@@ -81,12 +81,16 @@ class Peer:
         self.sent: list[Any] = []
         self.is_open = True
         self.host_silent = 0.0
+        self.is_in_vain = False
 
     def send(self, payload: bytes) -> None:
         self.sent.append(messages.for_coordinator(payload))
 
     def host_silence(self) -> float:
         return self.host_silent
+
+    def sends_in_vain(self) -> bool:
+        return self.is_in_vain
 
     def close(self) -> None:
         self.is_open = False
@@ -333,8 +337,12 @@ def test_a_node_that_is_not_heard_loses_its_lease_though_it_hears() -> None:
     bed.link.close()
 
 
-def test_a_coordinator_that_is_silent_is_lost_when_the_lease_is_over() -> None:
+@pytest.mark.parametrize(
+    ("is_in_vain", "way"), [(False, ""), (True, ", and hears nothing from here")], ids=["both ways", "one way"]
+)
+def test_a_coordinator_that_is_silent_is_lost_when_the_lease_is_over(is_in_vain: bool, way: str) -> None:
     bed = Bed()
+    bed.peer.is_in_vain = is_in_vain
     bed.begin()
     bed.take_events()
     bed.wait(1.0)
@@ -342,7 +350,7 @@ def test_a_coordinator_that_is_silent_is_lost_when_the_lease_is_over() -> None:
     bed.wait(9.5)
     killed, waits, _ = bed.take_events()
     assert isinstance(killed, node.LeaseOver)
-    assert waits.text.startswith("node 0 (10.0.0.1) is lost: silent for 10 s; waiting up to 1 min for it to come back")
+    assert waits.text.startswith(f"node 0 (10.0.0.1) is lost: silent for 10 s{way}; waiting up to 1 min for it to come")
     bed.link.close()
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddplaunch.reach.silence import LEAST, Silence
+from ddplaunch.reach.silence import LEAST, Silence, describe_way
 
 MOST = 10.0
 
@@ -63,3 +63,15 @@ def test_a_limit_that_was_set_does_not_adapt() -> None:
 def test_the_reason_says_the_limit_that_was_reached() -> None:
     silence = Silence(MOST, LEAST)
     assert [silence.describe(seconds) for seconds in (6.0, 7.0, 10.0)] == ["silent for 6 s"] * 2 + ["silent for 10 s"]
+
+
+@pytest.mark.parametrize(
+    ("host", "sends_in_vain", "is_deaf"),
+    [(1.0, True, True), (1.0, False, False), (9.5, True, False)],
+    ids=["it sends, and acknowledges nothing", "its agent is stopped", "nothing comes from it"],
+)
+def test_a_silent_side_hears_nothing_if_its_kernel_sends_and_acknowledges_nothing(
+    host: float, sends_in_vain: bool, is_deaf: bool
+) -> None:
+    said = describe_way(10.0, host, sends_in_vain=sends_in_vain)
+    assert said == (", and hears nothing from here" if is_deaf else "")

@@ -130,8 +130,9 @@ def remembered(tmp_path: Path) -> Remembered:
     return Remembered(str(tmp_path / "nodes.jsonl"))
 
 
-def test_a_node_that_is_lost_is_remembered_as_it_was_started(remembered: Remembered) -> None:
-    remembered.lose(1)
+@pytest.mark.parametrize("reason", ["silent for 10 s", "has heard nothing from here for too long"])
+def test_a_node_that_is_lost_is_remembered_as_it_was_started(remembered: Remembered, reason: str) -> None:
+    remembered.lose(1, reason)
     assert remembered.end() == ["b"]
 
 
