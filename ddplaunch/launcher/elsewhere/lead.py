@@ -133,7 +133,7 @@ class Lead:
             has_lease=allocation.is_elastic,
         )
         self.coordinator = Coordinator(
-            loop, job.begin(policy, loop.now(), first_term(time.time())), inputs.draft, JobReporter(self.reporter)
+            loop, job.first_state(policy, loop.now(), first_term(time.time())), inputs.draft, JobReporter(self.reporter)
         )
         terms = Terms(
             keepalive=Keepalive.of(spec, most),

@@ -291,7 +291,7 @@ class Coordinator:
             case job.Release(id, signum):
                 self._has_ended = self._has_ended or id == SELF_ID
                 self.release(id, signum)
-            case job.LetGo(id, text):
+            case job.LeaveBehind(id, text):
                 self._order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
             case job.Drop(id) if self._agents is not None:
                 self._agents.connections.drop(id)
@@ -299,9 +299,9 @@ class Coordinator:
                 self._explainer.explain_end(self.state, lambda findings: self._reporter.failed(findings, wait))
             case job.Print(text):
                 self._reporter.print(text)
-            case job.NameIdle(seconds):
+            case job.PrintIdle(seconds):
                 self._report_idle(seconds)
-            case job.NameProgress(seconds):
+            case job.PrintProgress(seconds):
                 self._reporter.progress_again(seconds)
             case job.EndJob(status, error, requeue, hint):
                 advice = f"hint: {hint}" if hint else _NOT_MET_HINT

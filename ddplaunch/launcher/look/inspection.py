@@ -136,7 +136,7 @@ class Inspection:
             waiting = frozenset(rank for rank, sample in known.items() if is_waiting(sample))
             self._loop.post(node.StacksCaptured(self._loop.now(), frozenset(known), waiting))
 
-    def look_for_stuck(self, ranks: Collection[int]) -> None:
+    def find_stuck(self, ranks: Collection[int]) -> None:
         """Find out which of these workers stand where they did when their stacks were taken."""
         running = [self._running[rank] for rank in ranks if rank in self._running]
         self.capture(running, _STUCK_WITHIN, partial(self._on_stuck, self._generation), made=tuple)
@@ -161,7 +161,7 @@ class Inspection:
 
     # --- whether workers make progress
 
-    def observe(self, has_written: Callable[[int, float], bool], *, asks: bool) -> None:
+    def check_progress(self, has_written: Callable[[int, float], bool], *, asks: bool) -> None:
         """Post whether any worker has made progress since the last check, at once or after the busy workers have answered.
 
         `has_written` says whether a rank has written to its pipes since a time. `asks`: busy workers give their stacks; else only
@@ -176,12 +176,12 @@ class Inspection:
             least = 1 if worker.terminal else _LEAST_BYTES
             if is_exempt or has_written(rank, since) or _has_progressed(before[rank], self._footprints[rank], least):
                 self._waits.clear()
-                return self._observed(True)
+                return self._post_checked(True)
             used = self._footprints[rank].cpu_seconds - before[rank].cpu_seconds
             if used > max(_LEAST_CPU, _IDLE * (self._observed_at - since)):
                 busy.append(worker)
         if not busy:
-            return self._observed(False)
+            return self._post_checked(False)
         reply = partial(self._on_busy_stacks, self._generation, busy, is_waiting if asks else _has_called)
         self.capture(busy, _STACKS_WITHIN, reply, made=tuple, stacks=asks)
         return None
@@ -200,10 +200,10 @@ class Inspection:
             self._waits = now
             # an answer to our question is no progress
             self._footprints |= _footprints({one.rank: one for one in busy})
-            self._observed(progressed)
+            self._post_checked(progressed)
 
-    def _observed(self, progressed: bool) -> None:
-        self._loop.post(node.Observed(progressed, self._loop.now()))
+    def _post_checked(self, progressed: bool) -> None:
+        self._loop.post(node.ProgressChecked(progressed, self._loop.now()))
 
     # --- questions about workers
 

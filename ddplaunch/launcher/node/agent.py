@@ -313,18 +313,20 @@ class Agent:
                 workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.KillWorkers(ranks):
                 workers.end(SIGKILL, ranks, time.monotonic())
-            case node.CaptureStacks(within, if_joined, ras, silently):
-                may_wait = workers.may_have_joined or not if_joined
+            case node.CaptureStacks(within, if_in_group, ras, silently):
+                may_wait = workers.may_have_joined or not if_in_group
                 if not may_wait or not generations.guard(
                     "stacks are missing", lambda: generations.inspection.take_stacks(within, ras=ras, silently=silently)
                 ):
                     loop.post(node.StacksCaptured(loop.now()))  # else they would be stopped late
             case node.FindStuck(ranks):
                 without = "workers that hang get the whole grace period"
-                generations.guard(without, lambda: generations.inspection.look_for_stuck(ranks))
-            case node.Observe(asks):
+                generations.guard(without, lambda: generations.inspection.find_stuck(ranks))
+            case node.CheckProgress(asks):
                 without = "a job in which nothing moves is no longer noticed"
-                generations.guard(without, lambda: generations.inspection.observe(workers.has_written, asks=asks))
+                generations.guard(
+                    without, lambda: generations.inspection.check_progress(workers.has_written, asks=asks)
+                )
             case node.NameRunning(ranks, seconds):
                 self._reporter.print(render_still_running(workers.written_since_stop(ranks), seconds))
             case node.NameStuck(ranks, seconds):
@@ -434,7 +436,7 @@ class Agent:
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)
-        self._rest.set(self._state.rest_until)
+        self._rest.set(self._state.lazy_deadline)
         if not self._state.pending:
             self._generations.start_no_more()
         for action in actions:

@@ -12,7 +12,7 @@ from math import inf
 
 from msgspec import Struct
 
-from ddplaunch.launcher.decide.first_failure import follows
+from ddplaunch.launcher.decide.first_failure import follows_another
 from ddplaunch.spec.outcome import WorkerError
 
 SETTLE = 0.2  # seconds in which other tracebacks of the same failure come
@@ -240,7 +240,9 @@ class Tracebacks:
 
 def _follows(one: _Traceback) -> bool:
     kind, _, message = one.exception.decode(errors="replace").partition(": ")
-    return follows(WorkerError(type=kind, message=message, traceback=b"".join(one.lines).decode(errors="replace")))
+    return follows_another(
+        WorkerError(type=kind, message=message, traceback=b"".join(one.lines).decode(errors="replace"))
+    )
 
 
 def _summary(exception: bytes) -> bytes:

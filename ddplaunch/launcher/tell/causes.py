@@ -11,7 +11,7 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SI
 
 from msgspec import Struct
 
-from ddplaunch.launcher.decide.first_failure import failure_text, follows, searchable
+from ddplaunch.launcher.decide.first_failure import failure_text, follows_another, searchable
 from ddplaunch.spec.outcome import OUT_OF_WALLTIME, PREEMPTED, Traces, WorkerExit
 from ddplaunch.system.net.addresses import WITHOUT_INTERFACE
 from ddplaunch.system.words import count, signal_name, size
@@ -154,7 +154,7 @@ def no_exception(end: WorkerExit, _: Evidence) -> Found | None:
 
 def lost_peer(end: WorkerExit, _: Evidence) -> Found | None:
     """Fit a failure that merely follows another."""
-    return {} if follows(end) else None
+    return {} if follows_another(end) else None
 
 
 # --- the table

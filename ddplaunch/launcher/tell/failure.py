@@ -9,7 +9,7 @@ from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself, follows, searchable
+from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself, follows_another, searchable
 from ddplaunch.launcher.tell.causes import Cause
 from ddplaunch.record.seen import stack
 from ddplaunch.record.seen.dump import FATAL, NOISE, Crash, parse_crash
@@ -249,7 +249,7 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
     alike, followers, later, finished, stopped = (list[WorkerExit]() for _ in range(5))
     for end in others:
         if failed_itself(end):
-            group = alike if _likeness(end) == likeness else followers if follows(end) else later
+            group = alike if _likeness(end) == likeness else followers if follows_another(end) else later
         elif end.stopped_with is not None and _said_the_same(end, first):
             group = alike  # it was stopped on its way out
         else:
@@ -265,7 +265,9 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
         who = these_ranks([end.rank for end in followers])
         locations = {location(frame, cwd) for end in followers if (frame := _frame(end)) is not None}
         where = f", in {locations.pop()}" if len(locations) == 1 else ""
-        lines.append(f"{who} lost contact too{where}" if follows(first) else f"{who} then lost contact with it{where}")
+        lines.append(
+            f"{who} lost contact too{where}" if follows_another(first) else f"{who} then lost contact with it{where}"
+        )
     return [*lines, *_finished(first, finished), *_stopped(stopped, len(others))]
 
 
@@ -338,7 +340,7 @@ def _finished(first: WorkerExit, finished: Sequence[WorkerExit]) -> list[str]:
         return []
     who = these_ranks([end.rank for end in finished])
     before = failed_at(first) - max(end.at for end in finished)
-    if follows(first) and before >= 0:
+    if follows_another(first) and before >= 0:
         last = ", the last one" if len(finished) > 1 else ""
         return [f"{who} had exited with status 0{last}, {duration(before)} before"]
     return [f"{who} finished with status 0"]

@@ -91,16 +91,18 @@ class JobReporter:
         match event:
             case job.Unreached() | job.DeadlineReached():
                 for id in before.members.keys() - after.members.keys():
-                    self._let_go(before.members[id])
-            case job.NodeEnded(id) if id in before.members and before.members[id].let_go and id not in after.members:
-                self._let_go(before.members[id])
+                    self._emit_left_behind(before.members[id])
+            case job.NodeEnded(id) if (
+                id in before.members and before.members[id].left_behind and id not in after.members
+            ):
+                self._emit_left_behind(before.members[id])
             case job.NodeEnded(id) if id in before.members and not before.members[id].is_leaving:
                 pass  # `left_out` reports it if its workers failed too often
             case job.NodeStopping(id) | job.NodeEnded(id) if id in before.members and id not in after.members:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
 
-    def _let_go(self, member: Member) -> None:
+    def _emit_left_behind(self, member: Member) -> None:
         """Report that the job goes on without a node which others do not hear."""
         reason = "it and other nodes do not hear each other"
         self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)

@@ -176,7 +176,9 @@ class Reporter:
         """Say that the workers are stopped, or killed at once, by a signal that came to this node."""
         plan = self.story.plan
         is_first = before.why is Why.COORDINATOR and not before.end.signum
-        is_of_debugger = event.signum == signal.SIGINT and before.debugger  # it goes to that worker, and stops nothing
+        is_of_debugger = (
+            event.signum == signal.SIGINT and before.terminal_holder
+        )  # it goes to that worker, and stops nothing
         if is_first or is_of_debugger:
             return
         if before.phase is node.Phase.STOPPING:
