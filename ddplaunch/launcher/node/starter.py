@@ -279,7 +279,7 @@ class Starter:
                 starts.extend(self._make_ready(worker, setup, pipes, devnull, of_mps) for worker in workers)
             except OSError as error:
                 # fresh ones are started as far as there are files, of which they then hold fewer
-                if not starts or (self._forker is not None and self._forker.is_there):
+                if not starts or (self._forker is not None and self._forker.forks_workers):
                     number = error.errno or errno.EMFILE
                     raise StartError(number, "cannot open its pipes and files", len(starts)) from None
             children = self._make_processes(starts)
