@@ -316,7 +316,8 @@ class Agent:
             case node.CaptureStacks(within, if_in_group, ras, silently):
                 may_wait = workers.may_have_joined or not if_in_group
                 if not may_wait or not generations.guard(
-                    "stacks are missing", lambda: generations.inspection.take_stacks(within, ras=ras, silently=silently)
+                    "stacks are missing",
+                    lambda: generations.inspection.capture_before_stop(within, ras=ras, silently=silently),
                 ):
                     loop.post(node.StacksCaptured(loop.now()))  # else they would be stopped late
             case node.FindStuck(ranks):

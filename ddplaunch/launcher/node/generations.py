@@ -212,7 +212,7 @@ class Generations:
                 self._context.reporter.tell(text)
 
         workers = [self.running[rank] for rank in ranks if rank in self.running]
-        self.guard(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, say, made=tuple))
+        self.guard(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, say, convert=tuple))
 
     def end_of(self, rank: int, *, tells_why: bool) -> list[node.Event]:
         """Return how a worker has ended, after reading all that the worker wrote before; None while the worker lives.
