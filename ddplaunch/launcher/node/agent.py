@@ -433,7 +433,7 @@ class Agent:
         if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
             event = replace(event, silent=self._generations.silent)
         elif isinstance(event, node.StopOrdered) and self._generations.plan.nnodes > 1:
-            self._generations.output.failed(elsewhere=True)
+            self._generations.output.note_failed(elsewhere=True)
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)

@@ -189,7 +189,7 @@ class Generations:
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
-            self.output.failed(lambda: self._context.error_files.written(self._number))
+            self.output.note_failed(lambda: self._context.error_files.written(self._number))
             self._loop.post(node.ErrorRecorded(self._loop.now()))
 
     def _note_ended_scripts(self) -> None:
@@ -230,7 +230,7 @@ class Generations:
             return []
         self.start_notice.end()
         if exit.status != 0:
-            self.output.failed(lambda: {rank})
+            self.output.note_failed(lambda: {rank})
         raised = workers.newly_raised() if exit.status != 0 and tells_why else ()
         others = [node.WorkerRaised(other, what, now) for other, what in raised if other != rank]
         return [*others, node.WorkerExited(exit, now)]
