@@ -45,7 +45,7 @@ class Reporter:
     def __getattr__(self, _name: str) -> Any:
         return lambda *_, **__: None
 
-    def ended(self, _findings: Any) -> tuple[str, None]:
+    def report_end(self, _findings: Any) -> tuple[str, None]:
         return "", None
 
 

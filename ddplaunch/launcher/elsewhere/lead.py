@@ -261,7 +261,7 @@ class Lead:
             self.context.make_folder(plan)
             assert self.context.folder is not None
         self._report_generation()
-        self.reporter.use(plan, self.context.folder)
+        self.reporter.use_plan(plan, self.context.folder)
         self._unreported = generation
 
     def _report_generation(self) -> None:
@@ -301,7 +301,7 @@ class Lead:
         """Say what there is to be said of generations, pauses and the folder, of which it is known later where it lies."""
         if self.context.folder is not None and self.context.folder.is_settled:
             self._report_generation()
-        self.reporter.paused(self._loop.clock.pause)
+        self.reporter.report_pause(self._loop.clock.pause)
         self.reporter.report_folder()
 
     def close(self) -> None:

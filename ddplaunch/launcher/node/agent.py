@@ -163,9 +163,9 @@ class Agent:
             self._workers.pause_output(backpressure.holds or self._context.files.holds)
         output.muted = backpressure.mutes
         if not output.muted:
-            self._reporter.output_dropped(output.dropped)
+            self._reporter.report_dropped_output(output.dropped)
         self._generations.before_sleep()
-        self._reporter.paused(self._loop.clock.pause)
+        self._reporter.report_pause(self._loop.clock.pause)
         self._reporter.report_folder()
 
     @property
@@ -217,7 +217,7 @@ class Agent:
             case orders.Leased(left):
                 self._pipes.note_lease(left)
             case orders.Waits(text):
-                self._reporter.waits(text)
+                self._reporter.report_waiting(text)
             case orders.Listening(port):
                 context.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
             case orders.Generation():
@@ -539,12 +539,12 @@ class Agent:
         assert self._link is not None
         self._reporter.tell_all = None  # the coordinator says nothing more
         self._exits = self._generations.reap(self._state) or self._exits
-        self._reporter.output_dropped(self._generations.output.dropped)
+        self._reporter.report_dropped_output(self._generations.output.dropped)
         end = self._link.end
         if end is None:  # the coordinator did not answer, and the user does not wait for it
             self._link.leave()
         if end is None or (end.why == "signalled" and self._link.coordinator is None and not end.text):
-            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.end.signum))
+            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped_line(self._state.end.signum))
         if end.why == "lost" and self._is_left_in_charge():
             end = self._link.end = replace(end, requeue=self._state.notice)
         self._shutdown.conclude(self._ended(self._link), self._link, time.monotonic())

@@ -98,7 +98,7 @@ class Generations:
             failure = StartFailure(min(generation.ranks), host, error.message, error.status)
             self._loop.post(node.StartFailed(failure, self._loop.now()))
         else:
-            context.reporter.use(setup.plan, setup.folder)
+            context.reporter.use_plan(setup.plan, setup.folder)
             self.starter.prepare(setup.plan, setup.env)
             setup.error_files.forget_all_but(generation.number)
             if (notified := setup.error_files.notified) >= 0:
