@@ -96,12 +96,10 @@ class Inspection:
             from ddplaunch.record.seen.reasons import last_error  # the loop does not wait for imports
 
             descriptors = iter(range(FIRST, FIRST + len(files)))  # the numbers that the files have in the child
-            targets = [
-                Target(
-                    one.rank, one.pid, next(descriptors) if one.stacks is not None and stacks else None, one.recorder
-                )
-                for one in found
-            ]
+            targets = []
+            for worker in found:
+                file = next(descriptors) if worker.stacks is not None and stacks else None
+                targets.append(Target(worker.rank, worker.pid, file, worker.recorder))
             samples = capture_stacks(targets, until=until, host=host, native=native, stacks=stacks, ras=ras)
             return convert([one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples])
 

@@ -82,22 +82,21 @@ def capture_stacks(
     Without `stacks`, only ask torch's recorders about collectives. With `ras`, ask NCCL too, on the node of rank 0: NCCL knows
     about all ranks.
     """
-    found = [] if stacks else [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
+    found: list[Sample] = []
+    pending: list[Iterator[bool]] = []
+    if stacks:
+        pending += [_contain_errors(_capture_worker(target, until, host, found), target, found) for target in targets]
+    else:
+        found += [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
     groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
-    pending = (
-        [_contain_errors(_capture_worker(target, until, host, found), target, found) for target in targets]
-        if stacks
-        else []
-    )
-    # at the same time: two answers that do not belong together differ in their numbers
-    pending += [
-        _contain_errors(ask_recorders(target.recorder, groups[target.rank])) for target in targets if target.recorder
-    ]
+    with_recorder = [target for target in targets if target.recorder]
+    # at the same time as the stacks: two answers that do not belong together differ in their numbers
+    pending += [_contain_errors(ask_recorders(target.recorder, groups[target.rank])) for target in with_recorder]
     of_native: dict[int, str] = {}
     of_ras: dict[int, str] = {}
-    ranks = {target.rank: target.pid for target in targets}
-    if ras and 0 in ranks:
-        pending.append(_contain_errors(ask_ras(ranks, of_ras, until=min(until, time.monotonic() + _RAS))))
+    pids = {target.rank: target.pid for target in targets}
+    if ras and 0 in pids:
+        pending.append(_contain_errors(ask_ras(pids, of_ras, until=min(until, time.monotonic() + _RAS))))
     pending += [_contain_errors(_capture_native(target, until, of_native)) for target in targets if native]
     while pending:
         is_last = time.monotonic() >= until  # in the last round, too, each may note what it has not learned

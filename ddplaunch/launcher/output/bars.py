@@ -32,9 +32,7 @@ _NUMBER = r"\d{1,15}"
 # tqdm's 00:09<00:14, 1.25it/s without what a script adds behind it; rich's 0:00:09 and 1.25it/s
 _PACE = r"(?:\d+:)+\d\d(?:<[\d:?]+,\s*[^,\]]*)?|[\d.]+\s?\S*/(?:s|it)\b"
 _SAME = 0.02  # of the whole: ranks in step redraw at different moments
-_LARGEST_STEP = (
-    0.05  # of the whole, of which one step may be between them too: a bar that is an epoch of three behind is behind
-)
+_LARGEST_STEP = 0.05  # of the whole, that may be between them too: who is an epoch behind of three is behind
 
 
 class Bar(Struct, frozen=True):

@@ -97,6 +97,7 @@ class Display:
         self._stamp = stamp
         # other nodes may share the console, so a single worker of this node need not be the only one there
         here = world_size is None or len(ranks) >= world_size
+        # whether one worker has the console for itself
         self._is_only = len(shown) == 1 and (mode == "rank0" or here) and stamp is None
         self._streams: dict[_Writer, _Reader] = {}
         self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
@@ -300,11 +301,10 @@ class Display:
         """Return blocks with the prefix of their ranks; those of one rank may wait for other ranks to join."""
         chunks: Chunks = []
         for ranks, stream, block in blocks:
-            chunks += (
-                self._prefix_block(ranks[0], stream, block, at)
-                if len(ranks) == 1
-                else self._prefix_groups([(stream, ranks, block)], at)
-            )
+            if len(ranks) == 1:
+                chunks += self._prefix_block(ranks[0], stream, block, at)
+            else:
+                chunks += self._prefix_groups([(stream, ranks, block)], at)
         return chunks
 
     def _forget_deadline(self, rank: int, stream: Stream) -> None:

@@ -245,9 +245,8 @@ class Tracebacks:
 def _may_follow(one: _Traceback) -> bool:
     """Whether an exception follows from the failure of another worker, by its text."""
     kind, _, message = one.exception.decode(errors="replace").partition(": ")
-    return follows_another(
-        WorkerError(type=kind, message=message, traceback=b"".join(one.lines).decode(errors="replace"))
-    )
+    traceback = b"".join(one.lines).decode(errors="replace")
+    return follows_another(WorkerError(type=kind, message=message, traceback=traceback))
 
 
 def _summary(exception: bytes) -> bytes:

@@ -24,9 +24,8 @@ _MESSAGE_LINES = 20  # of an exception's message, besides the first
 _STDERR_LINES = 12
 _STACK_FRAMES = 12
 _LONGEST = 400  # characters of a line that is not ours
-_RAISED_FROM = (
-    "\nThe above exception was the direct cause of the following exception:\n"  # as Python prints `raise ... from`
-)
+# as Python prints `raise ... from`
+_RAISED_FROM = "\nThe above exception was the direct cause of the following exception:\n"
 _MOST_CAUSES = 3
 _MOST_FAILURES = 5  # later failures with a line of their own
 _LONGEST_LATER = 120  # characters of a later failure's message
@@ -114,10 +113,8 @@ def _location_lines(report: FailureReport) -> list[Line]:
     lines: list[Line] = []
     for frame in (own, inner):
         if frame is not None:
-            lines += [
-                (_location(frame, cwd),),
-                *_source_lines([f"  {line}" for line in stack.source_lines(error, frame)]),
-            ]
+            source = [f"  {line}" for line in stack.source_lines(error, frame)]
+            lines += [(_location_words(frame, cwd),), *_source_lines(source)]
     lines += _raised_from(error, cwd)
     last_output = _last_stderr(first.stderr_tail) if _says_only_how_it_ended(first) else []
     if last_output:
@@ -142,7 +139,8 @@ def _source_lines(lines: Sequence[str]) -> list[Line]:
     return [(Words(_cut(text), ERROR if set(text) <= {" ", "~", "^"} else STRONG),) for text in lines]
 
 
-def _location(frame: Frame, cwd: str) -> Words:
+def _location_words(frame: Frame, cwd: str) -> Words:
+    """Return where a frame is, as the report shows it: in a library, or in the user's code."""
     return Words(location(frame, cwd), WEAK if stack.is_library(frame) else CODE, frame.file)
 
 
@@ -181,8 +179,12 @@ def _stack_lines(title: str, frames: Sequence[Frame], cwd: str) -> list[Line]:
         own = next((number for number, frame in enumerate(more) if not stack.is_library(frame)), None)
         if own is not None:
             left_out = [f"  ... {count(own, 'frame')} of libraries"] if own else []
-            left_out.append((Words("  "), _location(more[own], cwd)))
-    return [f"{title}, innermost frame first:", *((Words("  "), _location(frame, cwd)) for frame in shown), *left_out]
+            left_out.append((Words("  "), _location_words(more[own], cwd)))
+    return [
+        f"{title}, innermost frame first:",
+        *((Words("  "), _location_words(frame, cwd)) for frame in shown),
+        *left_out,
+    ]
 
 
 def _collective(text: str) -> str:
@@ -270,9 +272,8 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
         who = these_ranks([end.rank for end in followers])
         locations = {location(frame, cwd) for end in followers if (frame := _frame_of(end)) is not None}
         where = f", in {locations.pop()}" if len(locations) == 1 else ""
-        lines.append(
-            f"{who} lost contact too{where}" if follows_another(first) else f"{who} then lost contact with it{where}"
-        )
+        how = "lost contact too" if follows_another(first) else "then lost contact with it"
+        lines.append(f"{who} {how}{where}")
     return [*lines, *_finished_lines(first, finished), *_stopped_lines(stopped, len(others))]
 
 

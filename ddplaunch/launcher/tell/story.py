@@ -44,9 +44,7 @@ class Story(Struct, kw_only=True):
     left_after: Mapping[str, Any] | None = None  # the notice after which all workers left, as the public record has it
     steps: int | None = None  # about how many the last generation has made, as the collectives show
     pace: float | None = None  # and how many in a second
-    straggler: tuple[str, Mapping[str, Any]] | None = (
-        None  # for which rank the others waited: in a sentence, and as data
-    )
+    straggler: tuple[str, Mapping[str, Any]] | None = None  # for whom the others waited: in a sentence, and as data
     queued: float = 0.0  # seconds in the queue of the cluster, as far as known
     closing: str = ""  # what this node has printed of the end
 

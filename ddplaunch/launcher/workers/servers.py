@@ -60,7 +60,7 @@ class Fork(Struct, frozen=True):
 class ForkRequests:
     """A connection to what forks workers, once that is ready."""
 
-    _request = b""  # the bytes that a request to fork begins with
+    _fork_prefix = b""  # the bytes that a request to fork begins with
 
     def __init__(self, connection: socket.socket) -> None:
         """Own this connection."""
@@ -101,7 +101,7 @@ class ForkRequests:
         """
         contents = [fork.content for fork in forks]
         per_worker = len(forks[0].descriptors) + 1 + bool(more)  # descriptors
-        content = self._request + b"".join([_number(per_worker), *(_number(len(one)) + one for one in contents)])
+        content = self._fork_prefix + b"".join([_number(per_worker), *(_number(len(one)) + one for one in contents)])
         children: list[T] = []
         try:
             # workers wait for a byte of this pipe: those that are forked once the agent has given up read its end, and end
@@ -234,7 +234,7 @@ class Guard(ForkRequests):
     is left of it.
     """
 
-    _request = b"fork\0"
+    _fork_prefix = b"fork\0"
 
     def __init__(self, connection: socket.socket, output: int, check: Callable[[int], None]) -> None:
         """Use this connection; `output` is a descriptor that the guard is to have for as long as it lives.

@@ -406,22 +406,17 @@ def _on_deadline(state: State, at: float) -> Result:
         case Phase.SETTLING:
             return teardown.stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.teardown.delayed_stop and at >= state.teardown.delayed_stop.until:
-            return (
-                teardown.stop_with_stacks(state, at)
-                if state.teardown.delayed_stop.for_stacks
-                else teardown.send_stop(state)
-            )
+            for_stacks = state.teardown.delayed_stop.for_stacks
+            return teardown.stop_with_stacks(state, at) if for_stacks else teardown.send_stop(state)
         case Phase.STOPPING if is_due(state.teardown.stuck_deadline, at):
             return teardown.find_stuck(state, at)
         case Phase.STOPPING if warns and at < (state.phase_deadline or at):
             until_kill = (state.phase_deadline or at) - at
-            return replace(state, warning_deadline=at + teardown.SLOW_STOP), (
-                actions.NameRunning(state.alive, until_kill),
-            )
+            names = actions.NameRunning(state.alive, until_kill)
+            return replace(state, warning_deadline=at + teardown.SLOW_STOP), (names,)
         case Phase.STOPPING if state.terminal_holder and state.why is Why.FAILED:
-            return replace(state, phase_deadline=None), (
-                actions.KillWorkers(state.policy.ranks - state.terminal_holder),
-            )
+            kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)
+            return replace(state, phase_deadline=None), (kills,)
         case Phase.STOPPING:
             return teardown.kill(state, at)
         case Phase.KILLING:
@@ -436,9 +431,8 @@ def _on_early_exits_due(state: State) -> Result:
     gone = ", ".join(map(str, sorted(exit.rank for exit in state.exits)))
     ranks = "rank" if len(state.exits) == 1 else "ranks"
     others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
-    line = (
-        f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
-    )
+    hint = "a collective that waits for it never ends"
+    line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: {hint}"
     return replace(state, warning_deadline=float("inf")), (actions.Print(line),)
 
 
