@@ -72,6 +72,7 @@ class GpuGauge:
             self._devices = ()
 
     def _start(self) -> None:
+        """Start the child, with the other end of a socket pair."""
         devices = self._devices
 
         def serve() -> None:

@@ -77,7 +77,7 @@ class StatusArea:
         rows += [cut(row, size.columns - 1).encode(errors="replace") for row in live]
         if rows == drawn:
             return b""
-        # then each row can be drawn over the one before; not so an open last row, whose typed characters would go
+        # rows are drawn over the old ones only where no other row moves, and no open row goes, with what was typed behind it
         has_same_height = len(rows) == len(drawn) == self._height(size)
         open_row_changed = is_open != self._is_open or (is_open and rows[-1] != drawn[-1])
         if not has_same_height or open_row_changed:

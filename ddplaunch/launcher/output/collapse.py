@@ -52,7 +52,7 @@ class Collapse:
         """Wait for lines of these ranks on these streams, until each stream has ended."""
         self._entries: dict[int, _Entry] = {}  # by number, ascending without gaps
         self._oldest = 0  # number of the first entry
-        self._next = 0
+        self._next = 0  # number of the next entry
         self._held = 0  # bytes
         self._numbers: dict[tuple[Stream, bytes], list[int]] = {}  # where a line stands; the first may be gone
         ranks: dict[Stream, list[int]] = {stream: [] for stream in Stream}
@@ -75,12 +75,12 @@ class Collapse:
         for line in block[:-1].split(b"\n"):
             number = self._join(rank, stream, line, number, at)
         if rank in writers.live:
-            self._expect_no_more(writers, rank)
+            self._leave_last_entry(writers, rank)
             self._entries[number].last_of += 1
         writers.last[rank] = number
         return self.flush(at)
 
-    def _expect_no_more(self, writers: _Writers, rank: int) -> None:
+    def _leave_last_entry(self, writers: _Writers, rank: int) -> None:
         """Count a live rank no longer where it stood: at its last entry, or among those that have joined none."""
         if (entry := self._entries.get(writers.last[rank])) is not None:
             entry.last_of -= 1
@@ -110,7 +110,7 @@ class Collapse:
         ended = self._writers[stream]
         if rank in ended.live:
             ended.live.remove(rank)
-            self._expect_no_more(ended, rank)
+            self._leave_last_entry(ended, rank)
         groups = self.flush(at)
         if not any(writers.live for writers in self._writers.values()):
             for writers in self._writers.values():  # the next generation, if there is one

@@ -67,9 +67,9 @@ class Forker:
         self.close()
         self._wanted_for = wanted
         self._start_server = partial(ForkServer, argv, env, plan.preload, handled=handled)
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Start the fork server, or connect to the interpreter that is kept warm; note when that takes long."""
         within = SLOW
         try:
@@ -158,7 +158,7 @@ class Forker:
             self._warm = None
             self._why_lost = ""
             self._note(f"the interpreter that is kept warm is not used, and another one imports again: {why}")
-            self._begin()
+            self._start()
 
     def _end_server(self, why: str) -> None:
         """End the server; `why` is for the user, once a worker has to be a fresh process."""
