@@ -110,15 +110,8 @@ class ForkRequests:
                 descriptors = [
                     fd for at, fork in enumerate(forks) for fd in (*fork.descriptors, wait, *more[at : at + 1])
                 ]
-                *pids, last = self._ask(content, *descriptors)
-                what, _, text = last.partition(" ")
-                if what == "errno" and text.isdecimal():
-                    raise StartError(int(text), _CREATE, len(pids), elsewhere=True)
-                if what != "forked" or not all(pid.isdecimal() for pid in pids):
-                    raise ServerLost(text or "an imported module has written to the fork server's socket")
-                if len(pids) < len(forks):
-                    raise StartError(errno.EAGAIN, _CREATE, len(pids))
-                children.extend(adopt(int(pid)) for pid in pids)
+                pids = _pids(self._ask(content, *descriptors), len(forks))
+                children.extend(map(adopt, pids))
                 os.write(release, b"\n" * len(forks))
             finally:
                 os.close(wait)
@@ -377,6 +370,19 @@ class GuardedChild(Child, kw_only=True):
         """Reap the worker, which frees its pid, and close its descriptors."""
         self.abandon()
         return self.guard.reap(self.pid)
+
+
+def _pids(answer: Sequence[str], number: int) -> list[int]:
+    """Return the pids of so many workers in an answer, as `_ask` returns it; without all of them raise as `_fork`."""
+    *pids, last = answer
+    what, _, text = last.partition(" ")
+    if what == "errno" and text.isdecimal():
+        raise StartError(int(text), _CREATE, len(pids), elsewhere=True)
+    if what != "forked" or not all(pid.isdecimal() for pid in pids):
+        raise ServerLost(text or "an imported module has written to the fork server's socket")
+    if len(pids) < number:
+        raise StartError(errno.EAGAIN, _CREATE, len(pids))
+    return [int(pid) for pid in pids]
 
 
 def _number(value: int) -> bytes:

@@ -154,14 +154,16 @@ def _name_for(argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str
     ours = (f"{bootstrap}/{name}" for name in sorted(os.listdir(bootstrap)) if name.endswith(".py"))
     # the interpreter has made these absolute when it started
     paths = [os.path.abspath(path) for path in env["PYTHONPATH"].split(os.pathsep)] if env.get("PYTHONPATH") else []
-    beside = [
-        name
-        for name in modules
-        if os.path.exists(stem := f"{folder}/{name.partition('.')[0]}") or os.path.exists(f"{stem}.py")
-    ]
-    parts = [folder if beside else "", __version__, *argv[:2], *map(_stamp, (argv[0], sys.executable, *ours))]
+    is_beside = any(_lies_in(folder, name) for name in modules)
+    parts = [folder if is_beside else "", __version__, *argv[:2], *map(_stamp, (argv[0], sys.executable, *ours))]
     parts += [*modules, *paths, *(f"{name}={value}" for some in (env, here) for name, value in sorted(some.items()))]
     return _PREFIX + hashlib.sha256(b"\0".join(map(os.fsencode, parts))).hexdigest()[:32]
+
+
+def _lies_in(folder: str, module: str) -> bool:
+    """Whether a module, or its package, lies in this folder."""
+    stem = f"{folder}/{module.partition('.')[0]}"
+    return os.path.exists(stem) or os.path.exists(f"{stem}.py")
 
 
 def _stamp(path: str) -> str:

@@ -79,7 +79,7 @@ def _start_with(state: State, ordered: Sequence[Member], at: float) -> Result:
 
 
 def take_back_generation(state: State, at: float) -> State:
-    """Take back a generation that no agent knows of yet, because its port was taken; begin again after a pause."""
+    """Take back a generation that no agent knows of: its port is taken, or nodes do not reach the first one. Start again soon."""
     return replace(
         state,
         phase=Phase.PAUSING,
