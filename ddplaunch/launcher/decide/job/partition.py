@@ -75,7 +75,7 @@ class _Split(Struct, frozen=True):
     """Which nodes do not go on, and why."""
 
     left_behind: tuple[Member, ...]  # (): no part is large enough to go on alone
-    lost: tuple[str, ...]  # the nodes of the far or left part and why, each as in `Generation.lost`
+    lost: tuple[str, ...]  # the nodes that the job loses by that, each as in `Generation.lost`
     text: str  # what happened, and who goes on, in sentences
 
 
